@@ -18,8 +18,8 @@ typedef struct about {
     uint64_t params;
     spw_error refusal; /* of config.json, or of the tensors */
     spw_checkpoint_state state;
-    bool is_deepspeed;
-    spw_deepspeed_about deepspeed;
+    bool is_foreign;
+    spw_foreign_about foreign;
 } about;
 
 typedef struct totals {
@@ -166,12 +166,13 @@ print_about(const about *a)
                c->tied ? ", tied head" : "");
     if (a->has_state)
         printf("checkpoint of step %llu, %.6g tokens\n", (unsigned long long)a->state.step, a->state.tokens);
-    if (a->is_deepspeed) {
-        const spw_deepspeed_about *d = &a->deepspeed;
-        printf(
-            "checkpoint of DeepSpeed %s: ZeRO stage %u, %u rank%s, step %llu, %llu updates; kept for each parameter:",
-            d->version, d->stage, d->ranks, d->ranks > 1 ? "s" : "", (unsigned long long)d->steps,
-            (unsigned long long)d->updates);
+    if (a->is_foreign) {
+        const spw_foreign_about *d = &a->foreign;
+        printf("checkpoint of %s%s%s: ", d->maker, d->version[0] != '\0' ? " " : "", d->version);
+        if (d->stage > 0)
+            printf("ZeRO stage %u, ", d->stage);
+        printf("%u rank%s, step %llu, %llu updates; kept for each parameter:", d->ranks, d->ranks > 1 ? "s" : "",
+               (unsigned long long)d->steps, (unsigned long long)d->updates);
         for (uint32_t i = 0; i < d->moment_count; i++)
             printf(" %s", d->moments[i]);
         printf("%s\n", d->moment_count == 0 ? " nothing" : "");
@@ -195,11 +196,12 @@ about_json(const about *a)
     }
     if (a->has_state)
         json_object_set_new(o, "step", json_integer((json_int_t)a->state.step));
-    if (a->is_deepspeed)
-        json_object_set_new(o, "deepspeed",
-                            json_pack("{s:s, s:i, s:i, s:I, s:I}", "version", a->deepspeed.version, "stage",
-                                      (int)a->deepspeed.stage, "ranks", (int)a->deepspeed.ranks, "step",
-                                      (json_int_t)a->deepspeed.steps, "updates", (json_int_t)a->deepspeed.updates));
+    if (a->is_foreign)
+        json_object_set_new(o, "foreign",
+                            json_pack("{s:s, s:s, s:i, s:i, s:I, s:I}", "maker", a->foreign.maker, "version",
+                                      a->foreign.version, "stage", (int)a->foreign.stage, "ranks",
+                                      (int)a->foreign.ranks, "step", (json_int_t)a->foreign.steps, "updates",
+                                      (json_int_t)a->foreign.updates));
     if (a->refusal.status != SPW_OK)
         json_object_set_new(o, "refusal", json_string(a->refusal.message));
     return o;
@@ -213,21 +215,21 @@ show(spw_hf_reader *r, bool with_digest, totals *sum, json_t *list, spw_error *e
     return list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
 }
 
-/* The parameters of a checkpoint of DeepSpeed. */
+/* The parameters of another program's checkpoint. */
 static spw_status
-inspect_deepspeed(const char *folder, bool with_digest, totals *sum, about *a, json_t *list, spw_error *err)
+inspect_foreign(const char *folder, bool with_digest, totals *sum, about *a, json_t *list, spw_error *err)
 {
-    spw_deepspeed *d;
+    spw_foreign *d;
     spw_hf_reader *r = NULL;
     spw_status st;
-    SPW_TRY(spw_deepspeed_open(&d, folder, err));
-    a->is_deepspeed = true;
-    a->deepspeed = *spw_deepspeed_get_about(d);
-    st = spw_deepspeed_weights(d, &r, err);
+    SPW_TRY(spw_foreign_open(&d, folder, err));
+    a->is_foreign = true;
+    a->foreign = *spw_foreign_get_about(d);
+    st = spw_foreign_weights(d, &r, err);
     if (st == SPW_OK)
         st = show(r, with_digest, sum, list, err);
     spw_hf_reader_close(r);
-    spw_deepspeed_close(d);
+    spw_foreign_close(d);
     return st;
 }
 
@@ -239,8 +241,8 @@ inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, abo
     char file[SPW_PATH_BYTES + 64];
     spw_hf_reader *r = NULL;
     spw_status st = SPW_OK;
-    if (is_folder && !spw_hf_has_weights(path) && spw_deepspeed_find(path, file, sizeof file))
-        return inspect_deepspeed(file, with_digest, sum, a, list, err);
+    if (is_folder && !spw_hf_has_weights(path) && spw_foreign_find(path, file, sizeof file))
+        return inspect_foreign(file, with_digest, sum, a, list, err);
     st = spw_hf_reader_open(&r, path, err);
     if (st == SPW_OK && is_folder)
         learn(a, path, r);

@@ -40,7 +40,8 @@ static const char train_usage[] =
     "  --set a.b=c    overrides one key of the configuration (spillway help config lists them)\n"
     "  --resume DIR   goes on from a checkpoint, or from the newest complete one in a folder; a configuration or\n"
     "                 data that would change what is computed are refused, with every difference. DeepSpeed's are\n"
-    "                 taken too, of ZeRO stage 1, 2 and 3: the folder that save_checkpoint() was given, or one in it\n"
+    "                 taken too, of ZeRO stage 1, 2 and 3: the folder that save_checkpoint() was given, or one in it;\n"
+    "                 and FSDP's: a folder with .metadata, or a Trainer's with pytorch_model_fsdp_0 and optimizer_0\n"
     "  --resume-anyway  shows the differences and goes on with what is set now\n"
     "  --trace FILE   writes a timeline for Perfetto (ui.perfetto.dev)\n"
     "  --quiet        no step lines, only the closing table and warnings\n"
@@ -129,28 +130,28 @@ static const char export_usage[] =
     "\n"
     "Writes a Hugging Face folder, which transformers and model.path read: config.json, weights, and the tokenizer's "
     "files\n"
-    "where the source has them. SRC is a checkpoint or a folder of checkpoints (the newest), also DeepSpeed's (its "
-    "fp32\n"
-    "masters), a Hugging Face folder, or a model file of llm.c. Tensors pass one block at a time, so memory stays "
+    "where the source has them. SRC is a checkpoint or a folder of checkpoints (the newest), DeepSpeed's and FSDP's\n"
+    "too (their masters), a Hugging Face folder, or a model file of llm.c. Tensors pass one block at a time, so memory "
+    "stays "
     "small\n"
     "whatever the model. Adapters are merged.\n"
     "\n"
     "  --to DIR            a folder that does not exist yet\n"
     "  --dtype T           type of the weights (default: as stored; fp32 from a checkpoint gives its masters)\n"
     "  --shard-size BYTES  new files of at most so many bytes (5GB), with an index\n"
-    "  --model FOLDER      whose config.json and tokenizer belong to SRC, where it has none: a checkpoint of "
-    "DeepSpeed\n";
+    "  --model FOLDER      whose config.json and tokenizer belong to SRC, where it has none: DeepSpeed's, FSDP's\n";
 
-static const char inspect_usage[] = "spillway inspect PATH [--digest] [--json]\n"
-                                    "\n"
-                                    "Checks and lists the tensors of a file of safetensors or torch.save, a Hugging "
-                                    "Face folder (one file or shards), a\n"
-                                    "checkpoint, also DeepSpeed's, or the newest complete one in a folder: name, "
-                                    "dtype, shape, bytes. Of a folder also\n"
-                                    "what its config.json describes, and whether the tensors are those of that model.\n"
-                                    "\n"
-                                    "  --digest  reads every tensor and shows the XXH3 (64 bit) of its bytes\n"
-                                    "  --json    the same as one JSON object\n";
+static const char inspect_usage[] =
+    "spillway inspect PATH [--digest] [--json]\n"
+    "\n"
+    "Checks and lists the tensors of a file of safetensors or torch.save, a Hugging "
+    "Face folder (one file or shards), a\n"
+    "checkpoint, also DeepSpeed's or FSDP's, or the newest complete one in a folder: name, "
+    "dtype, shape, bytes. Of a folder also\n"
+    "what its config.json describes, and whether the tensors are those of that model.\n"
+    "\n"
+    "  --digest  reads every tensor and shows the XXH3 (64 bit) of its bytes\n"
+    "  --json    the same as one JSON object\n";
 
 static const char doctor_usage[] =
     "spillway doctor [PATH ...]\n"

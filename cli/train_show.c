@@ -53,11 +53,11 @@ cli_train_show_start(const train_run *r)
     describe_paths(spw_engine_plan(r->engine));
     if (r->from_folder)
         printf("start    the weights in %s\n", c->model_path);
-    if (r->from_deepspeed)
-        printf(
-            "resumed  at step %llu of DeepSpeed's; which sequences it took is not known: this program's order goes on "
-            "behind the first %llu\n",
-            (unsigned long long)r->at.step, (unsigned long long)r->at.data_position);
+    if (r->from_foreign)
+        printf("resumed  at step %llu of another program's checkpoint; which sequences it took is not known: this "
+               "program's "
+               "order goes on behind the first %llu\n",
+               (unsigned long long)r->at.step, (unsigned long long)r->at.data_position);
     else if (r->resumed)
         printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
     if (c->run.checkpoint_dir[0] == '\0')

@@ -36,8 +36,8 @@ compare(const train_run *r, const char *checkpoint, spw_error *err)
 {
     uint32_t count;
     void *ctx = (void *)(uintptr_t)r;
-    SPW_TRY(r->from_deepspeed
-                ? spw_deepspeed_compare(checkpoint, &r->config, print_difference, ctx, &count, err)
+    SPW_TRY(r->from_foreign
+                ? spw_foreign_compare(checkpoint, &r->config, print_difference, ctx, &count, err)
                 : spw_checkpoint_compare(checkpoint, &r->config, &r->at.data, print_difference, ctx, &count, err));
     if (count == 0)
         return SPW_OK;
@@ -67,16 +67,16 @@ check_outputs(train_run *r, spw_error *err)
                                   : SPW_OK;
 }
 
-/* One of this program, or else of DeepSpeed. */
+/* One of this program, or else of another. */
 static spw_status
 find_checkpoint(train_run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
 {
     static spw_config saved;
     spw_status st = spw_checkpoint_find(resume, found, err);
-    r->from_deepspeed = st == SPW_ENOENT && spw_deepspeed_find(resume, found, SPW_PATH_BYTES);
-    if (r->from_deepspeed) {
+    r->from_foreign = st == SPW_ENOENT && spw_foreign_find(resume, found, SPW_PATH_BYTES);
+    if (r->from_foreign) {
         *err = (spw_error){0};
-        SPW_TRY(spw_deepspeed_read_state(found, r->config.data.seq_length, &r->at, err));
+        SPW_TRY(spw_foreign_read_state(found, &r->config, &r->at, err));
     } else {
         SPW_TRY(st);
         SPW_TRY(spw_checkpoint_read_config(found, &saved, &r->at, err));
@@ -124,9 +124,9 @@ create(train_run *r, bool plan_only, spw_plan *plan, spw_error *err)
                               .plan_only = plan_only,
                               .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
                               .resumes = r->resumed,
-                              .weights_from = r->from_deepspeed ? NULL
-                                              : r->resumed      ? r->weights_from
-                                                                : spw_config_start_folder(c),
+                              .weights_from = r->from_foreign ? NULL
+                                              : r->resumed    ? r->weights_from
+                                                              : spw_config_start_folder(c),
                               .plan_out = plan},
         err);
 }
@@ -206,8 +206,8 @@ cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
     SPW_TRY(cli_train_count_written(r, err));
     if (cli_train_budget_spent(r)) /* before the first byte is written */
         return SPW_OK;
-    if (r->from_deepspeed)
-        SPW_TRY(spw_deepspeed_load(r->engine, found, err));
+    if (r->from_foreign)
+        SPW_TRY(spw_foreign_load(r->engine, found, err));
     else if (r->resumed)
         SPW_TRY(spw_checkpoint_load(r->engine, found, err));
     else

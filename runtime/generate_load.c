@@ -112,10 +112,10 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
     w->is_checkpoint = spw_dir_has(path, "spillway.json") || !spw_dir_has(path, "config.json");
     if (w->is_checkpoint) {
         st = spw_checkpoint_find(path, w->path, err);
-        if (st == SPW_ENOENT && spw_deepspeed_find(path, w->path, sizeof w->path))
+        if (st == SPW_ENOENT && spw_foreign_find(path, w->path, sizeof w->path))
             return SPW_RAISE(
                 err, SPW_EUNSUPPORTED,
-                "%s is a checkpoint of DeepSpeed: spillway export %s --model FOLDER --to DIR makes a folder "
+                "%s is another program's checkpoint: spillway export %s --model FOLDER --to DIR makes a folder "
                 "of it, with the config.json and tokenizer of FOLDER",
                 path, path);
         if (st == SPW_ENOENT && access(path, F_OK) == 0)

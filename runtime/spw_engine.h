@@ -304,20 +304,19 @@ spw_checkpoint_compare(const char *path, const spw_config *config, const spw_dat
 spw_status spw_checkpoint_load(spw_engine *engine, const char *path, spw_error *err);
 
 /*
- * Going on from a checkpoint that DeepSpeed wrote (folder: as spw_deepspeed_find() fills it in): masters, moments, the number of updates and
- * fp16's loss scale, from any number of ranks to any. In its order of batches nothing is known: data_position is that of as many sequences.
- *   read     its state; tokens: if all sequences had seq_length
+ * Going on from a checkpoint that DeepSpeed or PyTorch wrote (folder: as spw_foreign_find() fills it in): masters, moments, the number of updates and
+ * fp16's loss scale, from any number of ranks to any. Of its order of batches nothing is known: data_position is that of as many sequences.
+ *   read     its state; tokens: if all sequences had the configuration's length, and where it does not count them, its batch
  *   compare  as spw_checkpoint_compare(): batch, clipping, optimizer and schedule as far as the checkpoint has them, weight decay and
  *            freezing of each parameter. Errors also those of binding its tensors to the configuration's model
  *   load     as spw_checkpoint_load(). Errors also SPW_EUNSUPPORTED for a model with adapters, and for parameters that were frozen there
  *            and are trained here
  */
 spw_status
-spw_deepspeed_read_state(const char *folder, uint64_t seq_length, spw_checkpoint_state *state, spw_error *err);
-spw_status
-spw_deepspeed_compare(const char *folder, const spw_config *config, void (*line)(void *ctx, const char *text),
-                      void *ctx, uint32_t *count_out, spw_error *err);
-spw_status spw_deepspeed_load(spw_engine *engine, const char *folder, spw_error *err);
+spw_foreign_read_state(const char *folder, const spw_config *config, spw_checkpoint_state *state, spw_error *err);
+spw_status spw_foreign_compare(const char *folder, const spw_config *config, void (*line)(void *ctx, const char *text),
+                               void *ctx, uint32_t *count_out, spw_error *err);
+spw_status spw_foreign_load(spw_engine *engine, const char *folder, spw_error *err);
 
 /*
  * spw_model_from_config - builds the model that the configuration describes, with the adapters of spillway.lora and with

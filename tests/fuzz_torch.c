@@ -1,6 +1,7 @@
 /*
- * libFuzzer target: any bytes as a file of torch.save, and any pickle in such a file and in the files of a checkpoint of DeepSpeed, are read or
- * refused, never a crash or a leak. The first byte says which: a file; a pickle, and a checkpoint of stage 1 or 2; of stage 3.
+ * libFuzzer target: any bytes as a file of torch.save, and any pickle in such a file, in the files of a checkpoint of DeepSpeed and as what describes
+ * one of PyTorch, are read or refused, never a crash or a leak. The first byte says which: a file; a pickle, and a checkpoint of stage 1 or 2; of
+ * stage 3; .metadata.
  */
 #include "pickle.h"
 #include <isa-l/crc.h>
@@ -127,23 +128,47 @@ try_file(const void *bytes, size_t n)
 }
 
 static void
+read_checkpoint(void)
+{
+    spw_hf_reader *r = NULL;
+    spw_foreign *f;
+    spw_error err = {0};
+    if (spw_foreign_open(&f, folder(), &err) != SPW_OK)
+        return;
+    if (spw_foreign_weights(f, &r, &err) == SPW_OK)
+        read_all(r);
+    spw_hf_reader_close(r);
+    spw_foreign_close(f);
+}
+
+static void
 try_checkpoint(bool stage3)
 {
     char optimizer[200], states[200];
-    spw_hf_reader *r = NULL;
-    spw_deepspeed *d;
-    spw_error err = {0};
     snprintf(optimizer, sizeof optimizer, "%s/zero_pp_rank_0_mp_rank_00_optim_states.pt", folder());
     snprintf(states, sizeof states, "%s/%smp_rank_00_model_states.pt", folder(), stage3 ? "zero_pp_rank_0_" : "");
     write_file(optimizer, file, at);
     write_file(states, file, at);
-    if (spw_deepspeed_open(&d, folder(), &err) == SPW_OK) {
-        if (spw_deepspeed_weights(d, &r, &err) == SPW_OK)
-            read_all(r);
-        spw_hf_reader_close(r);
-        spw_deepspeed_close(d);
-    }
+    read_checkpoint();
     unlink(states);
+}
+
+/* .metadata, beside a file whose every item is a tensor of (2, 3). */
+static void
+try_metadata(const uint8_t *data, size_t bytes)
+{
+    static const char tensor[] =
+        "\x80\x02"
+        "ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storage"
+        "ctorch\nFloatStorage\nX\x01\0\0\0000X\x03\0\0\0cpuK\x06tQK\0K\x02K\x03\x86K\x03K\x01\x86\x89)tR.";
+    char path[200];
+    wrap((const uint8_t *)tensor, sizeof tensor - 1);
+    snprintf(path, sizeof path, "%s/__0_0.distcp", folder());
+    write_file(path, file, at);
+    snprintf(path, sizeof path, "%s/.metadata", folder());
+    write_file(path, data, bytes);
+    read_checkpoint();
+    unlink(path);
 }
 
 int
@@ -153,7 +178,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     spw_error err = {0};
     if (bytes < 1 || bytes > ROOM / 2)
         return 0;
-    if (data[0] % 3 == 0) {
+    if (data[0] % 4 == 0) {
         try_file(data + 1, bytes - 1);
         return 0;
     }
@@ -161,8 +186,12 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         return 0;
     json_decref(spw__py_json(spw__pickle_root(p)));
     spw__pickle_free(p);
+    if (data[0] % 4 == 3) {
+        try_metadata(data + 1, bytes - 1);
+        return 0;
+    }
     wrap(data + 1, bytes - 1);
     try_file(file, at);
-    try_checkpoint(data[0] % 3 == 2);
+    try_checkpoint(data[0] % 4 == 2);
     return 0;
 }

@@ -1,4 +1,4 @@
-"""Makes tests/vectors/deepspeed and tests/vectors/torch: what DeepSpeed and torch.save write of a small Llama, and what must come of it.
+"""Makes tests/vectors/deepspeed, fsdp and torch: what DeepSpeed, FSDP and torch.save write of a small Llama, and what must come of it.
 
     python3 tests/make_deepspeed_vectors.py        needs torch, transformers, safetensors, deepspeed 0.19.8; five minutes, no GPU
 
@@ -214,6 +214,82 @@ def make_runs():
     (into / "runs.json").write_text(json.dumps(all_runs, indent=0))
 
 
+def fsdp(out):
+    """One rank of three: FSDP2 with a group without decay and a frozen matrix, saved by torch.distributed.checkpoint."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    dist.init_process_group("gloo")
+    rank, mesh, model, expect, losses = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),)), make_model(), {}, []
+    for n, p in model.named_parameters():
+        p.requires_grad = n != FROZEN[1]
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    params = [p for p in model.parameters() if p.requires_grad]
+    groups = [{"params": [p for p in params if p.ndim > 1], "weight_decay": 0.1}, {"params": [p for p in params if p.ndim == 1], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
+
+    def note(prefix):
+        for n, p in model.named_parameters():
+            expect[prefix + n] = p.full_tensor().detach().clone()
+            for m in ("exp_avg", "exp_avg_sq") if p.requires_grad and not prefix else ():
+                expect[f"{n}.{m}"] = optimizer.state[p][m].full_tensor().detach().clone()
+
+    for step in range(STEPS):
+        if step == SAVED:
+            note("")
+            for name, flat in (("checkpoint", False), ("flat", True)):
+                weights, state = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
+                dcp.save({"model": weights, "optimizer": state}, checkpoint_id=str(out / name))
+        ids = torch.tensor([tokens(step, rank)])
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / dist.get_world_size())
+    note("end.")
+    expect["losses"] = torch.tensor(losses, dtype=torch.float32)
+    if rank == 0:
+        save_file(expect, str(out / "expect.safetensors"))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def make_fsdp():
+    """And once more as transformers' Trainer has it: a folder of the model and one of the optimizer, here flattened."""
+    import pickle
+    import torch  # noqa: F401, for its classes
+    into = ROOT / "vectors/fsdp"
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3", __file__, "--fsdp", str(into)], check=True, env=env)
+    with open(into / "flat/.metadata", "rb") as f:
+        metadata = pickle.load(f)
+    for folder, wanted in (("pytorch_model_fsdp_0", lambda k: k.startswith("model.")),
+                           ("optimizer_0", lambda k: k.startswith("optimizer.state.") or k.endswith(".weight_decay"))):
+        (into / "trainer" / folder).mkdir(parents=True)
+        part = pickle.loads(pickle.dumps(metadata))
+        part.state_dict_metadata = {k: v for k, v in metadata.state_dict_metadata.items() if wanted(k)}
+        part.storage_data = {k: v for k, v in metadata.storage_data.items() if wanted(k.fqn)}
+        for v in part.storage_data.values():  # the items that are its own, in new files
+            data = (into / "flat" / v.relative_path).read_bytes()[v.offset:v.offset + v.length]
+            file = into / "trainer" / folder / v.relative_path
+            v.offset = file.stat().st_size if file.exists() else 0
+            with open(file, "ab") as f:
+                f.write(data)
+        (into / "trainer" / folder / ".metadata").write_bytes(pickle.dumps(part))
+    shutil.rmtree(into / "flat")
+
+
 def make_nvme():
     """stage3 as ZeRO-Infinity leaves it: what was on nvme is in files of its own, with padding, and empty in the ranks' files. DeepSpeed leaves
     arrays below 1 MiB where they are, so this is made of the other checkpoint: one sub-group of four stays."""
@@ -275,12 +351,15 @@ def make_torch():
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 3:
+    if len(sys.argv) > 2 and sys.argv[1] == "--fsdp":
+        fsdp(pathlib.Path(sys.argv[2]))
+    elif len(sys.argv) > 3:
         run(sys.argv[2], pathlib.Path(sys.argv[3]))
     elif len(sys.argv) > 1:
         train(sys.argv[1], pathlib.Path(sys.argv[2]))
     else:
         make_torch()
+        make_fsdp()
         make_cases()
         make_nvme()
         make_runs()

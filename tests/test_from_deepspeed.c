@@ -18,7 +18,7 @@
 #include <cmocka.h>
 
 enum { LENGTH = 8, SAVED = 4, STEPS = 8, ELEMS_MAX = 4096 };
-#define VECTORS "tests/vectors/deepspeed/"
+#define VECTORS "tests/vectors/"
 
 static spw_error err;
 
@@ -37,7 +37,7 @@ find_expected(const char *name, const char *tensor, float out[ELEMS_MAX], uint64
     spw_st_reader *r;
     const spw_tensor_info *t;
     spw_status st;
-    snprintf(path, sizeof path, VECTORS "%s/expect.safetensors", name);
+    snprintf(path, sizeof path, VECTORS "%s/expect.safetensors", strncmp(name, "fsdp/", 5) == 0 ? "fsdp" : name);
     SPW_TRY(spw_st_reader_open(&r, path, e));
     t = spw_st_reader_find(r, tensor);
     st = t != NULL && t->dtype == SPW_F32 && t->bytes <= ELEMS_MAX * sizeof *out
@@ -305,17 +305,18 @@ typedef struct checkpoint {
     const char *precision;        /* a member of the configuration */
     const char *format;           /* of the state here */
     bool experts;                 /* another model */
+    bool fsdp;                    /* PyTorch's; not clipped, one learning rate */
 } checkpoint;
 
 static const checkpoint checkpoints[] = {
-    {.name = "stage1_bf16",
+    {.name = "deepspeed/stage1_bf16",
      .stage = 1,
      .ranks = 2,
      .updates = 4,
      .moments = true,
      .precision = "\"bf16\":{\"enabled\":true},",
      .format = "mixed"},
-    {.name = "stage2",
+    {.name = "deepspeed/stage2",
      .stage = 2,
      .ranks = 3,
      .updates = 4,
@@ -323,8 +324,14 @@ static const checkpoint checkpoints[] = {
      .moments = true,
      .precision = "",
      .format = "fp32"},
-    {.name = "stage2_elastic", .stage = 2, .ranks = 3, .updates = 4, .groups = true, .precision = "", .format = "fp32"},
-    {.name = "stage2_fp16_frozen",
+    {.name = "deepspeed/stage2_elastic",
+     .stage = 2,
+     .ranks = 3,
+     .updates = 4,
+     .groups = true,
+     .precision = "",
+     .format = "fp32"},
+    {.name = "deepspeed/stage2_fp16_frozen",
      .stage = 2,
      .ranks = 2,
      .updates = 1,
@@ -333,7 +340,7 @@ static const checkpoint checkpoints[] = {
      .precision = "\"fp16\":{\"enabled\":true,\"initial_scale_power\":19,\"hysteresis\":1},",
      .format = "mixed-fp16"},
     /* with padding behind parameters, and experts in one tensor */
-    {.name = "stage2_experts",
+    {.name = "deepspeed/stage2_experts",
      .stage = 2,
      .ranks = 2,
      .updates = 4,
@@ -341,7 +348,7 @@ static const checkpoint checkpoints[] = {
      .precision = "",
      .format = "fp32",
      .experts = true},
-    {.name = "stage3",
+    {.name = "deepspeed/stage3",
      .stage = 3,
      .ranks = 3,
      .updates = 4,
@@ -349,7 +356,7 @@ static const checkpoint checkpoints[] = {
      .moments = true,
      .precision = "",
      .format = "fp32"},
-    {.name = "stage3_nvme",
+    {.name = "deepspeed/stage3_nvme",
      .stage = 3,
      .ranks = 3,
      .updates = 4,
@@ -357,7 +364,7 @@ static const checkpoint checkpoints[] = {
      .moments = true,
      .precision = "",
      .format = "fp32"},
-    {.name = "stage3_bf16_frozen",
+    {.name = "deepspeed/stage3_bf16_frozen",
      .stage = 3,
      .ranks = 3,
      .updates = 4,
@@ -365,7 +372,7 @@ static const checkpoint checkpoints[] = {
      .moments = true,
      .precision = "\"bf16\":{\"enabled\":true},",
      .format = "split"},
-    {.name = "stage1_bf16_fp32_sums",
+    {.name = "deepspeed/stage1_bf16_fp32_sums",
      .stage = 1,
      .ranks = 2,
      .updates = 4,
@@ -373,6 +380,24 @@ static const checkpoint checkpoints[] = {
      .moments = true,
      .precision = "\"bf16\":{\"enabled\":true},",
      .format = "mixed"},
+    {.name = "fsdp/checkpoint",
+     .ranks = 3,
+     .updates = 4,
+     .groups = true,
+     .frozen = true,
+     .moments = true,
+     .precision = "",
+     .format = "fp32",
+     .fsdp = true},
+    {.name = "fsdp/trainer",
+     .ranks = 3,
+     .updates = 4,
+     .groups = true,
+     .frozen = true,
+     .moments = true,
+     .precision = "",
+     .format = "fp32",
+     .fsdp = true},
 };
 enum {
     STAGE2 = 1,
@@ -380,6 +405,8 @@ enum {
     STAGE3 = 5,
     NVME = 6,
     FROZEN = 7,
+    FSDP = 9,
+    TRAINER = 10,
     CHECKPOINTS = sizeof checkpoints / sizeof checkpoints[0]
 };
 
@@ -397,18 +424,22 @@ configure(spw_config *c, const checkpoint *k, uint32_t ranks, const char *more, 
         "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"vocab_size\":41,\"max_position_embeddings\":64,"
         "\"num_local_experts\":3,\"attention_bias\":false,\"num_experts_per_tok\":3,\"layer_types\":[\"full_"
         "attention\"],\"rope_parameters\":{\"rope_theta\":500.0,\"rope_type\":\"default\"}}";
+    static const char *const warmup = "{\"type\":\"WarmupLR\",\"params\":{\"warmup_min_lr\":0,\"warmup_max_lr\":0.01,"
+                                      "\"warmup_num_steps\":6,\"warmup_type\":\"linear\"}}";
+    const char *freeze = k->fsdp ? ",\"freeze\":[\"model.layers.0.mlp.up_proj.weight\"]"
+                         : k->frozen
+                             ? ",\"freeze\":[\"model.embed_tokens.weight\",\"model.layers.0.mlp.up_proj.weight\"]"
+                             : "";
     char text[3000];
     snprintf(text, sizeof text,
-             "{%s%s\"train_batch_size\":%u,\"gradient_clipping\":1.0,"
+             "{%s%s\"train_batch_size\":%u,\"gradient_clipping\":%s,"
              "\"optimizer\":{\"type\":\"AdamW\",\"params\":{\"lr\":0.01,\"betas\":[0.9,0.95],\"eps\":1e-8,\"weight_"
              "decay\":0.1}},"
-             "\"scheduler\":{\"type\":\"WarmupLR\",\"params\":{\"warmup_min_lr\":0,\"warmup_max_lr\":0.01,"
-             "\"warmup_num_steps\":6,\"warmup_type\":\"linear\"}},"
+             "\"scheduler\":%s,"
              "\"model\":%s,\"data\":{\"path\":\"a\",\"seq_length\":8},"
              "\"spillway\":{%s\"steps\":8,\"ranks\":%u,\"state_format\":\"%s\",\"decay_norm_and_bias\":%s%s}}",
-             k->precision, more, k->ranks, k->experts ? gpt_oss : llama, spillway, ranks, k->format,
-             k->groups ? "false" : "true",
-             k->frozen ? ",\"freeze\":[\"model.embed_tokens.weight\",\"model.layers.0.mlp.up_proj.weight\"]" : "");
+             k->precision, more, k->ranks, k->fsdp ? "0" : "1.0", k->fsdp ? "{}" : warmup, k->experts ? gpt_oss : llama,
+             spillway, ranks, k->format, k->groups ? "false" : "true", freeze);
     need(spw_config_parse(c, text, "c.json", NULL, 0, &err));
 }
 
@@ -419,8 +450,8 @@ folder_of(const checkpoint *k)
     static char found[SPW_PATH_BYTES];
     char path[200];
     snprintf(path, sizeof path, VECTORS "%s", k->name);
-    assert_true(spw_deepspeed_find(path, found, sizeof found));
-    assert_string_equal(strrchr(found, '/'), "/global_step4");
+    assert_true(spw_foreign_find(path, found, sizeof found));
+    assert_string_equal(strrchr(found, '/'), k->fsdp ? strrchr(path, '/') : "/global_step4");
     return found;
 }
 
@@ -431,17 +462,17 @@ test_weights(void **state)
     (void)state;
     for (uint32_t i = 0; i < CHECKPOINTS; i++) {
         const checkpoint *k = &checkpoints[i];
-        spw_deepspeed *d;
+        spw_foreign *d;
         spw_hf_reader *r;
-        const spw_deepspeed_about *a;
-        need(spw_deepspeed_open(&d, folder_of(k), &err));
-        a = spw_deepspeed_get_about(d);
+        const spw_foreign_about *a;
+        need(spw_foreign_open(&d, folder_of(k), &err));
+        a = spw_foreign_get_about(d);
         assert_true(a->stage == k->stage && a->ranks == k->ranks && a->steps == SAVED && a->updates == k->updates);
-        assert_int_equal(a->samples, SAVED * k->ranks);
-        assert_string_equal(a->version, "0.19.8");
+        assert_true(a->samples == (k->fsdp ? UINT64_MAX : SAVED * k->ranks));
+        assert_string_equal(a->version, k->fsdp ? "" : "0.19.8");
         assert_int_equal(a->moment_count, 2);
-        need(spw_deepspeed_weights(d, &r, &err));
-        spw_deepspeed_close(d); /* the reader goes on */
+        need(spw_foreign_weights(d, &r, &err));
+        spw_foreign_close(d); /* the reader goes on */
         assert_int_equal(spw_hf_reader_count(r), k->experts ? 16 : 21);
         for (uint32_t t = 0; t < spw_hf_reader_count(r); t++) {
             const spw_tensor_info *info = spw_hf_reader_tensor(r, t, NULL);
@@ -477,7 +508,7 @@ begin(subject *s, const char *folder, spw_comm *comm, spw_error *e)
             &(spw_engine_options){
                 .config = &s->c, .model = s->model, .comm = comm, .resumes = true, .process_bytes = TINY_PROCESS_BYTES},
             e);
-    return st == SPW_OK ? spw_deepspeed_load(s->e, folder, e) : st;
+    return st == SPW_OK ? spw_foreign_load(s->e, folder, e) : st;
 }
 
 static void
@@ -668,7 +699,7 @@ compares(const checkpoint *k, const spw_config *c, uint32_t count, const char *s
 {
     uint32_t found;
     lines[0] = '\0';
-    need(spw_deepspeed_compare(folder_of(k), c, note, NULL, &found, &err));
+    need(spw_foreign_compare(folder_of(k), c, note, NULL, &found, &err));
     if (found != count || strstr(lines, says) == NULL)
         fail_msg("%s: %u differences, not %u, and \"%s\" should be among\n%s", k->name, found, count, says, lines);
 }
@@ -702,13 +733,21 @@ test_compare(void **state)
     compares(&checkpoints[STAGE3], &c, 1, "0 in the checkpoint, 0.1 now\n");
     configure(&c, k, 1, "", "\"freeze\":[\"lm_head.weight\"],");
     compares(k, &c, 1, "spillway.freeze: lm_head.weight was trained in the checkpoint, is frozen now\n");
+    configure(&c, &checkpoints[FSDP], 1, "", ""); /* which has no configuration: what its optimizer had is compared */
+    c.run.decay_norm_and_bias = true;
+    c.optimizer.beta1 = 0.8;
+    c.gradient_clipping = 0.5;
+    compares(&checkpoints[FSDP], &c, 2, "optimizer.params.betas: [0.9,0.95] in the checkpoint, [0.8,0.95] now\n");
+    configure(&c, &checkpoints[TRAINER], 1, "", ""); /* its numbers are each parameter's */
+    c.run.decay_norm_and_bias = true;
+    compares(&checkpoints[TRAINER], &c, 1, "0 in the checkpoint, 0.1 now\n");
     configure(&c, &checkpoints[FROZEN], 1, "", "");
     c.run.freeze.count = 1;
     compares(&checkpoints[FROZEN], &c, 1, "was frozen in the checkpoint, is trained now\n");
     configure(&c, k, 1, "", "\"lora\":{\"rank\":2,\"targets\":[\"q_proj\"]},");
     {
         uint32_t found;
-        assert_int_equal(spw_deepspeed_compare(folder_of(k), &c, note, NULL, &found, &err), SPW_EUNSUPPORTED);
+        assert_int_equal(spw_foreign_compare(folder_of(k), &c, note, NULL, &found, &err), SPW_EUNSUPPORTED);
     }
 }
 
@@ -719,16 +758,16 @@ static void
 copy_checkpoint(const checkpoint *k, const char *to)
 {
     char command[700];
-    snprintf(command, sizeof command, "rm -rf %s/* && cp -r %s/* %s/", to, folder_of(k), to);
+    snprintf(command, sizeof command, "rm -rf %s/* %s/.metadata && cp -r %s/. %s/", to, to, folder_of(k), to);
     assert_int_equal(system(command), 0);
 }
 
 static void
 opens_not(const char *folder, spw_status st, const char *says)
 {
-    spw_deepspeed *d;
+    spw_foreign *d;
     err = (spw_error){0};
-    if (spw_deepspeed_open(&d, folder, &err) != st || strstr(err.message, says) == NULL)
+    if (spw_foreign_open(&d, folder, &err) != st || strstr(err.message, says) == NULL)
         fail_msg("\"%s\" should hold \"%s\"", err.message, says);
 }
 
@@ -747,33 +786,33 @@ static spw_status
 look_at_all(const spw_model *m, const char *folder)
 {
     static const char *const moments[] = {"exp_avg", "exp_avg_sq"};
-    spw_deepspeed *d = NULL;
+    spw_foreign *d = NULL;
     spw_hf_reader *weights = NULL;
     spw_st_reader *r = NULL;
-    spw_status st = spw_deepspeed_open(&d, folder, &err);
+    spw_status st = spw_foreign_open(&d, folder, &err);
     if (st == SPW_OK)
-        st = spw_deepspeed_weights(d, &weights, &err);
+        st = spw_foreign_weights(d, &weights, &err);
     if (st == SPW_OK)
         st = spw_hf_reader_bind(weights, m, &err);
     if (st == SPW_OK)
-        st = spw_deepspeed_moments(d, weights, m, moments, 2, &r, &err);
+        st = spw_foreign_moments(d, weights, m, moments, 2, &r, &err);
     spw_st_reader_close(r);
     spw_hf_reader_close(weights);
-    spw_deepspeed_close(d);
+    spw_foreign_close(d);
     return st;
 }
 
 static void
 test_faults(void **state)
 {
-    const checkpoint *k = &checkpoints[FROZEN]; /* frozen parameters too */
     spw_config c;
     spw_model *m;
-    const char *folder = folder_of(k);
     (void)state;
-    configure(&c, k, 1, "", "");
+    configure(&c, &checkpoints[FROZEN], 1, "", "");
     need(spw_model_from_config(&m, &c, &err));
-    for (int calls = 0; calls < 2; calls++) {
+    for (int run = 0; run < 4; run++) {
+        const char *folder = folder_of(&checkpoints[run < 2 ? FROZEN : TRAINER]); /* frozen parameters too */
+        bool calls = run % 2 == 1;
         uint32_t failed = 0;
         for (unsigned n = 1; failed == n - 1; n++) {
             long live = spw_test_live_allocs();
@@ -821,7 +860,7 @@ static void
 test_sizes(void **state)
 {
     char dir[256], first[400], second[400];
-    spw_deepspeed *d;
+    spw_foreign *d;
     (void)state;
     tiny_dir_make(dir);
     snprintf(first, sizeof first, "%s/zero_pp_rank_0_mp_rank_00_optim_states.pt", dir);
@@ -861,9 +900,70 @@ test_sizes(void **state)
         store_file(first, text, bytes);
         free(text);
     }
-    need(spw_deepspeed_open(&d, dir, &err));
-    assert_int_equal(spw_deepspeed_get_about(d)->updates, 3);
-    spw_deepspeed_close(d);
+    need(spw_foreign_open(&d, dir, &err));
+    assert_int_equal(spw_foreign_get_about(d)->updates, 3);
+    spw_foreign_close(d);
+    tiny_dir_remove(dir);
+}
+
+/* Bytes of a file, the n-th time they are there. */
+static void
+replace(const char *path, const char *old, const char *new, size_t n, int nth)
+{
+    uint64_t bytes;
+    char *text = load_file(path, &bytes), *at = text;
+    for (int i = 0; i <= nth; i++) {
+        at = memmem(at + (i > 0), bytes - (uint64_t)(at - text) - (i > 0), old, n);
+        assert_non_null(at);
+    }
+    memcpy(at, new, n);
+    store_file(path, text, bytes);
+    free(text);
+}
+
+/* PyTorch's: files and chunks that are missing, cut off, or not what .metadata says. */
+static void
+test_fsdp_refused(void **state)
+{
+    char dir[256], path[400], metadata[400];
+    uint64_t bytes;
+    char *text;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(metadata, sizeof metadata, "%s/.metadata", dir);
+    snprintf(path, sizeof path, "%s/__1_0.distcp", dir);
+    copy_checkpoint(&checkpoints[FSDP], dir);
+    assert_int_equal(unlink(path), 0);
+    opens_not(dir, SPW_ENOENT, "__1_0.distcp: No such file");
+    copy_checkpoint(&checkpoints[FSDP], dir);
+    text = load_file(path, &bytes);
+    for (uint64_t n = 0; n < bytes; n += 9973) {
+        store_file(path, text, n);
+        opens_not(dir, SPW_ECORRUPT, "__1_0.distcp");
+    }
+    free(text);
+    copy_checkpoint(&checkpoints[FSDP], dir);
+    text = load_file(metadata, &bytes);
+    for (uint64_t n = 0; n < bytes; n += 997) {
+        store_file(metadata, text, n);
+        opens_not(dir, SPW_ECORRUPT, ".metadata: damaged pickle");
+    }
+    free(text);
+    copy_checkpoint(&checkpoints[FSDP], dir); /* the embeddings' size: 19 rows of 8, in chunks of 7, 7 and 5 */
+    replace(metadata, "K\x13K\x08\x86", "K\x14K\x08\x86", 5, 0);
+    opens_not(dir, SPW_ECORRUPT, "its chunks are not all of its rows");
+    copy_checkpoint(&checkpoints[FSDP], dir);
+    replace(metadata, "K\x13K\x08\x86", "K\x13K\x09\x86", 5, 0);
+    opens_not(dir, SPW_EUNSUPPORTED, "is not cut by rows alone");
+    copy_checkpoint(&checkpoints[FSDP], dir);
+    replace(metadata, "K\x07K\x00\x86", "K\x06K\x00\x86", 5, 0); /* a chunk that begins a row early */
+    opens_not(dir, SPW_ECORRUPT, "chunk");
+    copy_checkpoint(&checkpoints[FSDP], dir);
+    replace(metadata, "\x8c\x03\x66qn", "\x8c\x03gqn", 5, 0); /* a member of what says which tensor lies where */
+    opens_not(dir, SPW_ECORRUPT, "a place without a name");
+    copy_checkpoint(&checkpoints[FSDP], dir);
+    replace(metadata, "state_dict_metadata", "state_dict_metadatb", 19, 0);
+    opens_not(dir, SPW_ECORRUPT, "it describes no tensors");
     tiny_dir_remove(dir);
 }
 
@@ -876,10 +976,10 @@ test_refused(void **state)
     char *text;
     (void)state;
     tiny_dir_make(dir);
-    assert_false(spw_deepspeed_find(dir, found, sizeof found));
+    assert_false(spw_foreign_find(dir, found, sizeof found));
     opens_not(dir, SPW_ENOENT, "no *_optim_states.pt");
     copy_checkpoint(&checkpoints[STAGE2], dir);
-    assert_true(spw_deepspeed_find(dir, found, sizeof found));
+    assert_true(spw_foreign_find(dir, found, sizeof found));
     snprintf(path, sizeof path, "%s" RANK_1, dir);
     snprintf(other, sizeof other, "%s/zero_pp_rank_2_mp_rank_00_optim_states.pt", dir);
     assert_int_equal(unlink(path), 0);
@@ -932,11 +1032,14 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),        cmocka_unit_test(test_broken_pickles), cmocka_unit_test(test_torch),
-        cmocka_unit_test(test_torch_refused), cmocka_unit_test(test_torch_damaged),  cmocka_unit_test(test_weights),
-        cmocka_unit_test(test_state),         cmocka_unit_test(test_ranks),          cmocka_unit_test(test_goes_on),
-        cmocka_unit_test(test_loss_scale),    cmocka_unit_test(test_compare),        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_values),        cmocka_unit_test(test_broken_pickles),
+        cmocka_unit_test(test_torch),         cmocka_unit_test(test_torch_refused),
+        cmocka_unit_test(test_torch_damaged), cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_state),         cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_goes_on),       cmocka_unit_test(test_loss_scale),
+        cmocka_unit_test(test_compare),       cmocka_unit_test(test_faults),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_fsdp_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

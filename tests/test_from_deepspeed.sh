@@ -34,12 +34,12 @@ check "inspect" run inspect "$theirs"
 check "says what it is" said "checkpoint of DeepSpeed 0.19.8: ZeRO stage 3, 3 ranks, step 4, 4 updates; kept for each parameter: exp_avg exp_avg_sq"
 check "and lists its parameters" said "21 tensors, 1304 elements, 5.09 KiB"
 check "inspect --json of the folder inside" run inspect "$theirs/global_step4" --json
-check "is JSON" python3 -c "import json,sys; d=json.load(open('$dir/out')); sys.exit(d['deepspeed']['stage'] != 3 or len(d['tensors']) != 21)"
+check "is JSON" python3 -c "import json,sys; d=json.load(open('$dir/out')); sys.exit(d['foreign']['stage'] != 3 or len(d['tensors']) != 21)"
 
 expect 2 "train_batch_size: 3 in the checkpoint, 6 now" "another batch is refused" train "$c" --resume "$theirs"
 check "and nothing was written" test ! -e "$dir/a/step-8"
 check "unless it is meant" run train "$c" --resume "$theirs" --resume-anyway
-check "which says where it goes on" said "resumed  at step 4 of DeepSpeed's; which sequences it took is not known: this program's order goes on behind the first 12"
+check "which says where it goes on" said "resumed  at step 4 of another program's checkpoint; which sequences it took is not known: this program's order goes on behind the first 12"
 check "its own checkpoint is where it ends" test -e "$dir/a/step-8/spillway.json"
 check "as far as step 6" run train "$c" --resume "$theirs/global_step4" --resume-anyway --set spillway.steps=6 --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log=
 check "and from there" run train "$c" --resume "$dir/b" --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log=
@@ -66,12 +66,39 @@ run inspect "$theirs" --digest
 check "the same bits" cmp -s <(grep '^  model' "$dir/out" | sed 's/  */ /g' | sort) "$dir/want"
 check "as bf16, in shards" run export "$theirs" --to "$dir/y" --model "$dir/start" --dtype bf16 --shard-size 1KB
 check "evaluated" run eval "$dir/y" --data "$dir/t.bin"
-expect 1 "is a checkpoint of DeepSpeed: spillway export" "generate says what to do" generate "$theirs" --prompt a
+expect 1 "is another program's checkpoint: spillway export" "generate says what to do" generate "$theirs" --prompt a
 expect 1 "--resume takes" "a file of it alone is none" inspect "$theirs/global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt"
+
+# PyTorch's, of FSDP: in one folder, or as a Trainer leaves them.
+for f in checkpoint trainer; do
+    check "inspect $f of FSDP" run inspect "tests/vectors/fsdp/$f"
+    check "says what it is" said "checkpoint of PyTorch: 3 ranks, step 4, 4 updates; kept for each parameter: exp_avg exp_avg_sq"
+    expect 2 "spillway.freeze: model.layers.0.mlp.up_proj.weight was frozen in the checkpoint, is trained now" "what was frozen stays so" train "$c" --resume "tests/vectors/fsdp/$f"
+    check "goes on from $f" run train "$c" --resume "tests/vectors/fsdp/$f" --set 'spillway.freeze=["*.0.mlp.up_proj.weight"]' --set spillway.checkpoint_dir="$dir/fsdp-$f" --set spillway.run_log=
+    check "behind as many batches" said "goes on behind the first 24"
+done
+check "the same" same "$dir/fsdp-checkpoint/step-8" "$dir/fsdp-trainer/step-8"
+check "export of FSDP's" run export tests/vectors/fsdp/trainer --to "$dir/fsdp" --model "$dir/start"
+run inspect tests/vectors/fsdp/checkpoint --digest
+grep '^  model' "$dir/out" | sed 's/  */ /g' | sort >"$dir/want"
+run inspect "$dir/fsdp" --digest
+check "has the same bits" cmp -s <(grep '^  model' "$dir/out" | sed 's/  */ /g' | sort) "$dir/want"
 
 # A folder with pytorch_model.bin is trained from as one with safetensors is.
 for f in one expect; do
     check "trains from $f" run train "$c" --set "model={\"path\":\"tests/vectors/torch/$f\"}" --set spillway.steps=3 --set spillway.checkpoint_dir="$dir/$f" --set spillway.run_log=
 done
 check "the same" same "$dir/one/step-3" "$dir/expect/step-3"
+mkdir "$dir/swap"
+for f in shards expect; do # frozen weights are read from the folder's own files
+    check "with a frozen part on nvme, from $f" run train "$c" --set "model={\"path\":\"tests/vectors/torch/$f\"}" --set bf16.enabled=true --set 'spillway.freeze=["model.layers.0.*"]' \
+        --set "zero_optimization={\"stage\":3,\"offload_param\":{\"device\":\"nvme\",\"nvme_path\":\"$dir/swap\"}}" --set spillway.steps=3 --set spillway.checkpoint_dir="$dir/f$f" --set spillway.run_log=
+done
+check "the same" same "$dir/fshards/step-3" "$dir/fexpect/step-3"
+check "export of it" run export tests/vectors/torch/one --to "$dir/z"
+check "has safetensors" test -e "$dir/z/model.safetensors" -a ! -e "$dir/z/pytorch_model.bin"
+run inspect "$dir/z" --digest
+grep '^  ' "$dir/out" | sed 's/  */ /g' | sort >"$dir/want"
+run inspect tests/vectors/torch/expect --digest
+check "with the same bits" cmp -s <(grep '^  ' "$dir/out" | sed 's/  */ /g' | sort) "$dir/want"
 echo "1..$n"

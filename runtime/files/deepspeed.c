@@ -12,7 +12,7 @@
  *
  * Source  DeepSpeed's documentation of checkpoints, and the layout of files that 0.19.8 writes.
  */
-#include "deepspeed.h"
+#include "foreign.h"
 #include "hf_reader.h"
 #include <dirent.h>
 #include <math.h>
@@ -58,9 +58,9 @@ count_ranks(const char *folder, uint64_t *parts)
 }
 
 bool
-spw_deepspeed_find(const char *path, char *found, uint64_t bytes)
+spw__ds_find(const char *path, char *found, uint64_t bytes)
 {
-    char name[SPW__DS_PATH_BYTES], *tag = NULL;
+    char name[SPW__FOREIGN_PATH_BYTES], *tag = NULL;
     uint64_t parts;
     spw_error ignored = {0};
     snprintf(name, sizeof name, "%.3000s/latest", path);
@@ -77,13 +77,13 @@ spw_deepspeed_find(const char *path, char *found, uint64_t bytes)
 /* ---------------------------------------------------------------- where parameters lie */
 
 static spw__ds_flat
-flat_of(const spw_deepspeed *d, uint32_t rank, uint32_t part, uint32_t group)
+flat_of(const spw_foreign *d, uint32_t rank, uint32_t part, uint32_t group)
 {
     return d->ranks[rank].flats[(size_t)part * d->group_count + group];
 }
 
 static void
-place(spw__ds_param *p, uint32_t part, uint64_t begin)
+place(spw__foreign_param *p, uint32_t part, uint64_t begin)
 {
     if (part == 0)
         p->info.begin = begin;
@@ -92,7 +92,7 @@ place(spw__ds_param *p, uint32_t part, uint64_t begin)
 }
 
 static spw_status
-not_all(const spw_deepspeed *d, uint64_t want, uint64_t have, spw_error *err)
+not_all(const spw_foreign *d, uint64_t want, uint64_t have, spw_error *err)
 {
     return SPW_RAISE(err, SPW_ECORRUPT,
                      "%s: parameters take %llu elements of a flat array, and its files have %llu: they are not of one "
@@ -102,7 +102,7 @@ not_all(const spw_deepspeed *d, uint64_t want, uint64_t have, spw_error *err)
 
 /* Stage 1 and 2: the ranks' parts of a group, one after the other. */
 static spw_status
-place_group(spw_deepspeed *d, uint32_t part, uint32_t g, spw_error *err)
+place_group(spw_foreign *d, uint32_t part, uint32_t g, spw_error *err)
 {
     uint64_t begin = spw__span_bytes(d->span), at = 0, have = 0;
     for (uint32_t r = 0; r < d->about.ranks; r++) {
@@ -124,7 +124,7 @@ place_group(spw_deepspeed *d, uint32_t part, uint32_t g, spw_error *err)
 
 /* Elements [first, first + count) of a rank's flat arrays, one after the other. */
 static spw_status
-add_part(spw_deepspeed *d, uint32_t rank, uint32_t part, uint64_t first, uint64_t count, spw_error *err)
+add_part(spw_foreign *d, uint32_t rank, uint32_t part, uint64_t first, uint64_t count, spw_error *err)
 {
     uint64_t before = 0;
     for (uint32_t g = 0; g < d->group_count && count > 0; g++) {
@@ -142,7 +142,7 @@ add_part(spw_deepspeed *d, uint32_t rank, uint32_t part, uint64_t first, uint64_
 }
 
 static spw_status
-place_parts(spw_deepspeed *d, uint32_t part, spw_error *err)
+place_parts(spw_foreign *d, uint32_t part, spw_error *err)
 {
     uint64_t at = 0, have = 0;
     for (uint32_t i = 0; i < d->trained_count; i++) {
@@ -158,7 +158,7 @@ place_parts(spw_deepspeed *d, uint32_t part, spw_error *err)
 }
 
 static spw_status
-place_all(spw_deepspeed *d, spw_error *err)
+place_all(spw_foreign *d, spw_error *err)
 {
     for (uint32_t part = 0; part <= d->about.moment_count; part++) {
         if (d->about.stage == 3)
@@ -169,34 +169,8 @@ place_all(spw_deepspeed *d, spw_error *err)
     return d->param_count > d->trained_count ? spw__ds_read_frozen(d, err) : SPW_OK;
 }
 
-/* ---------------------------------------------------------------- the checkpoint */
-
-static int
-by_name(const void *a, const void *b)
-{
-    return strcmp((*(const spw__ds_param *const *)a)->info.name, (*(const spw__ds_param *const *)b)->info.name);
-}
-
-static int
-compare_name(const void *name, const void *param)
-{
-    return strcmp(name, (*(const spw__ds_param *const *)param)->info.name);
-}
-
-static spw_status
-sort_names(spw_deepspeed *d, spw_error *err)
-{
-    d->by_name = spw_mem_calloc(d->param_count, sizeof *d->by_name);
-    if (d->by_name == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "parameters of %s", d->folder);
-    for (uint32_t i = 0; i < d->param_count; i++)
-        d->by_name[i] = &d->params[i];
-    qsort(d->by_name, d->param_count, sizeof *d->by_name, by_name);
-    return SPW_OK;
-}
-
-static spw_status
-read_all(spw_deepspeed *d, spw_error *err)
+spw_status
+spw__ds_read(spw_foreign *d, spw_error *err)
 {
     uint64_t parts, ranks = count_ranks(d->folder, &parts);
     if (ranks == 0)
@@ -205,145 +179,13 @@ read_all(spw_deepspeed *d, spw_error *err)
     if (parts > 0)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: the model is cut into %llu parts (mp_rank); whole ones are read",
                          d->folder, (unsigned long long)parts + 1);
+    snprintf(d->about.maker, sizeof d->about.maker, "DeepSpeed");
     d->about.ranks = (uint32_t)ranks;
     d->ranks = spw_mem_calloc(ranks, sizeof *d->ranks);
     if (d->ranks == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "ranks of %s", d->folder);
-    SPW_TRY(spw__span_create(&d->span, err));
     SPW_TRY(spw__ds_read_states(d, err));
     for (uint32_t r = 0; r < d->about.ranks; r++)
         SPW_TRY(spw__ds_read_rank(d, r, err));
-    SPW_TRY(place_all(d, err));
-    return sort_names(d, err);
-}
-
-spw_status
-spw_deepspeed_open(spw_deepspeed **out, const char *folder, spw_error *err)
-{
-    spw_deepspeed *d = spw_mem_zalloc(sizeof *d);
-    spw_status st;
-    *out = NULL;
-    if (d == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", folder);
-    st = snprintf(d->folder, sizeof d->folder, "%s", folder) < (int)sizeof d->folder
-             ? read_all(d, err)
-             : SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", folder);
-    if (st != SPW_OK)
-        spw_deepspeed_close(d);
-    else
-        *out = d;
-    return st;
-}
-
-void
-spw_deepspeed_close(spw_deepspeed *d)
-{
-    if (d == NULL)
-        return;
-    for (uint32_t r = 0; d->ranks != NULL && r < d->about.ranks; r++)
-        spw_mem_free(d->ranks[r].flats);
-    spw_mem_free(d->ranks);
-    spw_mem_free(d->decays);
-    spw_mem_free(d->params);
-    spw_mem_free(d->by_name);
-    spw__span_release(d->span);
-    spw_mem_free(d->config);
-    spw_mem_free(d);
-}
-
-const spw_deepspeed_about *
-spw_deepspeed_get_about(const spw_deepspeed *d)
-{
-    return &d->about;
-}
-
-const char *
-spw_deepspeed_config(const spw_deepspeed *d)
-{
-    return d->config;
-}
-
-static const spw__ds_param *
-find_param(const spw_deepspeed *d, const char *name)
-{
-    const spw__ds_param *const *found = bsearch(name, d->by_name, d->param_count, sizeof *d->by_name, compare_name);
-    return found != NULL ? *found : NULL;
-}
-
-bool
-spw_deepspeed_trained(const spw_deepspeed *d, const char *name, double *decay)
-{
-    const spw__ds_param *p = find_param(d, name);
-    if (p == NULL || p->frozen)
-        return false;
-    *decay = p->group_idx < d->group_count ? d->decays[p->group_idx] : NAN;
-    return true;
-}
-
-spw_status
-spw_deepspeed_weights(spw_deepspeed *d, spw_hf_reader **out, spw_error *err)
-{
-    spw_tensor_info *infos = spw_mem_calloc(d->param_count + 1, sizeof *infos);
-    spw_st_reader *r = NULL;
-    spw_status st;
-    *out = NULL;
-    if (infos == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", d->folder);
-    for (uint32_t i = 0; i < d->param_count; i++)
-        infos[i] = d->params[i].info;
-    st = spw__st_reader_over(&r, d->folder, d->span, infos, d->param_count, err);
-    if (st == SPW_OK)
-        st = spw__hf_reader_over(out, r, d->folder, err);
-    spw_mem_free(infos);
-    return st;
-}
-
-/* which: indices of the moments that are asked for, UINT32_MAX behind them. */
-static spw_status
-list_moments(const spw_deepspeed *d, const spw_hf_reader *weights, const spw_model *m, const uint32_t *which,
-             spw_tensor_info *infos, uint32_t *count, spw_error *err)
-{
-    for (uint32_t id = 0; id < m->param_count; id++) {
-        uint64_t first;
-        const char *name = spw_hf_bound_name(weights, id, &first);
-        const spw__ds_param *p = name != NULL ? find_param(d, name) : NULL;
-        for (uint32_t k = 0; p != NULL && !p->frozen && which[k] != UINT32_MAX; k++) {
-            spw_tensor_info *t = &infos[(*count)++];
-            spw_st_describe(t, &m->params[id], SPW_F32);
-            t->type = spw__st_types[SPW_F32].name;
-            t->stack = t->slice = 0;
-            if (snprintf(t->name, sizeof t->name, "%.100s.%s", m->params[id].name, d->about.moments[which[k]]) >=
-                (int)sizeof t->name)
-                return SPW_RAISE(err, SPW_ECORRUPT, "%s: the name of %s is too long", d->folder, name);
-            t->begin = p->moment[which[k]] + first * 4;
-            t->bytes = spw__ds_elements(t) * 4;
-        }
-    }
-    return SPW_OK;
-}
-
-spw_status
-spw_deepspeed_moments(spw_deepspeed *d, const spw_hf_reader *weights, const spw_model *m, const char *const *names,
-                      uint32_t count, spw_st_reader **out, spw_error *err)
-{
-    spw_tensor_info *infos = spw_mem_calloc((size_t)m->param_count * (count + 1) + 1, sizeof *infos);
-    uint32_t which[SPW_DEEPSPEED_MOMENTS_MAX + 1], found = 0;
-    spw_status st = infos != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", d->folder);
-    *out = NULL;
-    memset(which, 0xff, sizeof which);
-    for (uint32_t k = 0; st == SPW_OK && k < count; k++) {
-        for (uint32_t i = 0; i < d->about.moment_count; i++)
-            which[k] = strcmp(names[k], d->about.moments[i]) == 0 ? i : which[k];
-        if (which[k] == UINT32_MAX)
-            st = SPW_RAISE(err, SPW_ECONFIG,
-                           "%s: its optimizer has no %s, which this configuration's needs; it keeps: %s%s%s", d->folder,
-                           names[k], d->about.moment_count > 0 ? d->about.moments[0] : "nothing",
-                           d->about.moment_count > 1 ? ", " : "", d->about.moment_count > 1 ? d->about.moments[1] : "");
-    }
-    if (st == SPW_OK)
-        st = list_moments(d, weights, m, which, infos, &found, err);
-    if (st == SPW_OK)
-        st = spw__st_reader_over(out, d->folder, d->span, infos, found, err);
-    spw_mem_free(infos);
-    return st;
+    return place_all(d, err);
 }

@@ -2,12 +2,11 @@
  * What a checkpoint of DeepSpeed says of the optimizer, a file for each rank: where its flat arrays of masters and moments are, and of the
  * first rank stage, loss scale, hyperparameters and configuration.
  */
-#include "deepspeed.h"
+#include "foreign.h"
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 enum { PADDING_MAX = 1 << 30 };
 
@@ -53,7 +52,7 @@ read_flat(const spw__torch *t, const spw__py *v, const char *name, spw__ds_flat 
 
 /* Elements of a group's flat array in stage 3: of each parameter one rank's part. */
 static uint64_t
-group_elems(const spw_deepspeed *d, uint32_t g)
+group_elems(const spw_foreign *d, uint32_t g)
 {
     uint64_t n = 0;
     for (uint32_t i = 0; i < d->trained_count; i++) {
@@ -65,10 +64,10 @@ group_elems(const spw_deepspeed *d, uint32_t g)
 
 /* One that was on nvme lies beside, in a file of its own with padding behind it; what the rank's file has in its place is empty. */
 static spw_status
-find_swapped(spw_deepspeed *d, uint32_t rank, uint32_t g, const char *moment, const char *id, spw__ds_flat *out,
+find_swapped(spw_foreign *d, uint32_t rank, uint32_t g, const char *moment, const char *id, spw__ds_flat *out,
              spw_error *err)
 {
-    char path[SPW__DS_PATH_BYTES + 200];
+    char path[SPW__FOREIGN_PATH_BYTES + 200];
     out->elems = group_elems(d, g);
     out->offset = 0;
     snprintf(path, sizeof path, "%s/offloaded_tensors/rank%02u/%s%s%.40s.tensor.swp", d->folder, rank, moment,
@@ -83,7 +82,7 @@ find_swapped(spw_deepspeed *d, uint32_t rank, uint32_t g, const char *moment, co
 
 /* The names of what the optimizer keeps for each element, from its first group. */
 static spw_status
-learn_moments(spw_deepspeed *d, const spw__torch *t, const spw__py *state, spw_error *err)
+learn_moments(spw_foreign *d, const spw__torch *t, const spw__py *state, spw_error *err)
 {
     for (uint64_t i = 0; state != NULL && state->kind == SPW__PY_DICT && i + 1 < state->count; i += 2) {
         const char *name = spw__py_text(state->items[i]);
@@ -93,17 +92,17 @@ learn_moments(spw_deepspeed *d, const spw__torch *t, const spw__py *state, spw_e
         SPW_TRY(spw__torch_tensor(t, state->items[i + 1], name, &info, err));
         if (info.ndim == 0)
             continue;
-        if (d->about.moment_count == SPW_DEEPSPEED_MOMENTS_MAX || strlen(name) >= sizeof d->about.moments[0])
+        if (d->about.moment_count == SPW_FOREIGN_MOMENTS_MAX || strlen(name) >= sizeof d->about.moments[0])
             return SPW_RAISE(err, SPW_EUNSUPPORTED,
                              "%s: an optimizer with %s for each element, and %d more, is not read", spw__torch_path(t),
-                             name, SPW_DEEPSPEED_MOMENTS_MAX);
+                             name, SPW_FOREIGN_MOMENTS_MAX);
         snprintf(d->about.moments[d->about.moment_count++], sizeof d->about.moments[0], "%s", name);
     }
     return SPW_OK;
 }
 
 static spw_status
-read_flats(spw_deepspeed *d, const spw__torch *t, uint32_t rank, const spw__py *optimizer, spw_error *err)
+read_flats(spw_foreign *d, const spw__torch *t, uint32_t rank, const spw__py *optimizer, spw_error *err)
 {
     spw__ds_rank *r = &d->ranks[rank];
     const spw__py *masters =
@@ -168,7 +167,7 @@ read_number(const spw__torch *t, const spw__py *v, double *out, bool *known, spw
 
 /* How many updates the optimizer made: with its groups, their state or beside them, as its class has it. */
 static spw_status
-read_updates(spw_deepspeed *d, const spw__torch *t, const spw__py *optimizer, spw_error *err)
+read_updates(spw_foreign *d, const spw__torch *t, const spw__py *optimizer, spw_error *err)
 {
     bool known = false;
     const spw__py *base = spw__py_get(optimizer, d->about.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
@@ -188,10 +187,10 @@ read_updates(spw_deepspeed *d, const spw__torch *t, const spw__py *optimizer, sp
 }
 
 static void
-read_scaler(spw_deepspeed *d, const spw__py *optimizer)
+read_scaler(spw_foreign *d, const spw__py *optimizer)
 {
     const spw__py *s = spw__py_get(optimizer, "loss_scaler"), *dynamic = spw__py_get(optimizer, "dynamic_loss_scale");
-    spw_deepspeed_about *a = &d->about;
+    spw_foreign_about *a = &d->about;
     int64_t on = 0;
     a->scaled = spw__py_real(spw__py_attribute(s, "cur_scale"), &a->scale) && spw__py_int(dynamic, &on) && on != 0 &&
                 spw__py_int(spw__py_attribute(s, "cur_hysteresis"), &a->hysteresis) &&
@@ -201,12 +200,12 @@ read_scaler(spw_deepspeed *d, const spw__py *optimizer)
 
 /* What lies behind each parameter of stage 1 and 2; older versions have nothing there. */
 static spw_status
-read_paddings(spw_deepspeed *d, const spw__torch *t, const spw__py *optimizer, spw_error *err)
+read_paddings(spw_foreign *d, const spw__torch *t, const spw__py *optimizer, spw_error *err)
 {
     const spw__py *paddings = spw__py_get(optimizer, "param_alignment_paddings");
     uint64_t in_group = 0;
     for (uint32_t i = 0; paddings != NULL && paddings->kind != SPW__PY_NONE && i < d->trained_count; i++) {
-        spw__ds_param *p = &d->params[i];
+        spw__foreign_param *p = &d->params[i];
         int64_t n = 0;
         in_group = i > 0 && d->params[i - 1].group_idx == p->group_idx ? in_group + 1 : 0;
         if (!spw__py_int(spw__py_item(spw__py_item(paddings, p->group_idx), in_group), &n) || n < 0 ||
@@ -219,7 +218,7 @@ read_paddings(spw_deepspeed *d, const spw__torch *t, const spw__py *optimizer, s
 
 /* What is read of the first rank's file alone. */
 static spw_status
-read_first(spw_deepspeed *d, const spw__torch *t, const spw__py *optimizer, spw_error *err)
+read_first(spw_foreign *d, const spw__torch *t, const spw__py *optimizer, spw_error *err)
 {
     const spw__py *ranks = spw__py_get(optimizer, "partition_count");
     const spw__py *said = spw__py_get(optimizer, "zero_stage");
@@ -243,25 +242,27 @@ read_first(spw_deepspeed *d, const spw__torch *t, const spw__py *optimizer, spw_
     return read_updates(d, t, optimizer, err);
 }
 
-/* The hyperparameters that its optimizer had; elastic_checkpoint keeps none. */
-static spw_status
-read_groups(spw_deepspeed *d, const spw__py *optimizer, spw_error *err)
+static void
+set_decay(spw_foreign *d, int64_t group, double decay)
 {
-    spw_deepspeed_about *a = &d->about;
+    for (uint32_t i = 0; i < d->trained_count; i++)
+        d->params[i].decay = d->params[i].group_idx == group ? decay : d->params[i].decay;
+}
+
+/* The hyperparameters that its optimizer had; elastic_checkpoint keeps none. */
+static void
+read_groups(spw_foreign *d, const spw__py *optimizer)
+{
+    spw_foreign_about *a = &d->about;
     const spw__py *groups = spw__py_get(
         spw__py_get(optimizer, a->stage == 3 ? "optimizer_state_dict" : "base_optimizer_state"), "param_groups");
     const spw__py *first = spw__py_item(groups, 0), *betas = spw__py_get(first, "betas");
-    if (!spw__py_real(spw__py_get(optimizer, "clip_grad"), &a->clip))
-        a->clip = NAN;
+    (void)spw__py_real(spw__py_get(optimizer, "clip_grad"), &a->clip);
     if (!spw__py_real(spw__py_item(betas, 0), &a->beta1) || !spw__py_real(spw__py_item(betas, 1), &a->beta2))
         a->beta1 = a->beta2 = NAN;
-    if (!spw__py_real(spw__py_get(first, "eps"), &a->eps))
-        a->eps = NAN;
-    d->decays = spw_mem_calloc(d->group_count, sizeof *d->decays);
-    if (d->decays == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "groups of %s", d->folder);
-    for (uint32_t g = 0; g < d->group_count; g++)
-        d->decays[g] = NAN;
+    (void)spw__py_real(spw__py_get(first, "eps"), &a->eps);
+    for (uint32_t i = 0; i < d->trained_count; i++)
+        d->params[i].decay = NAN;
     for (uint32_t i = 0; spw__py_item(groups, i) != NULL; i++) { /* stage 3: each has several of the flat arrays */
         const spw__py *arrays = spw__py_get(groups->items[i], "params");
         double decay;
@@ -269,15 +270,14 @@ read_groups(spw_deepspeed *d, const spw__py *optimizer, spw_error *err)
         if (!spw__py_real(spw__py_get(groups->items[i], "weight_decay"), &decay))
             continue;
         for (uint64_t k = 0; k == 0 || (a->stage == 3 && spw__py_item(arrays, k) != NULL); k++) {
-            if ((a->stage < 3 || spw__py_int(spw__py_item(arrays, k), &g)) && g >= 0 && g < d->group_count)
-                d->decays[g] = decay;
+            if (a->stage < 3 || spw__py_int(spw__py_item(arrays, k), &g))
+                set_decay(d, g, decay);
         }
     }
-    return SPW_OK;
 }
 
 static spw_status
-keep_config(spw_deepspeed *d, const spw__py *config, spw_error *err)
+keep_config(spw_foreign *d, const spw__py *config, spw_error *err)
 {
     json_t *o = spw__py_json(config);
     char *text = o != NULL ? json_dumps(o, 0) : NULL;
@@ -288,18 +288,21 @@ keep_config(spw_deepspeed *d, const spw__py *config, spw_error *err)
 }
 
 spw_status
-spw__ds_read_rank(spw_deepspeed *d, uint32_t rank, spw_error *err)
+spw__ds_read_rank(spw_foreign *d, uint32_t rank, spw_error *err)
 {
     static const char *const begins[] = {"", "bf16_", "fp16_"};
-    char path[SPW__DS_PATH_BYTES + 100] = "";
+    char name[100] = "", path[SPW__FOREIGN_PATH_BYTES + 100];
     const spw__py *optimizer;
     spw__torch *t;
     spw_status st;
-    for (size_t i = 0; i < sizeof begins / sizeof begins[0]; i++) {
-        snprintf(path, sizeof path, "%s/%szero_pp_rank_%u_mp_rank_00_optim_states.pt", d->folder, begins[i], rank);
-        if (access(path, F_OK) == 0)
+    for (size_t i = sizeof begins / sizeof begins[0]; i-- > 0;) {
+        snprintf(name, sizeof name, "%szero_pp_rank_%u_mp_rank_00_optim_states.pt", begins[i], rank);
+        if (spw_dir_has(d->folder, name))
             break;
     }
+    if (!spw_dir_has(d->folder, name))
+        return SPW_RAISE(err, SPW_ENOENT, "%s: the file of rank %u, %s, is missing", d->folder, rank, name);
+    snprintf(path, sizeof path, "%s/%s", d->folder, name);
     SPW_TRY(spw__span_open(d->span, path, &d->ranks[rank].file_idx, err));
     SPW_TRY(spw__torch_open(&t, path, err));
     optimizer = spw__py_get(spw__torch_root(t), "optimizer_state_dict");
@@ -309,7 +312,7 @@ spw__ds_read_rank(spw_deepspeed *d, uint32_t rank, spw_error *err)
     if (st == SPW_OK)
         st = read_flats(d, t, rank, optimizer, err);
     if (st == SPW_OK && rank == 0)
-        st = read_groups(d, optimizer, err);
+        read_groups(d, optimizer);
     if (st == SPW_OK && rank == 0)
         st = keep_config(d, spw__py_get(spw__torch_root(t), "ds_config"), err);
     spw__torch_close(t);

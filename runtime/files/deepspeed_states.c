@@ -2,7 +2,7 @@
  * What a checkpoint of DeepSpeed says of the model: mp_rank_00_model_states.pt, of which stage 3 has one for each rank. It names the parameters in
  * the order in which the optimizer's flat arrays have them, and holds those that were frozen.
  */
-#include "deepspeed.h"
+#include "foreign.h"
 #include <stdio.h>
 
 spw_status
@@ -31,7 +31,7 @@ read_shape(const spw__py *v, spw_tensor_info *out)
 }
 
 uint64_t
-spw__ds_elements(const spw_tensor_info *t)
+spw__foreign_elements(const spw_tensor_info *t)
 {
     uint64_t n = 1;
     for (uint32_t i = 0; i < t->ndim; i++)
@@ -40,16 +40,16 @@ spw__ds_elements(const spw_tensor_info *t)
 }
 
 static spw_status
-add_param(spw_deepspeed *d, const spw__torch *t, const char *name, const spw__py *shape, uint32_t group_idx,
+add_param(spw_foreign *d, const spw__torch *t, const char *name, const spw__py *shape, uint32_t group_idx,
           spw_error *err)
 {
-    spw__ds_param *p = &d->params[d->param_count];
+    spw__foreign_param *p = &d->params[d->param_count];
     if (name == NULL || strlen(name) >= sizeof p->info.name || !read_shape(shape, &p->info))
         return spw__ds_damaged(t, "param_shapes: a name or shape that is none", err);
     snprintf(p->info.name, sizeof p->info.name, "%s", name);
     p->info.dtype = SPW_F32;
     p->info.type = spw__st_types[SPW_F32].name;
-    p->info.bytes = spw__ds_elements(&p->info) * 4;
+    p->info.bytes = spw__foreign_elements(&p->info) * 4;
     p->group_idx = group_idx;
     d->param_count++;
     return SPW_OK;
@@ -57,7 +57,7 @@ add_param(spw_deepspeed *d, const spw__torch *t, const char *name, const spw__py
 
 /* Names and shapes of what was trained, group by group, and of what was frozen. */
 static spw_status
-read_params(spw_deepspeed *d, const spw__torch *t, spw_error *err)
+read_params(spw_foreign *d, const spw__torch *t, spw_error *err)
 {
     const spw__py *root = spw__torch_root(t), *groups = spw__py_get(root, "param_shapes");
     const spw__py *frozen = spw__py_get(root, "frozen_param_shapes");
@@ -85,7 +85,7 @@ read_params(spw_deepspeed *d, const spw__torch *t, spw_error *err)
 }
 
 static spw_status
-read_about(spw_deepspeed *d, const spw__torch *t, spw_error *err)
+read_about(spw_foreign *d, const spw__torch *t, spw_error *err)
 {
     const spw__py *root = spw__torch_root(t);
     const char *version = spw__py_text(spw__py_get(root, "ds_version"));
@@ -114,10 +114,10 @@ fragment(const spw__torch *t, uint64_t i, const char *name)
 
 /* One frozen parameter's weights in a rank's file of states: all of them, or in stage 3 the rank's part. */
 static spw_status
-add_frozen(spw_deepspeed *d, const spw__torch *t, uint32_t file_idx, uint32_t rank, spw__ds_param *p, spw_error *err)
+add_frozen(spw_foreign *d, const spw__torch *t, uint32_t file_idx, uint32_t rank, spw__foreign_param *p, spw_error *err)
 {
     const spw__py *v = fragment(t, (uint64_t)(p - d->params) - d->trained_count, p->info.name);
-    uint64_t all = spw__ds_elements(&p->info), count = all, size;
+    uint64_t all = spw__foreign_elements(&p->info), count = all, size;
     spw_tensor_info info;
     SPW_TRY(spw__torch_tensor(t, v, p->info.name, &info, err));
     if (info.dtype == SPW_DTYPE_COUNT)
@@ -138,7 +138,7 @@ add_frozen(spw_deepspeed *d, const spw__torch *t, uint32_t file_idx, uint32_t ra
 }
 
 static void
-state_path(const spw_deepspeed *d, uint32_t rank, char *path, size_t bytes)
+state_path(const spw_foreign *d, uint32_t rank, char *path, size_t bytes)
 {
     if (d->about.stage == 3)
         snprintf(path, bytes, "%s/zero_pp_rank_%u_mp_rank_00_model_states.pt", d->folder, rank);
@@ -148,14 +148,14 @@ state_path(const spw_deepspeed *d, uint32_t rank, char *path, size_t bytes)
 
 /* Frozen weights: a parameter's parts follow each other, so every rank's file is open at once. */
 spw_status
-spw__ds_read_frozen(spw_deepspeed *d, spw_error *err)
+spw__ds_read_frozen(spw_foreign *d, spw_error *err)
 {
     uint32_t files = d->about.stage == 3 ? d->about.ranks : 1;
     spw__torch **t = spw_mem_calloc(files, sizeof *t);
     uint32_t *file_idx = spw_mem_calloc(files, sizeof *file_idx);
     spw_status st = t != NULL && file_idx != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "states of %s", d->folder);
     for (uint32_t r = 0; st == SPW_OK && r < files; r++) {
-        char path[SPW__DS_PATH_BYTES + 100];
+        char path[SPW__FOREIGN_PATH_BYTES + 100];
         state_path(d, r, path, sizeof path);
         st = spw__span_open(d->span, path, &file_idx[r], err);
         if (st == SPW_OK)
@@ -175,9 +175,9 @@ spw__ds_read_frozen(spw_deepspeed *d, spw_error *err)
 
 /* The first rank's; stage 3 has one for each. */
 spw_status
-spw__ds_read_states(spw_deepspeed *d, spw_error *err)
+spw__ds_read_states(spw_foreign *d, spw_error *err)
 {
-    char path[SPW__DS_PATH_BYTES + 100];
+    char path[SPW__FOREIGN_PATH_BYTES + 100];
     spw__torch *t;
     spw_status st;
     d->about.stage = spw_dir_has(d->folder, "mp_rank_00_model_states.pt") ? 2 : 3;

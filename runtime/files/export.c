@@ -68,18 +68,18 @@ open_adapters(job *j, spw_error *err)
     return st;
 }
 
-/* The reader of the weights that a folder or a checkpoint of DeepSpeed has. */
+/* The reader of the weights that a folder or another program's checkpoint has. */
 static spw_status
 open_weights(job *j, spw_error *err)
 {
     char found[PATH_MAX_BYTES];
-    spw_deepspeed *d;
+    spw_foreign *d;
     spw_status st;
-    if (spw_hf_has_weights(j->o->source) || !spw_deepspeed_find(j->o->source, found, sizeof found))
+    if (spw_hf_has_weights(j->o->source) || !spw_foreign_find(j->o->source, found, sizeof found))
         return spw_hf_reader_open(&j->folder, j->o->source, err);
-    SPW_TRY(spw_deepspeed_open(&d, found, err));
-    st = spw_deepspeed_weights(d, &j->folder, err);
-    spw_deepspeed_close(d);
+    SPW_TRY(spw_foreign_open(&d, found, err));
+    st = spw_foreign_weights(d, &j->folder, err);
+    spw_foreign_close(d);
     j->stored = SPW_F32;
     return st;
 }
@@ -91,11 +91,10 @@ open_folder(job *j, spw_error *err)
     j->beside = j->o->model != NULL ? j->o->model : j->o->source;
     SPW_TRY(open_weights(j, err));
     if (j->stored != SPW_DTYPE_COUNT && !spw_dir_has(j->beside, "config.json"))
-        return SPW_RAISE(
-            err, SPW_ENOENT,
-            "%s has no config.json: a checkpoint of DeepSpeed does not say what model it is of; --model FOLDER "
-            "names the folder that training began with",
-            j->beside);
+        return SPW_RAISE(err, SPW_ENOENT,
+                         "%s has no config.json: such a checkpoint does not say what model it is of; --model FOLDER "
+                         "names the folder that training began with",
+                         j->beside);
     SPW_TRY(spw_hf_config_load(&j->config, j->beside, err));
     SPW_TRY(spw_model_build(&j->model, &j->config, err));
     SPW_TRY(spw_hf_reader_bind(j->folder, j->model, err));

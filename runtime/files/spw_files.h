@@ -221,41 +221,44 @@ spw_status spw_hf_read_run(spw_hf_reader *r, uint32_t param_id, uint64_t first, 
 spw_status
 spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err);
 
-/* ---------------------------------------------------------------- DeepSpeed's checkpoints */
+/* ---------------------------------------------------------------- other programs' checkpoints */
 
 /*
- * A checkpoint that DeepSpeed's save_checkpoint() wrote, in ZeRO stage 1, 2 or 3, by any number of ranks: the parts of each tensor are read
- * where they lie in the ranks' files, nothing is put together elsewhere. Its pickles are read and never run.
- *   find     path: the folder that was given to save_checkpoint(), whose file "latest" names one, or a folder of one. found: its folder;
- *            false: it is none
+ * A checkpoint that another program wrote, by any number of ranks: the parts of each tensor are read where they lie in the ranks' files, nothing
+ * is put together elsewhere. Pickles in it are read and never run. Two kinds are known:
+ *   DeepSpeed  what save_checkpoint() writes in ZeRO stage 1, 2 or 3, also with state that was on NVMe
+ *   PyTorch    torch.distributed.checkpoint, of a model and its optimizer, as FSDP's users write it; tensors are cut by rows
+ *
+ *   find     path: a folder of one, or what save_checkpoint() was given, whose file "latest" names one. found: its folder; false: it is none
  *   open     Errors  SPW_ECORRUPT naming file and what is damaged or missing, SPW_EUNSUPPORTED (cut into parts of a model), SPW_ENOMEM
- *   weights  the fp32 masters, and frozen parameters as they are stored; to be bound. The caller's
+ *   weights  the masters, and frozen parameters, as they are stored; to be bound. The caller's
  *   moments  of the bound weights' parameters that were trained: tensors "PARAMETER.MOMENT" of these names (count), fp32. The caller's too.
  *            Errors  SPW_ECONFIG naming a moment that its optimizer does not keep
  *   config   its configuration as JSON text; NULL: it has none
  *   trained  whether a tensor of this name was trained; decay: its weight decay, NAN where the checkpoint does not say
  */
-enum { SPW_DEEPSPEED_MOMENTS_MAX = 4 };
-typedef struct spw_deepspeed spw_deepspeed;
-typedef struct spw_deepspeed_about {
-    uint32_t stage, ranks, moment_count;
-    uint64_t steps, samples, updates; /* updates: steps that were not skipped */
-    char version[32];                 /* of DeepSpeed */
-    char moments[SPW_DEEPSPEED_MOMENTS_MAX][40];
+enum { SPW_FOREIGN_MOMENTS_MAX = 4 };
+typedef struct spw_foreign spw_foreign;
+typedef struct spw_foreign_about {
+    char maker[16], version[32];         /* "DeepSpeed", "0.19.8"; "" */
+    uint32_t stage, ranks, moment_count; /* stage: of ZeRO; 0: another kind */
+    uint64_t steps, updates;             /* updates: steps that were not skipped */
+    uint64_t samples;                    /* UINT64_MAX: it does not say */
+    char moments[SPW_FOREIGN_MOMENTS_MAX][40];
     bool scaled; /* with a dynamic loss scale, of which what follows */
     double scale;
     int64_t hysteresis, scaler_steps, last_overflow;
     double clip, beta1, beta2, eps; /* of gradients' norm; of the first group. NAN: it does not say */
-} spw_deepspeed_about;
-bool spw_deepspeed_find(const char *path, char *found, uint64_t bytes);
-spw_status spw_deepspeed_open(spw_deepspeed **out, const char *folder, spw_error *err);
-void spw_deepspeed_close(spw_deepspeed *d); /* NULL is fine */
-const spw_deepspeed_about *spw_deepspeed_get_about(const spw_deepspeed *d);
-const char *spw_deepspeed_config(const spw_deepspeed *d);
-bool spw_deepspeed_trained(const spw_deepspeed *d, const char *name, double *decay);
-spw_status spw_deepspeed_weights(spw_deepspeed *d, spw_hf_reader **out, spw_error *err);
-spw_status spw_deepspeed_moments(spw_deepspeed *d, const spw_hf_reader *weights, const spw_model *model,
-                                 const char *const *names, uint32_t count, spw_st_reader **out, spw_error *err);
+} spw_foreign_about;
+bool spw_foreign_find(const char *path, char *found, uint64_t bytes);
+spw_status spw_foreign_open(spw_foreign **out, const char *folder, spw_error *err);
+void spw_foreign_close(spw_foreign *f); /* NULL is fine */
+const spw_foreign_about *spw_foreign_get_about(const spw_foreign *f);
+const char *spw_foreign_config(const spw_foreign *f);
+bool spw_foreign_trained(const spw_foreign *f, const char *name, double *decay);
+spw_status spw_foreign_weights(spw_foreign *f, spw_hf_reader **out, spw_error *err);
+spw_status spw_foreign_moments(spw_foreign *f, const spw_hf_reader *weights, const spw_model *model,
+                               const char *const *names, uint32_t count, spw_st_reader **out, spw_error *err);
 
 /* ---------------------------------------------------------------- llm.c's GPT-2 weights, and conversions */
 

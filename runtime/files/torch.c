@@ -34,8 +34,8 @@ typedef struct member {
 struct spw__torch {
     char *path;
     int fd;
-    uint64_t file_bytes, member_count;
-    member *members; /* by name */
+    uint64_t base, file_bytes, member_count; /* base: where in the file it begins */
+    member *members;                         /* by name */
     spw__pickle *pickle;
 };
 
@@ -48,6 +48,12 @@ uint_at(const unsigned char *b, int bytes)
     for (int i = 0; i < bytes; i++)
         x |= (uint64_t)b[i] << (8 * i);
     return x;
+}
+
+static spw_status
+read_at(const spw__torch *t, void *data, uint64_t bytes, uint64_t at, spw_error *err)
+{
+    return spw_file_read_at(t->fd, t->path, data, bytes, t->base + at, err);
 }
 
 static spw_status
@@ -130,7 +136,7 @@ read_directory(spw__torch *t, uint64_t at, uint64_t bytes, uint64_t count, spw_e
         return broken(t, "its directory lies outside of it", err);
     text = spw_mem_zalloc(bytes + 1);
     t->members = spw_mem_calloc(count + 1, sizeof *t->members);
-    st = text != NULL && t->members != NULL ? spw_file_read_at(t->fd, t->path, text, bytes, at, err)
+    st = text != NULL && t->members != NULL ? read_at(t, text, bytes, at, err)
                                             : SPW_RAISE(err, SPW_ENOMEM, "directory of %s", t->path);
     for (uint64_t i = 0, from = 0; st == SPW_OK && i < count; i++, from += taken)
         st = read_member(t, text + from, bytes - from, &taken, err);
@@ -147,8 +153,8 @@ find_directory(spw__torch *t, spw_error *err)
     uint64_t most = COMMENT_MAX + END_BYTES + FIND64_BYTES, n = t->file_bytes < most ? t->file_bytes : most;
     unsigned char *tail = spw_mem_zalloc(n + 1), wide[END64_BYTES];
     uint64_t end = n, begin = t->file_bytes - n, at = 0, bytes = 0, count = 0;
-    spw_status st = tail != NULL ? spw_file_read_at(t->fd, t->path, tail, n, begin, err)
-                                 : SPW_RAISE(err, SPW_ENOMEM, "directory of %s", t->path);
+    spw_status st =
+        tail != NULL ? read_at(t, tail, n, begin, err) : SPW_RAISE(err, SPW_ENOMEM, "directory of %s", t->path);
     for (uint64_t i = n; st == SPW_OK && end == n && i >= END_BYTES; i--) {
         const unsigned char *e = tail + i - END_BYTES;
         if (memcmp(e, "PK\5\6", 4) == 0 && uint_at(e + 20, 2) == n - i)
@@ -163,7 +169,7 @@ find_directory(spw__torch *t, spw_error *err)
         if (end >= FIND64_BYTES && memcmp(tail + end - FIND64_BYTES, "PK\6\7", 4) == 0) {
             uint64_t wide_at = uint_at(tail + end - FIND64_BYTES + 8, 8);
             st = wide_at <= t->file_bytes && t->file_bytes - wide_at >= END64_BYTES
-                     ? spw_file_read_at(t->fd, t->path, wide, END64_BYTES, wide_at, err)
+                     ? read_at(t, wide, END64_BYTES, wide_at, err)
                      : broken(t, "its directory lies outside of it", err);
             if (st == SPW_OK && memcmp(wide, "PK\6\6", 4) != 0)
                 st = broken(t, "its directory is damaged", err);
@@ -195,7 +201,7 @@ member_begin(const spw__torch *t, const member *m, uint64_t *begin, spw_error *e
                          m->name);
     if (t->file_bytes - m->header_at < LOCAL_BYTES)
         return broken(t, "it is cut off", err);
-    SPW_TRY(spw_file_read_at(t->fd, t->path, local, LOCAL_BYTES, m->header_at, err));
+    SPW_TRY(read_at(t, local, LOCAL_BYTES, m->header_at, err));
     *begin = m->header_at + LOCAL_BYTES + uint_at(local + 26, 2) + uint_at(local + 28, 2);
     if (memcmp(local, "PK\3\4", 4) != 0 || *begin > t->file_bytes || m->bytes > t->file_bytes - *begin)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s in it is damaged or cut off", t->path, m->name);
@@ -216,7 +222,7 @@ read_whole(const spw__torch *t, const member *m, uint64_t most, unsigned char **
     *out = spw_mem_zalloc(m->bytes + 1);
     if (*out == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "%s of %s", m->name, t->path);
-    st = spw_file_read_at(t->fd, t->path, *out, m->bytes, begin, err);
+    st = read_at(t, *out, m->bytes, begin, err);
     if (st == SPW_OK && crc32_gzip_refl(0, *out, m->bytes) != m->crc)
         st = SPW_RAISE(err, SPW_ECORRUPT, "%s: the checksum of %s in it is wrong; the file is damaged", t->path,
                        m->name);
@@ -257,6 +263,13 @@ read_pickle(spw__torch *t, spw_error *err)
 spw_status
 spw__torch_open(spw__torch **out, const char *path, spw_error *err)
 {
+    return spw__torch_open_at(out, path, 0, UINT64_MAX, err);
+}
+
+/* bytes UINT64_MAX: to the file's end. */
+spw_status
+spw__torch_open_at(spw__torch **out, const char *path, uint64_t base, uint64_t bytes, spw_error *err)
+{
     spw__torch *t = spw_mem_zalloc(sizeof *t);
     unsigned char head[8] = {0};
     struct stat info;
@@ -270,9 +283,13 @@ spw__torch_open(spw__torch **out, const char *path, spw_error *err)
         st = SPW_RAISE(err, SPW_ENOMEM, "%s", path);
     else if (t->fd < 0 || fstat(t->fd, &info) != 0)
         st = SPW_RAISE_SYS(err, errno, "open %s", path);
+    if (st == SPW_OK && base > (uint64_t)info.st_size)
+        st = SPW_RAISE(err, SPW_ECORRUPT, "%s ends before byte %llu, where a tensor begins", path,
+                       (unsigned long long)base);
     if (st == SPW_OK) {
-        t->file_bytes = (uint64_t)info.st_size;
-        st = spw_file_read_at(t->fd, path, head, t->file_bytes < 8 ? t->file_bytes : 8, 0, err);
+        t->base = base;
+        t->file_bytes = (uint64_t)info.st_size - base < bytes ? (uint64_t)info.st_size - base : bytes;
+        st = read_at(t, head, t->file_bytes < 8 ? t->file_bytes : 8, 0, err);
     }
     if (st == SPW_OK && memcmp(head, "PK\3\4", 4) != 0)
         st = spw__torch_begins(head)
@@ -440,7 +457,7 @@ spw__torch_tensor(const spw__torch *t, const spw__py *v, const char *name, spw_t
     size = spw__st_types[type].bits / 8;
     if (!spw_mul_u64((uint64_t)offset, size, &first) || first > m->bytes || out->bytes > m->bytes - first)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s lies outside of its storage, %s", t->path, name, file);
-    out->begin += first;
+    out->begin += t->base + first;
     return SPW_OK;
 }
 

@@ -24,6 +24,8 @@ typedef struct spw__torch spw__torch;
  *         SPW_ENOMEM, and those of opening and reading.
  */
 spw_status spw__torch_open(spw__torch **out, const char *path, spw_error *err);
+/* The same of [base, base + bytes) of a file, which is such a file of its own. Where tensors begin is said of the whole file. */
+spw_status spw__torch_open_at(spw__torch **out, const char *path, uint64_t base, uint64_t bytes, spw_error *err);
 void spw__torch_close(spw__torch *t); /* NULL is fine */
 const char *spw__torch_path(const spw__torch *t);
 const spw__py *spw__torch_root(const spw__torch *t);

@@ -1,6 +1,6 @@
 /*
- * Going on from DeepSpeed's own checkpoints: their state into an engine, and whether the configuration goes on with what was trained there.
- * files/deepspeed.c finds the tensors; from there on they are loaded as a checkpoint's of this program are.
+ * Going on from checkpoints of DeepSpeed and PyTorch: their state into an engine, and whether the configuration goes on with what was trained
+ * there. files/foreign.c finds the tensors; from there on they are loaded as a checkpoint's of this program are.
  */
 #include "checkpoint_internal.h"
 #include <math.h>
@@ -8,17 +8,19 @@
 #include <stdlib.h>
 
 spw_status
-spw_deepspeed_read_state(const char *folder, uint64_t seq_length, spw_checkpoint_state *state, spw_error *err)
+spw_foreign_read_state(const char *folder, const spw_config *config, spw_checkpoint_state *state, spw_error *err)
 {
-    const spw_deepspeed_about *a;
-    spw_deepspeed *d;
-    SPW_TRY(spw_deepspeed_open(&d, folder, err));
-    a = spw_deepspeed_get_about(d);
+    const spw_foreign_about *a;
+    spw_foreign *d;
+    uint64_t samples;
+    SPW_TRY(spw_foreign_open(&d, folder, err));
+    a = spw_foreign_get_about(d);
+    samples = a->samples != UINT64_MAX ? a->samples : a->steps * config->train_batch_size;
     *state = (spw_checkpoint_state){.step = a->steps,
                                     .updates = a->updates,
-                                    .data_position = a->samples,
-                                    .tokens = (double)a->samples * (double)seq_length};
-    spw_deepspeed_close(d);
+                                    .data_position = samples,
+                                    .tokens = (double)samples * (double)config->data.seq_length};
+    spw_foreign_close(d);
     return SPW_OK;
 }
 
@@ -33,18 +35,18 @@ check_adapters(uint64_t rank, spw_error *err)
 }
 
 static spw_status
-open_sources(spw__checkpoint_sources *s, spw_deepspeed *d, spw_error *err)
+open_sources(spw__checkpoint_sources *s, spw_foreign *d, spw_error *err)
 {
     const spw_model *m = spw_engine_model(s->e);
-    const spw_deepspeed_about *a = spw_deepspeed_get_about(d);
+    const spw_foreign_about *a = spw_foreign_get_about(d);
     uint32_t end = spw__checkpoint_part_end(s->rule);
-    SPW_TRY(spw_deepspeed_weights(d, &s->model, err));
+    SPW_TRY(spw_foreign_weights(d, &s->model, err));
     SPW_TRY(spw_hf_reader_bind(s->model, m, err));
     SPW_TRY(spw_bounce_create(&s->bounce, spw__checkpoint_buffers(spw__engine_workers(s->e)), err));
     spw_hf_reader_past_cache(s->model, s->bounce);
     if (a->updates == 0 && a->moment_count == 0) /* the optimizer makes its state with its first update */
         return SPW_OK;
-    SPW_TRY(spw_deepspeed_moments(d, s->model, m, s->rule->moment_names, s->rule->moment_count, &s->optimizer, err));
+    SPW_TRY(spw_foreign_moments(d, s->model, m, s->rule->moment_names, s->rule->moment_count, &s->optimizer, err));
     spw_st_reader_past_cache(s->optimizer, s->bounce);
     for (uint32_t id = 0; id < m->param_count; id++) {
         for (uint32_t p = SPW_PART_EXP_AVG; spw__checkpoint_trains(s->e, id) && p < end; p++) {
@@ -62,7 +64,7 @@ open_sources(spw__checkpoint_sources *s, spw_deepspeed *d, spw_error *err)
 }
 
 static void
-go_on(spw_engine *e, const spw_deepspeed_about *a)
+go_on(spw_engine *e, const spw_foreign_about *a)
 {
     spw_loss_scaler scaler = *spw_engine_loss_scaler(e);
     if (a->scaled && scaler.dynamic && a->hysteresis >= 1) {
@@ -77,10 +79,10 @@ go_on(spw_engine *e, const spw_deepspeed_about *a)
 }
 
 spw_status
-spw_deepspeed_load(spw_engine *e, const char *folder, spw_error *err)
+spw_foreign_load(spw_engine *e, const char *folder, spw_error *err)
 {
     spw__checkpoint_sources s;
-    spw_deepspeed *d = NULL;
+    spw_foreign *d = NULL;
     spw_error own = {0};
     int64_t none = 0;
     spw_status st;
@@ -89,18 +91,18 @@ spw_deepspeed_load(spw_engine *e, const char *folder, spw_error *err)
     if (st == SPW_OK)
         st = spw__in_place_check(e, folder, &own);
     if (st == SPW_OK)
-        st = spw_deepspeed_open(&d, folder, &own);
+        st = spw_foreign_open(&d, folder, &own);
     if (st == SPW_OK)
         st = open_sources(&s, d, &own);
     st = spw__engine_agree(e, st, &own, &none, err);
     if (st == SPW_OK)
         st = spw__checkpoint_fill(&s, err);
     if (st == SPW_OK)
-        go_on(e, spw_deepspeed_get_about(d));
+        go_on(e, spw_foreign_get_about(d));
     else
-        spw_error_wrap(err, "loading DeepSpeed's checkpoint %s", folder);
+        spw_error_wrap(err, "loading checkpoint %s", folder);
     spw__checkpoint_sources_deinit(&s);
-    spw_deepspeed_close(d);
+    spw_foreign_close(d);
     return st;
 }
 
@@ -117,7 +119,7 @@ static const char *const compared[] = {"train_batch_size",
 
 /* What of the checkpoint's optimizer is known besides, or instead where its configuration does not have it. */
 static void
-add_known(json_t *config, const json_t *theirs, const spw_deepspeed_about *a)
+add_known(json_t *config, const json_t *theirs, const spw_foreign_about *a)
 {
     json_t *params = json_object_get(json_object_get(config, "optimizer"), "params");
     if (json_object_get(theirs, "gradient_clipping") == NULL && !isnan(a->clip))
@@ -135,16 +137,16 @@ add_known(json_t *config, const json_t *theirs, const spw_deepspeed_about *a)
  * (a client's own optimizer or scheduler) nothing can be compared.
  */
 static char *
-their_config(const spw_config *now, const spw_deepspeed *d)
+their_config(const spw_config *now, const spw_foreign *d)
 {
-    const spw_deepspeed_about *a = spw_deepspeed_get_about(d);
+    const spw_foreign_about *a = spw_foreign_get_about(d);
     char *mine = spw_config_dump(now), *text = NULL;
     json_t *config = mine != NULL ? json_loads(mine, 0, NULL) : NULL;
-    json_t *theirs = spw_deepspeed_config(d) != NULL ? json_loads(spw_deepspeed_config(d), 0, NULL) : json_object();
+    json_t *theirs = spw_foreign_config(d) != NULL ? json_loads(spw_foreign_config(d), 0, NULL) : json_object();
     json_t *run = json_object_get(config, "spillway");
     for (size_t i = 0; i < sizeof compared / sizeof compared[0]; i++) {
         json_t *v = json_object_get(theirs, compared[i]);
-        bool batch = i < 3;
+        bool batch = i < 3 && spw_foreign_config(d) != NULL;
         if (v != NULL || batch) /* one or two of the three batch sizes give the others */
             json_object_del(config, compared[i]);
         if (v != NULL && !json_is_null(v))
@@ -153,7 +155,8 @@ their_config(const spw_config *now, const spw_deepspeed *d)
     if (now->fp16 && json_is_true(json_object_get(json_object_get(theirs, "fp16"), "enabled")))
         json_object_set(config, "fp16", json_object_get(theirs, "fp16"));
     add_known(config, theirs, a);
-    json_object_set_new(run, "ranks", json_integer(a->ranks));
+    if (spw_foreign_config(d) != NULL)
+        json_object_set_new(run, "ranks", json_integer(a->ranks));
     text = run != NULL && theirs != NULL ? json_dumps(config, 0) : NULL;
     json_decref(config);
     json_decref(theirs);
@@ -175,7 +178,7 @@ tell(differences *x, const char *text)
 }
 
 static spw_status
-compare_config(differences *x, const spw_config *now, const spw_deepspeed *d, const char *folder, spw_error *err)
+compare_config(differences *x, const spw_config *now, const spw_foreign *d, const char *folder, spw_error *err)
 {
     spw_config *saved = spw_mem_zalloc(sizeof *saved);
     char *text = saved != NULL ? their_config(now, d) : NULL;
@@ -194,7 +197,7 @@ compare_config(differences *x, const spw_config *now, const spw_deepspeed *d, co
 
 /* Weight decay and freezing, of which a client may make groups in any way: the first parameter that differs stands for all alike. */
 static void
-compare_params(differences *x, const spw_config *now, const spw_deepspeed *d, const spw_model *m,
+compare_params(differences *x, const spw_config *now, const spw_foreign *d, const spw_model *m,
                const spw_hf_reader *weights)
 {
     bool matrix = false, vector = false, frozen = false;
@@ -203,7 +206,7 @@ compare_params(differences *x, const spw_config *now, const spw_deepspeed *d, co
         uint64_t first;
         const char *name = spw_hf_bound_name(weights, id, &first);
         double decay = NAN, mine = spw__weight_decay_of(now, p);
-        bool trained = name != NULL && spw_deepspeed_trained(d, name, &decay), *said = p->ndim > 1 ? &matrix : &vector;
+        bool trained = name != NULL && spw_foreign_trained(d, name, &decay), *said = p->ndim > 1 ? &matrix : &vector;
         char text[400];
         if (name != NULL && trained == p->frozen && !frozen) {
             frozen = true;
@@ -221,22 +224,22 @@ compare_params(differences *x, const spw_config *now, const spw_deepspeed *d, co
 }
 
 spw_status
-spw_deepspeed_compare(const char *folder, const spw_config *config, void (*line)(void *ctx, const char *text),
-                      void *ctx, uint32_t *count_out, spw_error *err)
+spw_foreign_compare(const char *folder, const spw_config *config, void (*line)(void *ctx, const char *text), void *ctx,
+                    uint32_t *count_out, spw_error *err)
 {
     differences x = {line, ctx, 0};
     spw_hf_reader *weights = NULL;
-    spw_deepspeed *d;
+    spw_foreign *d;
     spw_model *m = NULL;
     spw_status st;
     *count_out = 0;
     SPW_TRY(check_adapters(config->run.lora.rank, err));
-    SPW_TRY(spw_deepspeed_open(&d, folder, err));
+    SPW_TRY(spw_foreign_open(&d, folder, err));
     st = compare_config(&x, config, d, folder, err);
     if (st == SPW_OK)
         st = spw_model_from_config(&m, config, err);
     if (st == SPW_OK)
-        st = spw_deepspeed_weights(d, &weights, err);
+        st = spw_foreign_weights(d, &weights, err);
     if (st == SPW_OK)
         st = spw_hf_reader_bind(weights, m, err);
     if (st == SPW_OK)
@@ -244,6 +247,6 @@ spw_deepspeed_compare(const char *folder, const spw_config *config, void (*line)
     *count_out = x.count;
     spw_hf_reader_close(weights);
     spw_model_destroy(m);
-    spw_deepspeed_close(d);
+    spw_foreign_close(d);
     return st;
 }
