@@ -280,6 +280,8 @@ def make_fsdp():
         part = pickle.loads(pickle.dumps(metadata))
         part.state_dict_metadata = {k: v for k, v in metadata.state_dict_metadata.items() if wanted(k)}
         part.storage_data = {k: v for k, v in metadata.storage_data.items() if wanted(k.fqn)}
+        for v in part.state_dict_metadata.values():
+            getattr(v, "chunks", []).reverse()  # in any order
         for v in part.storage_data.values():  # the items that are its own, in new files
             data = (into / "flat" / v.relative_path).read_bytes()[v.offset:v.offset + v.length]
             file = into / "trainer" / folder / v.relative_path
