@@ -1,6 +1,6 @@
 /*
  * The same JSON here and in DeepSpeed: runs of a small Llama that DeepSpeed 0.19.8 made with its optimizers, schedulers, clipping, accumulation and
- * loss scales (tests/vectors/deepspeed/runs.json, by make_deepspeed_vectors.py), step for step.
+ * loss scales (tests/vectors/deepspeed/runs.json, by make_foreign_vectors.py), step for step.
  */
 #include "lib_tiny.h"
 #include "runtime_internal.h"
@@ -50,7 +50,7 @@ configure(spw_config *c, const char *name, const json_t *theirs)
     json_decref(whole);
 }
 
-/* Micro-batches of two rows each; the formula is make_deepspeed_vectors.py's. */
+/* Micro-batches of two rows each; the formula is make_foreign_vectors.py's. */
 static void
 batch(uint64_t rows, uint64_t step, int32_t *tokens, int32_t *targets)
 {

@@ -1,6 +1,6 @@
 /*
- * What PyTorch and DeepSpeed write is read as they read it: files of torch.save, and checkpoints of ZeRO stages 1 to 3. The files in
- * tests/vectors were written by them (make_deepspeed_vectors.py), and what must be read of them was taken from their own accessors.
+ * What PyTorch, DeepSpeed and FSDP write is read as they read it: files of torch.save, checkpoints of ZeRO stages 1 to 3 and of torch.distributed.checkpoint. The files in
+ * tests/vectors were written by them (make_foreign_vectors.py), and what must be read of them was taken from their own accessors.
  */
 #include "lib_ranks.h"
 #include "lib_tiny.h"
@@ -613,7 +613,7 @@ test_ranks(void **state)
     ranks_run(2, &(spw_comm_options){.chaos_seed = 3}, load_on_rank, &k);
 }
 
-/* The same as in make_deepspeed_vectors.py. */
+/* The same as in make_foreign_vectors.py. */
 static void
 batch(const spw_config *c, uint64_t step, int32_t *tokens, int32_t *targets)
 {

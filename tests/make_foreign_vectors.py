@@ -1,6 +1,6 @@
 """Makes tests/vectors/deepspeed, fsdp and torch: what DeepSpeed, FSDP and torch.save write of a small Llama, and what must come of it.
 
-    python3 tests/make_deepspeed_vectors.py        needs torch, transformers, safetensors, deepspeed 0.19.8; five minutes, no GPU
+    python3 tests/make_foreign_vectors.py        needs torch, transformers, safetensors, deepspeed 0.19.8; five minutes, no GPU
 
 runs.json has, for each configuration in RUNS, the losses, learning rates and loss scales of twelve steps from start.safetensors, on one rank.
 

@@ -1,10 +1,10 @@
 #!/bin/bash
-# From DeepSpeed to here on the command line: its checkpoints looked at, gone on from, made a folder of; and what is said of them. Speaks TAP.
+# From DeepSpeed and FSDP to here on the command line: their checkpoints looked at, gone on from, made a folder of; and what is said of them. Speaks TAP.
 set -u
 cd "$(dirname "$0")/.."
 spw=${SPW_BUILD:-build/release}/spillway
 export OPENBLAS_NUM_THREADS=1
-dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-from-deepspeed-XXXXXX")
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-foreign-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 export XDG_CACHE_HOME=$dir/cache
 . tests/lib_tap.sh
