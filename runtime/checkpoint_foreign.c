@@ -195,6 +195,22 @@ compare_config(differences *x, const spw_config *now, const spw_foreign *d, cons
     return st;
 }
 
+/* A client's own optimizer is known by what it keeps: another one's would go on from a part of it without a word. */
+static void
+compare_moments(differences *x, const spw_config *now, const spw_foreign *d)
+{
+    const spw_foreign_about *a = spw_foreign_get_about(d);
+    const spw_optimizer *rule = spw_optimizer_find(now->optimizer.type);
+    char kept[200] = "", text[400];
+    if (rule == NULL || a->moment_count <= rule->moment_count)
+        return; /* one that is missing is refused */
+    for (uint32_t k = 0; k < a->moment_count; k++)
+        snprintf(kept + strlen(kept), sizeof kept - strlen(kept), "%s%s", k > 0 ? ", " : "", a->moments[k]);
+    snprintf(text, sizeof text, "optimizer: it kept %s of each element in the checkpoint, %s keeps %u of them now",
+             kept, rule->name, rule->moment_count);
+    tell(x, text);
+}
+
 /* Weight decay and freezing, of which a client may make groups in any way: the first parameter that differs stands for all alike. */
 static void
 compare_params(differences *x, const spw_config *now, const spw_foreign *d, const spw_model *m,
@@ -242,8 +258,10 @@ spw_foreign_compare(const char *folder, const spw_config *config, void (*line)(v
         st = spw_foreign_weights(d, &weights, err);
     if (st == SPW_OK)
         st = spw_hf_reader_bind(weights, m, err);
-    if (st == SPW_OK)
+    if (st == SPW_OK) {
+        compare_moments(&x, config, d);
         compare_params(&x, config, d, m, weights);
+    }
     *count_out = x.count;
     spw_hf_reader_close(weights);
     spw_model_destroy(m);

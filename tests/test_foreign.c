@@ -738,6 +738,10 @@ test_compare(void **state)
     c.optimizer.beta1 = 0.8;
     c.gradient_clipping = 0.5;
     compares(&checkpoints[FSDP], &c, 2, "optimizer.params.betas: [0.9,0.95] in the checkpoint, [0.8,0.95] now\n");
+    configure(&c, &checkpoints[FSDP], 1, "", "");
+    snprintf(c.optimizer.type, sizeof c.optimizer.type, "Lion");
+    compares(&checkpoints[FSDP], &c, 1,
+             "optimizer: it kept exp_avg, exp_avg_sq of each element in the checkpoint, Lion keeps 1 of them now\n");
     configure(&c, &checkpoints[TRAINER], 1, "", ""); /* its numbers are each parameter's */
     c.run.decay_norm_and_bias = true;
     compares(&checkpoints[TRAINER], &c, 1, "0 in the checkpoint, 0.1 now\n");
@@ -911,17 +915,15 @@ test_sizes(void **state)
     tiny_dir_remove(dir);
 }
 
-/* Bytes of a file, the n-th time they are there. */
+/* Bytes of a file, the first time they are there or every time. */
 static void
-replace(const char *path, const char *old, const char *new, size_t n, int nth)
+replace(const char *path, const char *old, const char *new, size_t n, bool every)
 {
     uint64_t bytes;
-    char *text = load_file(path, &bytes), *at = text;
-    for (int i = 0; i <= nth; i++) {
-        at = memmem(at + (i > 0), bytes - (uint64_t)(at - text) - (i > 0), old, n);
-        assert_non_null(at);
-    }
-    memcpy(at, new, n);
+    char *text = load_file(path, &bytes), *at = memmem(text, bytes, old, n);
+    assert_non_null(at);
+    for (; at != NULL; at = every ? memmem(at, bytes - (uint64_t)(at - text), old, n) : NULL)
+        memcpy(at, new, n);
     store_file(path, text, bytes);
     free(text);
 }
@@ -955,13 +957,13 @@ test_fsdp_refused(void **state)
     }
     free(text);
     copy_checkpoint(&checkpoints[FSDP], dir); /* the embeddings' size: 19 rows of 8, in chunks of 7, 7 and 5 */
-    replace(metadata, "K\x13K\x08\x86", "K\x14K\x08\x86", 5, 0);
+    replace(metadata, "K\x13K\x08\x86", "K\x14K\x08\x86", 5, false);
     opens_not(dir, SPW_ECORRUPT, "its chunks are not all of its rows");
     copy_checkpoint(&checkpoints[FSDP], dir);
-    replace(metadata, "K\x13K\x08\x86", "K\x13K\x09\x86", 5, 0);
+    replace(metadata, "K\x13K\x08\x86", "K\x13K\x09\x86", 5, false);
     opens_not(dir, SPW_EUNSUPPORTED, "is not cut by rows alone");
     copy_checkpoint(&checkpoints[FSDP], dir);
-    replace(metadata, "K\x07K\x00\x86", "K\x06K\x00\x86", 5, 0); /* a chunk that begins a row early */
+    replace(metadata, "K\x07K\x00\x86", "K\x06K\x00\x86", 5, false); /* a chunk that begins a row early */
     opens_not(dir, SPW_ECORRUPT, "its chunks leave rows out, or have some twice");
     copy_checkpoint(&checkpoints[FSDP], dir);
     text = load_file(metadata, &bytes); /* places come last: that of a chunk is another's now */
@@ -975,13 +977,33 @@ test_fsdp_refused(void **state)
     free(text);
     opens_not(dir, SPW_ECORRUPT, "a chunk of it has no place");
     copy_checkpoint(&checkpoints[FSDP], dir);
-    replace(metadata, "K\x07K\x08\x86", "K\x06K\x08\x86", 5, 0);
+    replace(metadata, "K\x07K\x08\x86", "K\x06K\x08\x86", 5, false);
     opens_not(dir, SPW_ECORRUPT, "a chunk has another shape than .metadata says");
     copy_checkpoint(&checkpoints[FSDP], dir);
-    replace(metadata, "\x8c\x03\x66qn", "\x8c\x03gqn", 5, 0); /* a member of what says which tensor lies where */
+    replace(metadata, "\x8c\x03\x66qn", "\x8c\x03gqn", 5, false); /* a member of what says which tensor lies where */
     opens_not(dir, SPW_ECORRUPT, "a place without a name");
+    copy_checkpoint(&checkpoints[FSDP], dir); /* one parameter's moment by another name */
+    replace(metadata, "layers.0.self_attn.k_proj.weight.exp_avg_sq\x94",
+            "layers.0.self_attn.k_proj.weight.exp_avg_sr\x94", 44, true);
+    opens_not(dir, SPW_ECORRUPT, "the optimizer has not all of what it has of others");
+    copy_checkpoint(&checkpoints[FSDP], dir); /* moments of (4, 8) and (8, 8) change places */
+    replace(metadata, "layers.0.self_attn.k_proj.weight.exp_avg\x94", "layers.0.self_attn.x_proj.weight.exp_avg\x94",
+            41, true);
+    replace(metadata, "layers.0.self_attn.q_proj.weight.exp_avg\x94", "layers.0.self_attn.k_proj.weight.exp_avg\x94",
+            41, true);
+    replace(metadata, "layers.0.self_attn.x_proj.weight.exp_avg\x94", "layers.0.self_attn.q_proj.weight.exp_avg\x94",
+            41, true);
+    opens_not(dir, SPW_ECORRUPT, "it has another shape than the parameter's other moments");
+    copy_checkpoint(&checkpoints[FSDP], dir); /* weights do */
+    replace(metadata, "model.model.layers.0.self_attn.k_proj.weight\x94",
+            "model.model.layers.0.self_attn.x_proj.weight\x94", 45, true);
+    replace(metadata, "model.model.layers.0.self_attn.q_proj.weight\x94",
+            "model.model.layers.0.self_attn.k_proj.weight\x94", 45, true);
+    replace(metadata, "model.model.layers.0.self_attn.x_proj.weight\x94",
+            "model.model.layers.0.self_attn.q_proj.weight\x94", 45, true);
+    opens_not(dir, SPW_ECORRUPT, "it has another shape than its moments");
     copy_checkpoint(&checkpoints[FSDP], dir);
-    replace(metadata, "state_dict_metadata", "state_dict_metadatb", 19, 0);
+    replace(metadata, "state_dict_metadata", "state_dict_metadatb", 19, false);
     opens_not(dir, SPW_ECORRUPT, "it describes no tensors");
     tiny_dir_remove(dir);
 }

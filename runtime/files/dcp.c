@@ -101,14 +101,12 @@ read_metadata(reading *r, const char *below)
     return st;
 }
 
-/* torch.Size, or a tuple; the n-th number of it. */
+/* The i-th number of a size. */
 static bool
 size_at(const spw__py *size, uint64_t i, uint64_t *out)
 {
     int64_t n = -1;
-    if (spw__py_is(size, "torch.Size"))
-        size = spw__py_item(size->args, 0);
-    if (!spw__py_int(spw__py_item(size, i), &n) || n < 0)
+    if (!spw__py_int(spw__py_item(spw__torch_size(size), i), &n) || n < 0)
         return false;
     *out = (uint64_t)n;
     return true;
@@ -345,6 +343,13 @@ optimizer_name(const char *key)
     return state != NULL && optim != NULL && optim < state ? state + strlen(".state.") : NULL;
 }
 
+static bool
+same_shape(const spw_tensor_info *a, const spw_tensor_info *b)
+{
+    return a->ndim == b->ndim && memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape) == 0;
+}
+
+/* The parameter's shape is its first moment's until its weights are added. */
 static spw_status
 add_moment(reading *r, const entry *e, const char *name, const char *moment)
 {
@@ -382,7 +387,12 @@ add_moment(reading *r, const entry *e, const char *name, const char *moment)
     SPW_TRY(add_tensor(r, e, &t));
     if (t.dtype != SPW_F32)
         return SPW_RAISE(r->err, SPW_EUNSUPPORTED, "%s: %s is %s; moments in fp32 are read", d->folder, e->key, t.type);
+    if (p->info.ndim > 0 && !same_shape(&p->info, &t))
+        return damaged(r, e->key, "it has another shape than the parameter's other moments");
+    p->info.ndim = t.ndim;
+    memcpy(p->info.shape, t.shape, sizeof t.shape);
     p->moment[k] = t.begin;
+    p->moment_count++;
     return SPW_OK;
 }
 
@@ -422,6 +432,7 @@ add_weights(reading *r)
     for (uint64_t i = 0; i < r->entry_count; i++) {
         const entry *e = &r->entries[i];
         spw__foreign_param *p;
+        spw_tensor_info t = {.ndim = 0};
         char name[SPW_TENSOR_NAME_BYTES];
         if (strncmp(e->key, prefix, before) != 0 || optimizer_name(e->key) != NULL || !is_tensor(e))
             continue;
@@ -434,12 +445,17 @@ add_weights(reading *r)
             p->frozen = true;
             p->decay = NAN;
         }
-        SPW_TRY(add_tensor(r, e, &p->info));
+        SPW_TRY(add_tensor(r, e, &t));
+        if (!p->frozen && !same_shape(&p->info, &t))
+            return damaged(r, e->key, "it has another shape than its moments");
+        p->info = t;
         snprintf(p->info.name, sizeof p->info.name, "%s", name);
     }
     for (uint32_t k = 0; k < d->trained_count; k++) {
-        if (d->params[k].info.ndim == 0)
+        if (d->params[k].info.bytes == 0)
             return damaged(r, d->params[k].info.name, "the optimizer has state of it, and its weights are missing");
+        if (d->params[k].moment_count != d->about.moment_count)
+            return damaged(r, d->params[k].info.name, "the optimizer has not all of what it has of others");
     }
     return SPW_OK;
 }

@@ -11,13 +11,12 @@ spw__ds_damaged(const spw__torch *t, const char *what, spw_error *err)
     return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s", spw__torch_path(t), what);
 }
 
-/* torch.Size, or a tuple. */
+/* Of sizes above 0 that can be counted. */
 static bool
 read_shape(const spw__py *v, spw_tensor_info *out)
 {
     uint64_t n = 1;
-    if (spw__py_is(v, "torch.Size"))
-        v = spw__py_item(v->args, 0);
+    v = spw__torch_size(v);
     if (v == NULL || v->kind != SPW__PY_LIST || v->count > SPW_TENSOR_DIMS_MAX)
         return false;
     out->ndim = (uint32_t)v->count;

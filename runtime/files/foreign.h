@@ -26,7 +26,8 @@ typedef struct spw__foreign_param {
     uint64_t moment[SPW_FOREIGN_MOMENTS_MAX];
     double decay; /* NAN: not known */
     bool frozen;
-    uint32_t group_idx; /* DeepSpeed's, and elements behind it */
+    uint32_t moment_count; /* PyTorch's */
+    uint32_t group_idx;    /* DeepSpeed's, and elements behind it */
     uint64_t padding;
 } spw__foreign_param;
 

@@ -374,6 +374,12 @@ spw__torch_attribute(const spw__py *v, const char *name)
     return spw__py_is(v, "torch._tensor._rebuild_from_type_v2") ? spw__py_get(spw__py_item(v->args, 3), name) : NULL;
 }
 
+const spw__py *
+spw__torch_size(const spw__py *v)
+{
+    return spw__py_is(v, "torch.Size") ? spw__py_item(v->args, 0) : v;
+}
+
 /* By the class of its storage; SPW__ST_TYPE_COUNT: another. */
 static int
 type_of(const spw__py *storage)

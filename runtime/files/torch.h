@@ -39,6 +39,8 @@ const spw__py *spw__torch_attribute(const spw__py *v, const char *name);
  */
 spw_status
 spw__torch_tensor(const spw__torch *t, const spw__py *v, const char *name, spw_tensor_info *out, spw_error *err);
+/* The list of a torch.Size, or of what is one already. */
+const spw__py *spw__torch_size(const spw__py *v);
 /* The bytes of such a tensor. */
 spw_status spw__torch_read(const spw__torch *t, const spw_tensor_info *tensor, void *data, spw_error *err);
 
