@@ -136,19 +136,24 @@ list_tensors(spw_hf_reader *r, bool with_digest, totals *sum, json_t *list, spw_
 
 /* ---------------------------------------------------------------- what belongs to a folder */
 
+/* Of a config, which is the about's: whether there is such a model, and the tensors are its. */
+static void
+learn_model(about *a, spw_hf_reader *r)
+{
+    spw_model *model = NULL;
+    a->has_config = spw_model_build(&model, &a->config, &a->refusal) == SPW_OK;
+    a->params = model != NULL ? spw_model_elems(model) : 0;
+    a->fits = model != NULL && spw_hf_reader_bind(r, model, &a->refusal) == SPW_OK;
+    spw_model_destroy(model);
+}
+
 static void
 learn(about *a, const char *folder, spw_hf_reader *r)
 {
     static spw_config config; /* large */
-    spw_model *model = NULL;
     spw_error ignored = {0};
-    if (spw_dir_has(folder, "config.json")) {
-        a->has_config = spw_hf_config_load(&a->config, folder, &a->refusal) == SPW_OK &&
-                        spw_model_build(&model, &a->config, &a->refusal) == SPW_OK;
-        a->params = model != NULL ? spw_model_elems(model) : 0;
-        a->fits = model != NULL && spw_hf_reader_bind(r, model, &a->refusal) == SPW_OK;
-        spw_model_destroy(model);
-    }
+    if (spw_dir_has(folder, "config.json") && spw_hf_config_load(&a->config, folder, &a->refusal) == SPW_OK)
+        learn_model(a, r);
     a->has_state = spw_dir_has(folder, "spillway.json") &&
                    spw_checkpoint_read_config(folder, &config, &a->state, &ignored) == SPW_OK;
 }
@@ -226,6 +231,10 @@ inspect_foreign(const char *folder, bool with_digest, totals *sum, about *a, jso
     a->is_foreign = true;
     a->foreign = *spw_foreign_get_about(d);
     st = spw_foreign_weights(d, &r, err);
+    if (st == SPW_OK && spw_foreign_model(d) != NULL) {
+        a->config = *spw_foreign_model(d);
+        learn_model(a, r);
+    }
     if (st == SPW_OK)
         st = show(r, with_digest, sum, list, err);
     spw_hf_reader_close(r);

@@ -73,7 +73,7 @@ find_checkpoint(train_run *r, const char *resume, char found[SPW_PATH_BYTES], sp
 {
     static spw_config saved;
     spw_status st = spw_checkpoint_find(resume, found, err);
-    r->from_foreign = st == SPW_ENOENT && spw_foreign_find(resume, found, SPW_PATH_BYTES);
+    r->from_foreign = st != SPW_OK && spw_foreign_find(resume, found, SPW_PATH_BYTES);
     if (r->from_foreign) {
         *err = (spw_error){0};
         SPW_TRY(spw_foreign_read_state(found, &r->config, &r->at, err));

@@ -177,6 +177,18 @@ tell(differences *x, const char *text)
     x->count++;
 }
 
+/* What shapes do not tell. */
+static void
+compare_model(differences *x, const spw_model *m, const spw_model_config *theirs)
+{
+    char text[200];
+    if (theirs == NULL || theirs->heads == m->config.heads)
+        return;
+    snprintf(text, sizeof text, "model: %llu heads in the checkpoint, %llu now", (unsigned long long)theirs->heads,
+             (unsigned long long)m->config.heads);
+    tell(x, text);
+}
+
 static spw_status
 compare_config(differences *x, const spw_config *now, const spw_foreign *d, const char *folder, spw_error *err)
 {
@@ -259,6 +271,7 @@ spw_foreign_compare(const char *folder, const spw_config *config, void (*line)(v
     if (st == SPW_OK)
         st = spw_hf_reader_bind(weights, m, err);
     if (st == SPW_OK) {
+        compare_model(&x, m, spw_foreign_model(d));
         compare_moments(&x, config, d);
         compare_params(&x, config, d, m, weights);
     }

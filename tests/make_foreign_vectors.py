@@ -1,4 +1,5 @@
-"""Makes tests/vectors/deepspeed, fsdp and torch: what DeepSpeed, FSDP and torch.save write of a small Llama, and what must come of it.
+"""Makes tests/vectors/deepspeed, fsdp, llmc and torch: what DeepSpeed, FSDP and torch.save write of a small Llama, llm.c of a small GPT-2, and
+what must come of it.
 
     python3 tests/make_foreign_vectors.py        needs torch, transformers, safetensors, deepspeed 0.19.8; five minutes, no GPU
 
@@ -263,6 +264,88 @@ def fsdp(out):
     os._exit(0)
 
 
+def llmc(rows):
+    """transformers' GPT-2 trained as llm.c trains (AdamW without decay of vectors, clipping at 1): all tensors of the checkpoint and what comes of it, for so
+    many sequences a step."""
+    import torch
+    import transformers
+    torch.manual_seed(5)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_embd=8, n_layer=2, n_head=2, vocab_size=SIZES["vocab_size"], n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        initializer_range=0.2)).float()
+    named = {n.removeprefix("transformer."): p for n, p in model.named_parameters()}
+    for n, p in named.items():
+        if n.endswith("bias"):
+            torch.nn.init.normal_(p, std=0.1)
+    optimizer = torch.optim.AdamW([{"params": [p for p in named.values() if p.ndim > 1], "weight_decay": 0.1},
+                                   {"params": [p for p in named.values() if p.ndim == 1], "weight_decay": 0.0}], lr=0.01, betas=(0.9, 0.95), eps=1e-8)
+    expect, losses = {}, []
+    for step in range(STEPS):
+        if step == SAVED:
+            for n, p in named.items():
+                expect.update({n: p.detach().clone(), **{f"{n}.{m}": optimizer.state[p][m].clone() for m in ("exp_avg", "exp_avg_sq")}})
+        ids = torch.tensor([tokens(step, row) for row in range(rows)])
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        norm = sum(float((p.grad.double() ** 2).sum()) for p in named.values()) ** 0.5
+        for p in named.values():
+            p.grad *= min(1.0, 1.0 / norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    expect.update({f"end.{n}": p.detach().clone() for n, p in named.items()})
+    expect["losses"] = torch.tensor(losses, dtype=torch.float32)
+    return {k: v.contiguous() for k, v in expect.items()}
+
+
+def make_llmc():
+    """Written here by its description (FORMATS 3), for llm.c needs a GPU: of one rank, whose weights are the masters; of two, each with its part (ZeRO
+    stage 1), with a loader that shuffles; of two, each with all of it."""
+    import struct
+    import torch
+    from safetensors.torch import save_file
+    into = ROOT / "vectors/llmc"
+    shutil.rmtree(into, ignore_errors=True)
+    vocab, padded = SIZES["vocab_size"], 128
+    block = ["ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias",
+             "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"]
+
+    def arrays(tensors, suffix):
+        """Each array as a list of its layers, flat."""
+        out = [[torch.cat([tensors["wte.weight" + suffix], torch.zeros(padded - vocab, 8)])], [tensors["wpe.weight" + suffix]]]
+        for name in block:
+            layers = [tensors[f"h.{layer}.{name}{suffix}"] for layer in range(2)]
+            out.append([t.t() if t.ndim > 1 else t for t in layers])  # (out, in)
+        out += [[tensors["ln_f.weight" + suffix]], [tensors["ln_f.bias" + suffix]]]
+        return [[t.contiguous().flatten() for t in array] for array in out]
+
+    def raw(pieces, dtype=torch.float32):
+        return torch.cat(pieces).to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
+
+    for name, ranks, cut, masters, shuffled, dtype in (("one", 1, False, False, False, torch.float32), ("parts", 2, True, True, True, torch.bfloat16),
+                                                       ("copies", 2, False, True, False, torch.bfloat16)):
+        expect, folder = llmc(ranks), into / name
+        folder.mkdir(parents=True)
+        save_file(expect, str(folder / "expect.safetensors"))
+        whole = {part: arrays(expect, suffix) for part, suffix in (("m", ".exp_avg"), ("v", ".exp_avg_sq"), ("w", ""))}
+        header = [20240326, 3 if dtype == torch.float32 else 5, 16, vocab, 2, 2, 8, padded]
+        (folder / f"model_{SAVED:08}.bin").write_bytes(struct.pack("<256i", *header, *[0] * (256 - len(header))) +
+                                                       raw([t for a in whole["w"] for t in a], dtype))
+        for rank in range(ranks):
+            header = [0] * 256
+            header[:6] = [20240527, 1, ranks, rank, int(masters), int(shuffled)]
+            header[10], header[20], header[30], header[32] = SAVED, 1337 + rank, 1, 7
+            body = b""
+            for part in ("m", "v", "w") if masters else ("m", "v"):
+                pieces = [t for a in whole[part] for t in a]
+                body += raw([t.view(ranks, -1)[rank] for t in pieces] if cut else pieces)
+            if shuffled:
+                body += struct.pack("<Q2iQ3i", 2, 1, 0, 3, 2, 0, 1) + bytes(range(252)) * 10
+            (folder / f"state_{SAVED:08}_{rank:05}.bin").write_bytes(struct.pack("<256i", *header) + body)
+        (folder / f"DONE_{SAVED:08}").write_bytes(b"")
+    (into / "one/DONE_00000002").write_bytes(b"")  # of one that was removed by half: a later one counts
+
+
 def make_fsdp():
     """And once more as transformers' Trainer has it: a folder of the model and one of the optimizer, here flattened."""
     import pickle
@@ -361,6 +444,7 @@ if __name__ == "__main__":
         train(sys.argv[1], pathlib.Path(sys.argv[2]))
     else:
         make_torch()
+        make_llmc()
         make_fsdp()
         make_cases()
         make_nvme()

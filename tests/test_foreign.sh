@@ -1,5 +1,5 @@
 #!/bin/bash
-# From DeepSpeed and FSDP to here on the command line: their checkpoints looked at, gone on from, made a folder of; and what is said of them. Speaks TAP.
+# From DeepSpeed, FSDP and llm.c to here on the command line: their checkpoints looked at, gone on from, made a folder of; and what is said of them. Speaks TAP.
 set -u
 cd "$(dirname "$0")/.."
 spw=${SPW_BUILD:-build/release}/spillway
@@ -101,4 +101,37 @@ run inspect "$dir/z" --digest
 grep '^  ' "$dir/out" | sed 's/  */ /g' | sort >"$dir/want"
 run inspect tests/vectors/torch/expect --digest
 check "with the same bits" cmp -s <(grep '^  ' "$dir/out" | sed 's/  */ /g' | sort) "$dir/want"
+# llm.c's: the last one in its folder, or one by its model's file; what model it is of it says itself.
+theirs=tests/vectors/llmc
+for f in parts copies; do
+    check "inspect $f of llm.c" run inspect "$theirs/$f"
+    check "has its tensors" said "28 tensors, 2040 elements"
+done
+check "says what it is" said "checkpoint of llm.c: 2 ranks, step 4, 4 updates; kept for each parameter: exp_avg exp_avg_sq"
+cat >"$dir/l.json" <<JSON
+{ "train_batch_size": 2, "gradient_clipping": 1.0,
+  "model": {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 19, "n_positions": 16},
+  "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+  "data": {"path": "$dir/t.bin", "seq_length": 8}, "spillway": {"steps": 8, "device": "cpu"} }
+JSON
+check "goes on from the folder" run train "$dir/l.json" --resume "$theirs/parts" --set spillway.checkpoint_dir="$dir/lp"
+check "behind as many batches" said "goes on behind the first 8"
+check "and from the model's file" run train "$dir/l.json" --resume "$theirs/copies/model_00000004.bin" --set spillway.checkpoint_dir="$dir/lc"
+check "the same" same "$dir/lp/step-8" "$dir/lc/step-8"
+expect 2 "optimizer.params.betas: [0.9,0.95] in the checkpoint, [0.9,0.999] now" "what cannot be set there is compared" train "$dir/l.json" --resume "$theirs/parts" --set 'optimizer.params.betas=[0.9,0.999]'
+check "export" run export "$theirs/parts" --to "$dir/lx"
+check "says the model" grep -q '"n_head": 2' "$dir/lx/config.json"
+run inspect "$dir/lx" --digest
+check "of its tensors" said "the tensors are this model's"
+sums() { grep -E '^  (h|wte|wpe|ln_f)[.]' "$dir/out" | sed 's/  */ /g' | sort; }
+sums >"$dir/want"
+check "all of them" test "$(wc -l <"$dir/want")" = 28
+run inspect "$theirs/copies" --digest
+check "which say their model" said "gpt2, 0.00204 M parameters: 2 layers, width 8, 2 heads of 4"
+check "with the same bits" cmp -s <(sums) "$dir/want"
+check "import of the model's file alone" run import "$theirs/one/model_00000004.bin" --to "$dir/ly"
+check "which inspect shows" run inspect "$theirs/one/model_00000004.bin" --digest
+sums >"$dir/want"
+run inspect "$dir/ly" --digest
+check "is the same" cmp -s <(sums) "$dir/want"
 echo "1..$n"

@@ -3,7 +3,7 @@
  * parameter after the other, each by all threads, with its adapter added if there is one; the folder is written beside its name and renamed when
  * it is complete.
  */
-#include "files_internal.h"
+#include "llmc.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -21,12 +21,12 @@ typedef struct job {
     spw_export_report *report;
     spw_model_config config;
     spw_model *model;
-    const char *beside; /* the folder that config.json and the tokenizer are taken from */
+    const char *beside; /* the folder that config.json and the tokenizer are taken from; NULL: none */
     spw_hf_reader *folder;
-    spw_llmc_reader *llmc;
     spw_st_reader *masters;  /* of a checkpoint, for fp32; NULL: none */
     spw_st_reader *adapters; /* NULL: there are none */
     spw_dtype stored;        /* of all weights, where that is known; SPW_DTYPE_COUNT */
+    bool says_model;         /* another program's checkpoint, of the model that config is */
     double alpha;
     struct { /* of the parameter that is written; rank 0: it has none */
         uint64_t rank;
@@ -79,8 +79,11 @@ open_weights(job *j, spw_error *err)
         return spw_hf_reader_open(&j->folder, j->o->source, err);
     SPW_TRY(spw_foreign_open(&d, found, err));
     st = spw_foreign_weights(d, &j->folder, err);
-    spw_foreign_close(d);
     j->stored = SPW_F32;
+    j->says_model = spw_foreign_model(d) != NULL;
+    if (j->says_model)
+        j->config = *spw_foreign_model(d);
+    spw_foreign_close(d);
     return st;
 }
 
@@ -88,20 +91,33 @@ static spw_status
 open_folder(job *j, spw_error *err)
 {
     char path[PATH_MAX_BYTES + 64];
-    j->beside = j->o->model != NULL ? j->o->model : j->o->source;
     SPW_TRY(open_weights(j, err));
-    if (j->stored != SPW_DTYPE_COUNT && !spw_dir_has(j->beside, "config.json"))
+    j->beside = j->o->model != NULL || j->says_model ? j->o->model : j->o->source;
+    if (j->stored != SPW_DTYPE_COUNT && j->beside != NULL && !spw_dir_has(j->beside, "config.json"))
         return SPW_RAISE(err, SPW_ENOENT,
                          "%s has no config.json: such a checkpoint does not say what model it is of; --model FOLDER "
                          "names the folder that training began with",
                          j->beside);
-    SPW_TRY(spw_hf_config_load(&j->config, j->beside, err));
+    if (j->beside != NULL)
+        SPW_TRY(spw_hf_config_load(&j->config, j->beside, err));
     SPW_TRY(spw_model_build(&j->model, &j->config, err));
     SPW_TRY(spw_hf_reader_bind(j->folder, j->model, err));
     snprintf(path, sizeof path, "%.1000s/optimizer-00001-of-00001.safetensors", j->o->source);
     if (j->o->dtype == SPW_F32 && access(path, F_OK) == 0)
         SPW_TRY(spw_st_reader_open(&j->masters, path, err));
     return open_adapters(j, err);
+}
+
+/* llm.c's weights, whose header says what model they are of. */
+static spw_status
+open_file(job *j, spw_error *err)
+{
+    spw__llmc m;
+    SPW_TRY(spw__llmc_open(&m, j->o->source, err));
+    j->config = m.config;
+    SPW_TRY(spw_model_build(&j->model, &j->config, err));
+    SPW_TRY(spw_hf_reader_open(&j->folder, j->o->source, err));
+    return spw_hf_reader_bind(j->folder, j->model, err);
 }
 
 static spw_status
@@ -111,11 +127,7 @@ open_source(job *j, spw_error *err)
     SPW_TRY(spw_hf_check_folder(j->o->source, err));
     if (stat(j->o->source, &info) != 0)
         return SPW_RAISE_SYS(err, errno, "%s", j->o->source);
-    if (S_ISDIR(info.st_mode))
-        return open_folder(j, err);
-    SPW_TRY(spw_llmc_reader_open(&j->llmc, j->o->source, err));
-    j->config = *spw_llmc_reader_config(j->llmc);
-    return spw_model_build(&j->model, &j->config, err);
+    return S_ISDIR(info.st_mode) ? open_folder(j, err) : open_file(j, err);
 }
 
 static spw_status
@@ -237,15 +249,7 @@ make_elems(void *ctx, uint64_t offset, void *out, uint64_t bytes, spw_error *err
     if (m->master != NULL)
         return spw_st_read_run(m->j->masters, m->master, first * sizeof(float), count * sizeof(float), take_masters,
                                &to, err);
-    if (m->j->folder != NULL)
-        return spw_hf_read_run(m->j->folder, m->id, first, count, take_elems, &to, err);
-    for (uint64_t at = 0, n; at < count; at += n) {
-        float block[BLOCK_ELEMS];
-        n = count - at < BLOCK_ELEMS ? count - at : BLOCK_ELEMS;
-        SPW_TRY(spw_llmc_read_param(m->j->llmc, m->j->model, m->id, first + at, n, block, err));
-        SPW_TRY(take_elems(&to, first + at, block, n, err));
-    }
-    return SPW_OK;
+    return spw_hf_read_run(m->j->folder, m->id, first, count, take_elems, &to, err);
 }
 
 static void
@@ -535,8 +539,6 @@ stored_dtype(const job *j)
 {
     spw_st_extent unused;
     spw_dtype dtype = SPW_BF16;
-    if (j->folder == NULL)
-        return spw_llmc_reader_dtype(j->llmc);
     if (j->stored != SPW_DTYPE_COUNT)
         return j->stored;
     for (uint32_t id = 0; id < j->model->param_count; id++) {
@@ -546,14 +548,12 @@ stored_dtype(const job *j)
     return dtype;
 }
 
-/* llm.c's reader is for one thread. */
 static spw_status
 open_threads(job *j, spw_error *err)
 {
-    uint32_t cpus = spw_cpu_allowed_count(), threads = j->llmc != NULL ? 1 : cpus < THREADS_MAX ? cpus : THREADS_MAX;
+    uint32_t cpus = spw_cpu_allowed_count(), threads = cpus < THREADS_MAX ? cpus : THREADS_MAX;
     SPW_TRY(spw_bounce_create(&j->bounce, 2 * threads, err));
-    if (j->folder != NULL)
-        spw_hf_reader_past_cache(j->folder, j->bounce);
+    spw_hf_reader_past_cache(j->folder, j->bounce);
     if (j->masters != NULL)
         spw_st_reader_past_cache(j->masters, j->bounce);
     return threads > 1 ? spw_pool_create(&j->pool, threads, "spw-export", err) : SPW_OK;
@@ -597,7 +597,6 @@ spw_export(const spw_export_options *o, spw_export_report *report, spw_error *er
     if (st != SPW_OK && j.made)
         (void)spw_dir_remove(j.partial, &ignored);
     spw_hf_reader_close(j.folder);
-    spw_llmc_reader_close(j.llmc);
     spw_st_reader_close(j.masters);
     spw_st_reader_close(j.adapters);
     spw_pool_destroy(j.pool);

@@ -33,8 +33,9 @@ spw_status spw__bounce_flush(spw_bounce *b, spw__large_file *f, spw_error *err);
 
 /*
  * Stretches of files in a row, read as one (span.c). Filled by one thread, then read by any.
- *   open     the file, which is read where stretches of it are added. The span owns it
+ *   open     the file, which is read where stretches of it are added. The span owns it. file_read: whatever is in it
  *   add      appends [offset, offset + bytes) of a file, which has them
+ *   add_turned  appends a matrix (rows, cols) whose transpose, (cols, rows), the span has at source; it is read by whole elements
  *   read     [at, at + bytes) of the span, which has them
  *   read_run for runs: at most *bytes of one stretch into a buffer, past the page cache; *data: where in it, *bytes: how many
  *   extent   false: not in one stretch
@@ -46,7 +47,11 @@ spw__span *spw__span_share(spw__span *s); /* one more spw__span_release */
 void spw__span_release(spw__span *s);     /* NULL is fine */
 spw_status spw__span_open(spw__span *s, const char *path, uint32_t *file_idx, spw_error *err);
 uint64_t spw__span_file_bytes(const spw__span *s, uint32_t file_idx);
+spw_status
+spw__span_file_read(const spw__span *s, uint32_t file_idx, void *data, uint64_t bytes, uint64_t offset, spw_error *err);
 spw_status spw__span_add(spw__span *s, uint32_t file_idx, uint64_t offset, uint64_t bytes, spw_error *err);
+spw_status
+spw__span_add_turned(spw__span *s, uint64_t source, uint64_t rows, uint64_t cols, uint32_t elem_bytes, spw_error *err);
 uint64_t spw__span_bytes(const spw__span *s);
 spw_status spw__span_read(const spw__span *s, void *data, uint64_t bytes, uint64_t at, spw_error *err);
 void spw__span_past_cache(spw__span *s);

@@ -1,5 +1,5 @@
 /*
- * A checkpoint that another program wrote, DeepSpeed (deepspeed.c) or PyTorch (dcp.c): its parameters by name, each in pieces of the files that
+ * A checkpoint that another program wrote, DeepSpeed (deepspeed.c), PyTorch (dcp.c) or llm.c (llmc_state.c): its parameters by name, each in pieces of the files that
  * its ranks left, and what its optimizer kept of them. Whoever reads sees tensors; nothing is put together elsewhere.
  */
 #include "foreign.h"
@@ -13,7 +13,7 @@ spw_foreign_find(const char *path, char *found, uint64_t bytes)
 {
     if (spw__dcp_there(path))
         return snprintf(found, bytes, "%s", path) < (int)bytes;
-    return spw__ds_find(path, found, bytes);
+    return spw__ds_find(path, found, bytes) || spw__llmc_find(path, found, bytes);
 }
 
 static int
@@ -47,21 +47,23 @@ read_all(spw_foreign *d, spw_error *err)
     d->about.samples = UINT64_MAX;
     d->about.clip = d->about.beta1 = d->about.beta2 = d->about.eps = NAN;
     SPW_TRY(spw__span_create(&d->span, err));
-    SPW_TRY(spw__dcp_there(d->folder) ? spw__dcp_read(d, err) : spw__ds_read(d, err));
+    SPW_TRY(spw__llmc_is(d->folder)     ? spw__llmc_read(d, err)
+            : spw__dcp_there(d->folder) ? spw__dcp_read(d, err)
+                                        : spw__ds_read(d, err));
     return sort_names(d, err);
 }
 
 spw_status
-spw_foreign_open(spw_foreign **out, const char *folder, spw_error *err)
+spw_foreign_open(spw_foreign **out, const char *found, spw_error *err)
 {
     spw_foreign *d = spw_mem_zalloc(sizeof *d);
     spw_status st;
     *out = NULL;
     if (d == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", folder);
-    st = snprintf(d->folder, sizeof d->folder, "%s", folder) < (int)sizeof d->folder
+        return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", found);
+    st = snprintf(d->folder, sizeof d->folder, "%s", found) < (int)sizeof d->folder
              ? read_all(d, err)
-             : SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", folder);
+             : SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", found);
     if (st != SPW_OK)
         spw_foreign_close(d);
     else
@@ -94,6 +96,12 @@ const char *
 spw_foreign_config(const spw_foreign *d)
 {
     return d->config;
+}
+
+const spw_model_config *
+spw_foreign_model(const spw_foreign *d)
+{
+    return d->says_model ? &d->model : NULL;
 }
 
 static const spw__foreign_param *

@@ -1,6 +1,6 @@
 /*
  * Inside the readers of other programs' checkpoints: the object that they fill in (foreign.c), DeepSpeed's (deepspeed.c, from what
- * deepspeed_states.c and deepspeed_ranks.c read) and PyTorch's (dcp.c).
+ * deepspeed_states.c and deepspeed_ranks.c read), PyTorch's (dcp.c) and llm.c's (llmc_state.c).
  */
 #ifndef SPW_FOREIGN_H
 #define SPW_FOREIGN_H
@@ -38,7 +38,9 @@ struct spw_foreign {
     const spw__foreign_param **by_name; /* (param_count) */
     uint32_t param_count, trained_count;
     spw__span *span;
-    char *config;        /* JSON; NULL: it has none */
+    char *config; /* JSON; NULL: it has none */
+    bool says_model;
+    spw_model_config model;
     spw__ds_rank *ranks; /* (about.ranks) of DeepSpeed */
     uint32_t group_count;
 };
@@ -62,6 +64,10 @@ bool spw__ds_find(const char *path, char *found, uint64_t bytes);
 spw_status spw__ds_read(spw_foreign *d, spw_error *err);
 bool spw__dcp_there(const char *folder);
 spw_status spw__dcp_read(spw_foreign *d, spw_error *err);
+/* is: whether the name is that of a model's file of llm.c's, which is what find finds. */
+bool spw__llmc_is(const char *path);
+bool spw__llmc_find(const char *path, char *found, uint64_t bytes);
+spw_status spw__llmc_read(spw_foreign *d, spw_error *err);
 uint64_t spw__foreign_elements(const spw_tensor_info *t);
 
 #endif

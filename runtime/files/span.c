@@ -1,6 +1,7 @@
 /*
  * Stretches of files in a row, read as if they were one file. A safetensors file is a span of one stretch; a checkpoint whose ranks each
- * wrote their part of every tensor is one of many, and who reads a tensor does not see where the next part begins.
+ * wrote their part of every tensor is one of many, and who reads a tensor does not see where the next part begins, nor that what is read
+ * is the transpose of what is stored.
  */
 #include "files_internal.h"
 #include <errno.h>
@@ -18,17 +19,26 @@ typedef struct file {
     void *map; /* NULL: not mapped */
 } file;
 
-/* [at, at + bytes) of the span is [offset, offset + bytes) of a file. */
+enum { TURNED = UINT32_MAX, COLUMN_BYTES = 4096 };
+
+/* [at, at + bytes) of the span is [offset, offset + bytes) of a file, or the matrix turned[offset]. */
 typedef struct stretch {
     uint64_t at, bytes, offset;
-    uint32_t file_idx;
+    uint32_t file_idx; /* TURNED: in none */
 } stretch;
+
+/* (rows, cols), whose transpose begins at source in the span. */
+typedef struct turned {
+    uint64_t source, rows, cols;
+    uint32_t elem_bytes;
+} turned;
 
 struct spw__span {
     file *files;
-    stretch *stretches;                    /* (stretch_count) in order, without gaps */
-    uint64_t files_bytes, stretches_bytes; /* of these arrays */
-    uint32_t file_count, stretch_count, users;
+    stretch *stretches; /* (stretch_count) in order, without gaps */
+    turned *turned;
+    uint64_t files_bytes, stretches_bytes, turned_bytes; /* of these arrays */
+    uint32_t file_count, stretch_count, turned_count, users;
 };
 
 spw_status
@@ -65,6 +75,7 @@ spw__span_release(spw__span *s)
     }
     spw_mem_free(s->files);
     spw_mem_free(s->stretches);
+    spw_mem_free(s->turned);
     spw_mem_free(s);
 }
 
@@ -96,11 +107,29 @@ spw__span_file_bytes(const spw__span *s, uint32_t file_idx)
     return s->files[file_idx].bytes;
 }
 
+spw_status
+spw__span_file_read(const spw__span *s, uint32_t file_idx, void *data, uint64_t bytes, uint64_t offset, spw_error *err)
+{
+    const file *f = &s->files[file_idx];
+    return spw_file_read_at(f->large.fd, f->path, data, bytes, offset, err);
+}
+
 uint64_t
 spw__span_bytes(const spw__span *s)
 {
     const stretch *last = s->stretch_count > 0 ? &s->stretches[s->stretch_count - 1] : NULL;
     return last != NULL ? last->at + last->bytes : 0;
+}
+
+static spw_status
+append(spw__span *s, uint32_t file_idx, uint64_t offset, uint64_t bytes, spw_error *err)
+{
+    if (!spw_mem_grow((void **)&s->stretches, &s->stretches_bytes, (s->stretch_count + 1) * sizeof *s->stretches,
+                      s->stretch_count * sizeof *s->stretches))
+        return SPW_RAISE(err, SPW_ENOMEM, "span of files");
+    s->stretches[s->stretch_count] = (stretch){spw__span_bytes(s), bytes, offset, file_idx};
+    s->stretch_count++;
+    return SPW_OK;
 }
 
 spw_status
@@ -114,12 +143,21 @@ spw__span_add(spw__span *s, uint32_t file_idx, uint64_t offset, uint64_t bytes, 
         last->bytes += bytes;
         return SPW_OK;
     }
-    if (!spw_mem_grow((void **)&s->stretches, &s->stretches_bytes, (s->stretch_count + 1) * sizeof *last,
-                      s->stretch_count * sizeof *last))
+    return append(s, file_idx, offset, bytes, err);
+}
+
+spw_status
+spw__span_add_turned(spw__span *s, uint64_t source, uint64_t rows, uint64_t cols, uint32_t elem_bytes, spw_error *err)
+{
+    uint64_t bytes = rows * cols * elem_bytes;
+    SPW_ASSERT(source + bytes <= spw__span_bytes(s));
+    if (bytes == 0)
+        return SPW_OK;
+    if (!spw_mem_grow((void **)&s->turned, &s->turned_bytes, (s->turned_count + 1) * sizeof *s->turned,
+                      s->turned_count * sizeof *s->turned))
         return SPW_RAISE(err, SPW_ENOMEM, "span of files");
-    s->stretches[s->stretch_count] = (stretch){spw__span_bytes(s), bytes, offset, file_idx};
-    s->stretch_count++;
-    return SPW_OK;
+    s->turned[s->turned_count] = (turned){source, rows, cols, elem_bytes};
+    return append(s, TURNED, s->turned_count++, bytes, err);
 }
 
 /* That has this byte, which is in the span. */
@@ -137,15 +175,43 @@ find(const spw__span *s, uint64_t at)
     return &s->stretches[low];
 }
 
+/*
+ * Elements [first, first + count) of a turned matrix, column by column: each is a row where it is stored. What is read again for the next
+ * stretch of the matrix comes from the page cache, which is no memory of this process as a mapping would be.
+ */
+static spw_status
+read_turned(const spw__span *s, const turned *t, uint64_t first, uint64_t count, char *out, spw_error *err)
+{
+    const uint64_t size = t->elem_bytes, end = first + count;
+    char column[COLUMN_BYTES];
+    for (uint64_t c = 0; c < t->cols; c++) {
+        uint64_t row = first > c ? (first - c + t->cols - 1) / t->cols : 0;
+        uint64_t row_end = end > c ? (end - c + t->cols - 1) / t->cols : 0;
+        for (uint64_t n; row < row_end; row += n) {
+            n = row_end - row < COLUMN_BYTES / size ? row_end - row : COLUMN_BYTES / size;
+            SPW_TRY(spw__span_read(s, column, n * size, t->source + (c * t->rows + row) * size, err));
+            for (uint64_t i = 0; i < n; i++)
+                memcpy(out + ((row + i) * t->cols + c - first) * size, column + i * size, size);
+        }
+    }
+    return SPW_OK;
+}
+
 spw_status
 spw__span_read(const spw__span *s, void *data, uint64_t bytes, uint64_t at, spw_error *err)
 {
     char *to = data;
     for (uint64_t n; bytes > 0; at += n, to += n, bytes -= n) {
         const stretch *p = find(s, at);
-        const file *f = &s->files[p->file_idx];
         n = p->at + p->bytes - at < bytes ? p->at + p->bytes - at : bytes;
-        SPW_TRY(spw_file_read_at(f->large.fd, f->path, to, n, p->offset + (at - p->at), err));
+        if (p->file_idx == TURNED) {
+            const turned *t = &s->turned[p->offset];
+            SPW_ASSERT((at - p->at) % t->elem_bytes == 0 && n % t->elem_bytes == 0);
+            SPW_TRY(read_turned(s, t, (at - p->at) / t->elem_bytes, n / t->elem_bytes, to, err));
+        } else {
+            const file *f = &s->files[p->file_idx];
+            SPW_TRY(spw_file_read_at(f->large.fd, f->path, to, n, p->offset + (at - p->at), err));
+        }
     }
     return SPW_OK;
 }
@@ -165,7 +231,9 @@ spw__span_read_run(const spw__span *s, char *buffer, uint64_t at, uint64_t *byte
     const stretch *p = find(s, at);
     uint64_t offset = p->offset + (at - p->at), room = p->at + p->bytes - at;
     *bytes = room < *bytes ? room : *bytes;
-    *data = spw__bounce_at(buffer, offset);
+    *data = p->file_idx == TURNED ? buffer : spw__bounce_at(buffer, offset);
+    if (p->file_idx == TURNED)
+        return spw__span_read(s, buffer, *bytes, at, err);
     return spw__bounce_read(&s->files[p->file_idx].large, buffer, offset, *bytes, err);
 }
 
@@ -173,7 +241,7 @@ bool
 spw__span_extent(const spw__span *s, uint64_t at, uint64_t bytes, spw_st_extent *out)
 {
     const stretch *p = s->stretch_count > 0 ? find(s, at) : NULL;
-    if (p == NULL || at + bytes > p->at + p->bytes)
+    if (p == NULL || p->file_idx == TURNED || at + bytes > p->at + p->bytes)
         return false;
     *out = (spw_st_extent){s->files[p->file_idx].path, s->files[p->file_idx].bytes, p->offset + (at - p->at),
                            s->files[p->file_idx].mtime_ns};

@@ -92,6 +92,7 @@ uint64_t spw_st_writer_file_bytes(const spw_st_writer *w);
  * computes with are described like others: old files hold masks of them beside their weights.
  * Of a file of torch.save (PyTorch 1.6 and later) it reads the tensors that a dict has by their names; its pickle is read, not run.
  * SPW_EUNSUPPORTED: there are none, or one is a transposed view.
+ * Of llm.c's weights (model_00000040.bin) it has the tensors of Hugging Face's GPT-2, whose linear weights are the transpose of what is stored.
  */
 typedef struct spw_st_reader spw_st_reader;
 spw_status spw_st_reader_open(spw_st_reader **out, const char *path, spw_error *err);
@@ -225,22 +226,25 @@ spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t 
 
 /*
  * A checkpoint that another program wrote, by any number of ranks: the parts of each tensor are read where they lie in the ranks' files, nothing
- * is put together elsewhere. Pickles in it are read and never run. Two kinds are known:
+ * is put together elsewhere. Pickles in it are read and never run. Three kinds are known:
  *   DeepSpeed  what save_checkpoint() writes in ZeRO stage 1, 2 or 3, also with state that was on NVMe
  *   PyTorch    torch.distributed.checkpoint, of a model and its optimizer, as FSDP's users write it; tensors are cut by rows
+ *   llm.c      model_00000040.bin, the ranks' state_00000040_00000.bin and so on, and DONE_00000040, in a folder of several
  *
- *   find     path: a folder of one, or what save_checkpoint() was given, whose file "latest" names one. found: its folder; false: it is none
+ *   find     path: a folder of one, or what save_checkpoint() was given, whose file "latest" names one, or of llm.c's, of which the last is meant,
+ *            or the model's file of one of these. found: its folder, or that file; false: it is none
  *   open     Errors  SPW_ECORRUPT naming file and what is damaged or missing, SPW_EUNSUPPORTED (cut into parts of a model), SPW_ENOMEM
  *   weights  the masters, and frozen parameters, as they are stored; to be bound. The caller's
  *   moments  of the bound weights' parameters that were trained: tensors "PARAMETER.MOMENT" of these names (count), fp32. The caller's too.
  *            Errors  SPW_ECONFIG naming a moment that its optimizer does not keep
  *   config   its configuration as JSON text; NULL: it has none
+ *   model    the model that it is of; NULL: it does not say
  *   trained  whether a tensor of this name was trained; decay: its weight decay, NAN where the checkpoint does not say
  */
 enum { SPW_FOREIGN_MOMENTS_MAX = 4 };
 typedef struct spw_foreign spw_foreign;
 typedef struct spw_foreign_about {
-    char maker[16], version[32];         /* "DeepSpeed", "0.19.8"; "" */
+    char maker[16], version[32];         /* "DeepSpeed", "0.19.8"; "": it does not say */
     uint32_t stage, ranks, moment_count; /* stage: of ZeRO; 0: another kind */
     uint64_t steps, updates;             /* updates: steps that were not skipped */
     uint64_t samples;                    /* UINT64_MAX: it does not say */
@@ -251,43 +255,31 @@ typedef struct spw_foreign_about {
     double clip, beta1, beta2, eps; /* of gradients' norm; of the first group. NAN: it does not say */
 } spw_foreign_about;
 bool spw_foreign_find(const char *path, char *found, uint64_t bytes);
-spw_status spw_foreign_open(spw_foreign **out, const char *folder, spw_error *err);
+spw_status spw_foreign_open(spw_foreign **out, const char *found, spw_error *err);
 void spw_foreign_close(spw_foreign *f); /* NULL is fine */
 const spw_foreign_about *spw_foreign_get_about(const spw_foreign *f);
 const char *spw_foreign_config(const spw_foreign *f);
+const spw_model_config *spw_foreign_model(const spw_foreign *f);
 bool spw_foreign_trained(const spw_foreign *f, const char *name, double *decay);
 spw_status spw_foreign_weights(spw_foreign *f, spw_hf_reader **out, spw_error *err);
 spw_status spw_foreign_moments(spw_foreign *f, const spw_hf_reader *weights, const spw_model *model,
                                const char *const *names, uint32_t count, spw_st_reader **out, spw_error *err);
 
-/* ---------------------------------------------------------------- llm.c's GPT-2 weights, and conversions */
+/* ---------------------------------------------------------------- conversions */
 
 /*
- * A reader of llm.c's model files. Errors  SPW_ECORRUPT naming file, field and offset (also a size that does not agree with
- * the header), SPW_EUNSUPPORTED for another version, SPW_ENOMEM. Threads  one at a time. Memory  two of the largest parameter.
- */
-typedef struct spw_llmc_reader spw_llmc_reader;
-spw_status spw_llmc_reader_open(spw_llmc_reader **out, const char *path, spw_error *err);
-void spw_llmc_reader_close(spw_llmc_reader *r); /* NULL is fine */
-const spw_model_config *spw_llmc_reader_config(const spw_llmc_reader *r);
-spw_dtype spw_llmc_reader_dtype(const spw_llmc_reader *r);
-/* Elements [first, first + count) of a parameter of the model that its configuration builds, in Hugging Face's order. */
-spw_status spw_llmc_read_param(spw_llmc_reader *r, const spw_model *model, uint32_t param_id, uint64_t first,
-                               uint64_t count, float *out, spw_error *err);
-
-/*
- * spw_export - writes a Hugging Face folder from another one, from a checkpoint (fp32: its masters) or one of DeepSpeed (its fp32 masters), or
+ * spw_export - writes a Hugging Face folder from another one, from a checkpoint (fp32: its masters) or one of another program (its fp32 masters), or
  *   from llm.c's weights.
  *   Adapters in the folder (adapter_model.safetensors, fp32, with adapter_config.json) are merged: W + alpha / rank B A, in
  *   fp32 and rounded once.
  *   config.json keeps what the source's says besides; tokenizer files come along. The folder appears when all is on disk.
- * Memory  3 MiB for each of up to four threads, the names and one adapter (llm.c: two of the largest parameter).
+ * Memory  3 MiB for each of up to four threads, the names and one adapter.
  * Errors  SPW_ESYS (EEXIST) when `to` exists, SPW_ENOSPC, and the readers'. Nothing is left behind.
  */
 typedef struct spw_export_options {
     const char *source, *to;
     const char *
-        model; /* the folder whose config.json and tokenizer belong to it; NULL: source, as in all but some of DeepSpeed's */
+        model; /* the folder whose config.json and tokenizer belong to it; NULL: source, as in all but DeepSpeed's and FSDP's */
     spw_dtype dtype;      /* SPW_DTYPE_COUNT: as it is stored; for codes that of the other parameters, or bf16 */
     uint64_t shard_bytes; /* no file has more tensor bytes unless one tensor has; 0: one file */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t all_bytes); /* now and then; may be NULL */

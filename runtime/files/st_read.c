@@ -1,7 +1,8 @@
 /*
  * Reading safetensors: every rule of the format is checked before a tensor is given out. Files of torch.save that hold tensors by name are
- * read too, by the same ranges (torch.c finds them), and tensors that lie in pieces of several files (span.c).
+ * read too, by the same ranges (torch.c finds them), llm.c's weights (llmc.c), and tensors that lie in pieces of several files (span.c).
  */
+#include "llmc.h"
 #include "torch.h"
 #include <jansson.h>
 #include <stdio.h>
@@ -213,6 +214,19 @@ read_torch(spw_st_reader *r, spw_error *err)
     return st;
 }
 
+/* The span has the whole file. */
+static spw_status
+read_llmc(spw_st_reader *r, spw_error *err)
+{
+    spw__llmc m;
+    SPW_TRY(spw__llmc_open(&m, r->path, err));
+    r->count = spw__llmc_tensor_count(&m);
+    SPW_TRY(make_room(r, r->count, err));
+    SPW_TRY(spw__llmc_list(&m, r->span, SPW__LLMC_HEADER_BYTES, m.dtype, r->tensors, err));
+    r->data_bytes = spw__span_bytes(r->span);
+    return put_in_order(r, err);
+}
+
 static spw_status
 read_file(spw_st_reader *r, spw_error *err)
 {
@@ -227,6 +241,8 @@ read_file(spw_st_reader *r, spw_error *err)
                          (unsigned long long)bytes);
     SPW_TRY(spw__span_add(r->span, file, 0, bytes, err));
     SPW_TRY(spw__span_read(r->span, &n, 8, 0, err));
+    if (spw__llmc_begins(&n))
+        return read_llmc(r, err);
     return spw__torch_begins(&n) ? read_torch(r, err) : read_safetensors(r, n, err);
 }
 
