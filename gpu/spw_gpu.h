@@ -148,7 +148,10 @@ void spw_gpu_read_bytes(spw_gpu_queue *queue, void *dst_host, const void *src_de
  * A link joins one device of each rank (cuda: NCCL, opened at run time; the cpu device has none: ranks share its memory). It moves
  * bytes on a queue, in order with that queue's other work, and adds up in the order of the ranks.
  *
- * Threads   a link belongs to one thread. All ranks make the same calls in the same order.
+ * All links of a device work one after the other, in the order of the calls, which must be the same on all ranks, over all links: a device
+ * promises no progress with two at a time. What a queue has before such a call is waited for there, so the others wait for it too.
+ *
+ * Threads   a link belongs to one thread; calls of two links' threads take turns (spw_gpu_link_wait is free)
  * Failure   going(ctx, err) is asked while others are waited for: unless it is SPW_OK the call ends with what it returned. After
  *           an error the link is given up: its work under way ends, and every later call fails.
  */

@@ -390,6 +390,12 @@ spw_status spw__wire_scatter(spw_wire *x, uint32_t unit, float *data, uint64_t p
                              spw_error *err);
 spw_status spw__wire_sum(spw_wire *x, uint32_t unit, float *data, uint64_t part_elems, const spw_reduce_sink *sink,
                          uint64_t sink_elems, spw_error *err);
+/*
+ * Over a link gather, scatter and sum return when all is in the order of its stream. ready, before them: what they will follow has come to its
+ * end, so that nothing stands behind it. wait, after them: all is done, as it is on return on other wires.
+ */
+spw_status spw__wire_ready(spw_wire *x, bool gather, spw_error *err);
+spw_status spw__wire_wait(spw_wire *x, bool gather, spw_error *err);
 /* Adds what gathering a unit, or reducing its gradient, moves between host and device. add: to what earlier passes summed up. */
 void spw__wire_count_weights(const spw_wire *x, uint32_t unit, bool again, uint64_t *d2h, uint64_t *h2d);
 void spw__wire_count_grad(const spw_wire *x, uint32_t unit, bool add, uint64_t *d2h, uint64_t *h2d);

@@ -6,6 +6,10 @@
  *
  * A gather needs a generation whose update has been released, and stands in the queue behind all that the engine waits
  * for before it releases the next one: so the queue always moves.
+ *
+ * Where devices are linked, the two threads take turns with the link, in the order in which the engine's thread asked, which is that of all ranks:
+ * two collectives that ranks begin in different orders may wait for each other for ever (link.cu). A thread that waits at home keeps the
+ * other one's later jobs waiting. That goes on as above: whatever a gather waits for at home was asked for before it.
  */
 #include "engine_internal.h"
 #include <time.h>
@@ -13,7 +17,7 @@
 /* A part of a unit to be made whole in the pool. */
 typedef struct gather_job {
     spw_store_use use;
-    uint64_t offset, ticket;
+    uint64_t offset, ticket, turn;
     bool again;           /* from what the group has kept */
     spw_gpu_event *after; /* compute may still read what lay there; NULL: no */
 } gather_job;
@@ -21,6 +25,7 @@ typedef struct gather_job {
 /* A gradient to be summed over the ranks. */
 typedef struct reduce_job {
     uint32_t unit_idx;
+    uint64_t turn;
     float *data;          /* lent until the job is done */
     spw_gpu_event *after; /* what makes it; NULL: it is there */
     bool add, last;       /* to what earlier passes summed up; there are no more of this step */
@@ -49,6 +54,7 @@ struct spw_ranks {
     gather_pool pool;
     uint64_t *tickets; /* (unit_count) the last that was asked for */
     uint64_t *told;    /* (unit_count) 1 + the generation of which the store was told a use */
+    uint64_t turns;    /* jobs of both threads */
     /* (queue_size), one for each place in the queue; of a device that works by itself, else NULL. */
     spw_gpu_event **gather_events, **reduce_events;
     lane gather, reduce;
@@ -60,6 +66,7 @@ struct spw_ranks {
     reduce_job *reduce_queue;
     uint64_t queue_size;
     uint64_t *arrived; /* (unit_count) ticket */
+    uint64_t turn;     /* of the job that has the link, or is the next to have it */
     bool stop;
     spw_error failure;
 };
@@ -106,12 +113,29 @@ spw__ranks_fail(spw_ranks *r, spw_status st, const spw_error *err)
 
 /* ---------------------------------------------------------------- the two threads */
 
-static void
-wait_for_others(spw_ranks *r, lane *l)
+/* All is there at home, and it is the job's turn with the link if there is one. */
+static spw_status
+begin_with_others(spw_ranks *r, lane *l, uint64_t turn, spw_error *err)
 {
+    SPW_TRY(spw__wire_ready(r->wire, l == &r->gather, err));
     pthread_mutex_lock(&r->lock);
     l->phase = PHASE_OTHERS;
+    while (r->e->linked && r->turn != turn && r->failure.status == SPW_OK)
+        pthread_cond_wait(&r->work, &r->lock);
     pthread_mutex_unlock(&r->lock);
+    return failed(r, err);
+}
+
+/* The other thread's job may follow on the link; this one waits for its own. st: how the job went so far. */
+static spw_status
+end_with_others(spw_ranks *r, const lane *l, spw_status st, spw_error *err)
+{
+    SPW_TRY(st);
+    pthread_mutex_lock(&r->lock);
+    r->turn++;
+    pthread_cond_broadcast(&r->work);
+    pthread_mutex_unlock(&r->lock);
+    return spw__wire_wait(r->wire, l == &r->gather, err);
 }
 
 /* Waits for the next job; it stays where it is in the queue until finish(). False: there are to be no more. */
@@ -154,9 +178,9 @@ run_gather(spw_ranks *r, const gather_job *job, spw_error *err)
     spw__wire_put_part(r->wire, job->after, to, part, u->elems);
     if (!job->again)
         spw_store_release(e->store, job->use.unit_idx, spw__wire_reader(r->wire));
-    wait_for_others(r, &r->gather);
+    SPW_TRY(begin_with_others(r, &r->gather, job->turn, err));
     begin = spw_now_ns();
-    SPW_TRY(spw__wire_gather(r->wire, job->use.unit_idx, to, job->again, err));
+    SPW_TRY(end_with_others(r, &r->gather, spw__wire_gather(r->wire, job->use.unit_idx, to, job->again, err), err));
     spw_timeline_add(SPW_LANE_COMM, job->again ? "gather again" : "gather", job->use.unit_idx, begin, spw_now_ns());
     pthread_mutex_lock(&r->lock);
     r->arrived[job->use.unit_idx] = job->ticket;
@@ -191,10 +215,12 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
     sink.data = spw_store_grad(e->store, u);
     if (job->after != NULL)
         spw__wire_follow(r->wire, job->after);
-    wait_for_others(r, &r->reduce);
+    SPW_TRY(begin_with_others(r, &r->reduce, job->turn, err));
     begin = spw_now_ns();
-    SPW_TRY(e->layout.parts > 1 ? spw__wire_scatter(r->wire, u, job->data, part, &sink, err)
-                                : spw__wire_sum(r->wire, u, job->data, part, &sink, elems, err));
+    SPW_TRY(end_with_others(r, &r->reduce,
+                            e->layout.parts > 1 ? spw__wire_scatter(r->wire, u, job->data, part, &sink, err)
+                                                : spw__wire_sum(r->wire, u, job->data, part, &sink, elems, err),
+                            err));
     spw_timeline_add(SPW_LANE_COMM, "reduce", u, begin, spw_now_ns());
     if (job->last) {
         spw__squares_see(e, u);
@@ -303,7 +329,8 @@ static void
 ask_gather(spw_ranks *r, spw_store_use use, bool again)
 {
     const gather_unit *u = &r->pool.units[use.unit_idx];
-    gather_job job = {.use = use, .offset = u->offset, .ticket = ++r->tickets[use.unit_idx], .again = again};
+    gather_job job = {
+        .use = use, .offset = u->offset, .ticket = ++r->tickets[use.unit_idx], .turn = r->turns++, .again = again};
     uint64_t slot = r->gather.asked % r->queue_size; /* asked is changed by this thread alone */
     if (r->gather_events != NULL && spw__gather_follows(&r->pool, use.unit_idx)) {
         job.after = r->gather_events[slot];
@@ -427,7 +454,7 @@ spw__ranks_tell(spw_ranks *r, const spw_store_use *future, uint32_t count, uint3
 void
 spw__ranks_send(spw_ranks *r, uint32_t unit_idx, grad_buffer *b, bool add, bool last)
 {
-    reduce_job job = {.unit_idx = unit_idx, .data = b->data, .add = add, .last = last};
+    reduce_job job = {.unit_idx = unit_idx, .turn = r->turns++, .data = b->data, .add = add, .last = last};
     uint64_t slot = r->reduce.asked % r->queue_size;
     if (r->reduce_events != NULL) {
         job.after = r->reduce_events[slot];

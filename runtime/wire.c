@@ -181,6 +181,24 @@ going(void *ctx, spw_error *err)
     return SPW_ETIMEDOUT;
 }
 
+spw_status
+spw__wire_ready(spw_wire *x, bool gather, spw_error *err)
+{
+    way *w = gather ? &x->gather : &x->reduce;
+    if (x->e->linked)
+        spw_gpu_queue_sync(w->queue);
+    return spw_gpu_check(x->e->gpu, err);
+}
+
+spw_status
+spw__wire_wait(spw_wire *x, bool gather, spw_error *err)
+{
+    way *w = gather ? &x->gather : &x->reduce;
+    spw_gpu_link *busy = w->busy;
+    w->busy = NULL;
+    return busy != NULL ? spw_gpu_link_wait(busy, w->queue, err) : SPW_OK;
+}
+
 /* ---------------------------------------------------------------- which wire */
 
 /* What each rank says of itself. */
@@ -332,6 +350,23 @@ open_link(spw_wire *x, spw_gpu_link **out, way *w, spw_channel *channel, spw_err
     return spw_gpu_link_create(out, e->gpu, in.id, spw_channel_rank(channel), spw_channel_size(channel), going, w, err);
 }
 
+/*
+ * The first swap connects each pair of ranks, with memory for each, and waits for the others: that is done here, not in the first backward pass,
+ * beside work that they wait for. (Gathering is connected when a link is made.)
+ */
+static spw_status
+open_reduce_link(spw_wire *x, spw_gpu_link **out, spw_channel *channel, spw_error *err)
+{
+    enum { LEAST = 16 };
+    way *w = &x->reduce;
+    if (x->e->inference || channel == NULL)
+        return SPW_OK;
+    SPW_TRY(open_link(x, out, w, channel, err));
+    SPW_TRY(spw_gpu_link_swap(*out, w->queue, x->received, LEAST, x->received + LEAST * spw_channel_size(channel),
+                              LEAST, LEAST, err));
+    return spw_gpu_link_wait(*out, w->queue, err);
+}
+
 static spw_status
 open_linked(spw_wire *x, char *memory, spw_error *err)
 {
@@ -344,11 +379,11 @@ open_linked(spw_wire *x, char *memory, spw_error *err)
     x->codes = memory + parts_bytes(e);
     x->sent = x->codes + codes_bytes(e);
     x->got = x->sent + grad_codes_bytes(e) / 2;
+    SPW_TRY(open_reduce_link(x, &x->reduce.link, e->zeropp.shard > 0 ? c->reduces : c->control, err));
+    SPW_TRY(open_reduce_link(x, &x->reduce.near, c->host, err));
+    SPW_TRY(open_reduce_link(x, &x->reduce.across, c->across, err));
     SPW_TRY(open_link(x, &x->gather.link, &x->gather, e->zeropp.shard > 0 ? c->gathers : c->control, err));
-    SPW_TRY(open_link(x, &x->reduce.link, &x->reduce, e->zeropp.shard > 0 ? c->reduces : c->control, err));
-    SPW_TRY(open_link(x, &x->gather.near, &x->gather, c->group, err));
-    SPW_TRY(open_link(x, &x->reduce.near, &x->reduce, c->host, err));
-    return open_link(x, &x->reduce.across, &x->reduce, c->across, err);
+    return open_link(x, &x->gather.near, &x->gather, c->group, err);
 }
 
 static spw_status

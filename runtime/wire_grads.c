@@ -323,7 +323,7 @@ scatter_hosts_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, con
         spw_gpu_link_sum(w->across, w->queue, own, SPW_F32, own, received, n, bring_before(x, sink, first, n), n);
     }
     deliver(x, sink, mine + host * stretch, part);
-    return spw_gpu_link_wait(w->across, w->queue, err);
+    return submitted(w, w->across);
 }
 
 static spw_status
@@ -335,7 +335,7 @@ scatter_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw
     SPW_TRY(sum_part_linked(x, (circle){w->link, x->rank, x->world}, x->grad_dtype, data, part,
                             sink->add ? sink->data : NULL, part, err));
     deliver(x, sink, data + x->rank * part, part);
-    return spw_gpu_link_wait(w->link, w->queue, err);
+    return submitted(w, w->link);
 }
 
 /*
@@ -368,7 +368,7 @@ sum_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_red
         spw_gpu_copy_d2d(w->queue, data + at, SPW_F32, x->rounded, x->grad_dtype, n, NULL);
     }
     SPW_TRY(share_out_linked(x, (circle){w->link, x->rank, x->world}, data, part, sink, sink_elems, err));
-    return spw_gpu_link_wait(w->link, w->queue, err);
+    return submitted(w, w->link);
 }
 
 /* As scatter_groups, on the device. */
@@ -384,7 +384,7 @@ scatter_groups_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, co
     SPW_TRY(sum_part_linked(x, (circle){w->link, x->rank, x->world}, x->grad_dtype, data, part, NULL, 0, err));
     SPW_TRY(spw__wire_meet(w, x->channels->across, SPW_COLL_ALL_REDUCE, unit, share * sizeof(float), err));
     SPW_TRY(share_out_linked(x, (circle){w->across, x->group, x->groups}, own, share, sink, part, err));
-    return spw_gpu_link_wait(w->across, w->queue, err);
+    return submitted(w, w->across);
 }
 
 void

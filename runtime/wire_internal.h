@@ -18,7 +18,8 @@ typedef struct way {
     spw_gpu_link *link;   /* among the ranks of a circle; NULL: there are no links */
     spw_gpu_link *near;   /* of the group that keeps slices, or of this host */
     spw_gpu_link *across; /* of one rank of each host, or circle */
-    /* What is under way on the link. */
+    /* What is under way on the link; busy: on which of them, NULL: nothing. */
+    spw_gpu_link *busy;
     struct spw_wire *wire;
     spw_collective op;
     uint32_t unit;
@@ -75,5 +76,13 @@ landing_rows(const spw_engine *e)
 /* Brings the ranks together for what the link is to do, and counts what this rank will get. */
 spw_status
 spw__wire_meet(way *w, spw_channel *channel, spw_collective op, uint32_t unit, uint64_t part_bytes, spw_error *err);
+
+/* All of a job has been given to the link; spw__wire_wait waits for it. */
+static inline spw_status
+submitted(way *w, spw_gpu_link *link)
+{
+    w->busy = link;
+    return SPW_OK;
+}
 
 #endif

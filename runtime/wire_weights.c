@@ -106,7 +106,7 @@ gather_linked(spw_wire *x, const gathering *g, spw_error *err)
     SPW_TRY(spw_gpu_link_all_gather(link, w->queue, g->whole, bytes, err));
     if (g->kept != NULL && !g->again)
         spw_gpu_copy_d2h(w->queue, g->kept, x->weight_dtype, slice, x->weight_dtype, elems, NULL);
-    return spw_gpu_link_wait(link, w->queue, err);
+    return submitted(w, link);
 }
 
 /* ---------------------------------------------------------------- in pieces */
@@ -225,7 +225,7 @@ gather_linked_codes(spw_wire *x, const gathering *g, spw_error *err)
         for (uint32_t r = 0; r < g->world; r++)
             spw_gpu_decode(w->queue, place_of(x, g, r, first), x->weight_dtype, x->codes + r * bytes, 8, n);
     }
-    return spw_gpu_link_wait(link, w->queue, err);
+    return submitted(w, link);
 }
 
 spw_status

@@ -151,9 +151,9 @@ run_rank(rank *r, shared *s, spw_error *err)
     SPW_TRY(spw_gpu_queue_create(&r->back, r->gpu, SPW_QUEUE_D2H, err));
     SPW_TRY(spw_gpu_alloc(r->gpu, (void **)&device, RANKS_MAX * PART * sizeof *device, err));
     SPW_TRY(spw_gpu_alloc(r->gpu, (void **)&scratch, 3 * RANKS_MAX * PART * sizeof *device, err));
-    SPW_TRY(check_gather(r, device, host, err));
     for (int t = 0; t < 2 * SPW_DTYPE_COUNT; t++)
         SPW_TRY(check_sum(r, (spw_dtype)(t / 2), t % 2 > 0, device, scratch, host, err));
+    SPW_TRY(check_gather(r, device, host, err));
     SPW_TRY(spw_gpu_check(r->gpu, err));
     SPW_TRY(check_given_up(r, device, err));
     spw_gpu_link_destroy(r->link, r->world == 1);

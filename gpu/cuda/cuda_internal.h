@@ -28,6 +28,7 @@ typedef struct cuda_gpu {
     pthread_mutex_t lock;
     /* Under lock. */
     spw_error first;
+    cudaStream_t links; /* of all links between ranks; NULL: there was none yet. Fixed from then on */
     cuda_block *blocks;
     uint64_t bytes_live, bytes_peak;
 } cuda_gpu;
@@ -117,6 +118,8 @@ void spw__cuda_fail(cuda_gpu *gpu, spw_status status, const char *what);
 bool spw__cuda_ok(cuda_gpu *gpu, cudaError_t e, const char *what);
 /* e; the thread forgets it, where a refusal is told by a status and must not be taken for a launch's. */
 cudaError_t spw__cuda_refused(cudaError_t e);
+/* What the one stream gets from now on comes after what the other has; `by` marks it. */
+cudaError_t spw__cuda_follow(cudaStream_t later, cudaEvent_t by, cudaStream_t earlier);
 /* Makes gpu the calling thread's device: threads of the engine come without one. */
 cuda_gpu *spw__cuda_enter(cuda_gpu *gpu);
 static inline cuda_queue *

@@ -237,6 +237,8 @@ spw__cuda_close(spw_gpu *device)
     cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
     SPW_ASSERT(gpu->bytes_live == 0);
     spw__cuda_blas_close(gpu->blas);
+    if (gpu->links != NULL)
+        (void)cudaStreamDestroy(gpu->links);
     pthread_mutex_destroy(&gpu->lock);
     spw_mem_free(gpu);
 }

@@ -3,6 +3,10 @@
  * sum; the sum itself is a kernel of ours, in the order of the ranks and in fp32, so that it has the bits of the host's, whatever
  * order NCCL would choose, for the same bytes on the wire as a reduce-scatter.
  *
+ * Two operations of NCCL that ranks begin in different orders may wait for each other for ever, for nothing promises that a device makes progress
+ * with both: streams share the few queues of the hardware. So all links of a device have one stream for them, on which they follow each
+ * other as they were called, and ranks call them in one order. A queue's own work stands around them by events.
+ *
  * The library is opened at run time. Its calls never block: each is looked after until it has been handed to the stream, and
  * a link is used by one thread, which gives it up (ncclCommAbort) when its caller says that there is no going on: a rank that
  * is gone holds nobody up.
@@ -32,7 +36,8 @@ typedef struct cuda_link {
     uint32_t rank, world;
     spw_gpu_going going;
     void *ctx;
-    cudaEvent_t passed;
+    cudaEvent_t passed;       /* the queue */
+    cudaEvent_t came, worked; /* what the queue had before an operation; the operation */
 } cuda_link;
 
 /* ---------------------------------------------------------------- the library */
@@ -188,16 +193,35 @@ given_up(const cuda_link *l, spw_error *err)
     return l->comm != NULL ? SPW_OK : SPW_RAISE(err, SPW_EPOISONED, "the link of rank %u was given up", l->rank);
 }
 
+/* The stream of all links follows what the queue has, and the queue what that stream has. */
+static spw_status
+go_in(cuda_link *l, const cuda_queue *q, spw_error *err)
+{
+    SPW_TRY(given_up(l, err));
+    return spw__cuda_ok(l->gpu, spw__cuda_follow(l->gpu->links, l->came, q->stream), "work between ranks")
+               ? SPW_OK
+               : spw__cuda_check(&l->gpu->base, err);
+}
+
+static spw_status
+come_out(cuda_link *l, const cuda_queue *q, spw_error *err)
+{
+    return spw__cuda_ok(l->gpu, spw__cuda_follow(q->stream, l->worked, l->gpu->links), "work between ranks")
+               ? SPW_OK
+               : spw__cuda_check(&l->gpu->base, err);
+}
+
 static spw_status
 link_all_gather(spw_gpu_link *link, spw_gpu_queue *queue, void *buf, uint64_t part_bytes, spw_error *err)
 {
     cuda_link *l = (cuda_link *)link;
     cuda_queue *q = spw__cuda_queue_of(queue);
-    SPW_TRY(given_up(l, err));
-    return settle(
-        l,
-        l->nccl->ncclAllGather((const char *)buf + l->rank * part_bytes, buf, part_bytes, ncclChar, l->comm, q->stream),
-        "all_gather", err);
+    SPW_TRY(go_in(l, q, err));
+    SPW_TRY(settle(l,
+                   l->nccl->ncclAllGather((const char *)buf + l->rank * part_bytes, buf, part_bytes, ncclChar, l->comm,
+                                          l->gpu->links),
+                   "all_gather", err));
+    return come_out(l, q, err);
 }
 
 static spw_status
@@ -206,17 +230,19 @@ link_swap(spw_gpu_link *link, spw_gpu_queue *queue, const void *send, uint64_t s
 {
     cuda_link *l = (cuda_link *)link;
     cuda_queue *q = spw__cuda_queue_of(queue);
+    cudaStream_t stream = l->gpu->links;
     ncclResult_t rc, end;
-    SPW_TRY(given_up(l, err));
+    SPW_TRY(go_in(l, q, err));
     rc = l->nccl->ncclGroupStart();
     for (uint32_t k = 1; k < l->world && goes_on(rc); k++) { /* each begins with another peer */
         uint32_t to = (l->rank + k) % l->world, from = (l->rank + l->world - k) % l->world;
-        rc = l->nccl->ncclSend((const char *)send + to * send_stride, bytes, ncclChar, (int)to, l->comm, q->stream);
+        rc = l->nccl->ncclSend((const char *)send + to * send_stride, bytes, ncclChar, (int)to, l->comm, stream);
         if (goes_on(rc))
-            rc = l->nccl->ncclRecv((char *)recv + from * recv_stride, bytes, ncclChar, (int)from, l->comm, q->stream);
+            rc = l->nccl->ncclRecv((char *)recv + from * recv_stride, bytes, ncclChar, (int)from, l->comm, stream);
     }
     end = l->nccl->ncclGroupEnd();
-    return settle(l, goes_on(rc) ? end : rc, "swap of parts", err);
+    SPW_TRY(settle(l, goes_on(rc) ? end : rc, "swap of parts", err));
+    return come_out(l, q, err);
 }
 
 /* ---------------------------------------------------------------- sums */
@@ -309,9 +335,28 @@ link_destroy(spw_gpu_link *link, bool together)
         give_up(l);
     if (l->comm != NULL && settle(l, l->nccl->ncclCommFinalize(l->comm), "end", &err) == SPW_OK)
         (void)l->nccl->ncclCommDestroy(l->comm);
-    if (l->passed != NULL)
-        (void)cudaEventDestroy(l->passed);
+    for (cudaEvent_t event : {l->passed, l->came, l->worked}) {
+        if (event != NULL)
+            (void)cudaEventDestroy(event);
+    }
     spw_mem_free(l);
+}
+
+/* The device's stream for links, which the first one makes, and this link's events. */
+static cudaError_t
+open_events(cuda_link *l)
+{
+    int low = 0, high = 0;
+    cudaError_t e = cudaSuccess;
+    pthread_mutex_lock(&l->gpu->lock);
+    if (l->gpu->links == NULL && (e = cudaDeviceGetStreamPriorityRange(&low, &high)) == cudaSuccess)
+        e = spw__cuda_refused(cudaStreamCreateWithPriority(&l->gpu->links, cudaStreamNonBlocking, high));
+    pthread_mutex_unlock(&l->gpu->lock);
+    for (cudaEvent_t *event : {&l->passed, &l->came, &l->worked}) {
+        if (e == cudaSuccess)
+            e = spw__cuda_refused(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    }
+    return e;
 }
 
 static const spw_gpu_link_calls link_calls = {link_destroy, link_all_gather, link_swap, link_sum, link_wait};
@@ -341,7 +386,7 @@ spw__cuda_link_create(spw_gpu_link **out, spw_gpu *device, const unsigned char *
     l->ctx = ctx;
     memcpy(&same, id, sizeof same);
     spw__cuda_load_kernels();
-    e = spw__cuda_refused(cudaEventCreateWithFlags(&l->passed, cudaEventDisableTiming));
+    e = open_events(l);
     st = e != cudaSuccess
              ? SPW_RAISE(err, SPW_ENOMEM, "link between devices: %s", cudaGetErrorString(e))
              : settle(l, nccl->ncclCommInitRankConfig(&l->comm, (int)world, same, (int)rank, &config), "start", err);

@@ -455,9 +455,8 @@ sum_and_deliver(cuda_queue *q, double *sumsq, const void *x, spw_dtype type, uin
     spw__cuda_deliver(q, sumsq, sums, sum_bytes_of(n));
 }
 
-/* What the one stream gets from now on comes after what the other has; `by` marks it. */
-static cudaError_t
-follow(cudaStream_t later, cudaEvent_t by, cudaStream_t earlier)
+cudaError_t
+spw__cuda_follow(cudaStream_t later, cudaEvent_t by, cudaStream_t earlier)
 {
     cudaError_t e = cudaEventRecord(by, earlier);
     return e == cudaSuccess ? cudaStreamWaitEvent(later, by, 0) : e;
@@ -494,13 +493,13 @@ spw__cuda_fetch(cuda_queue *q, uint64_t k, uint64_t pieces, uint64_t piece_bytes
     link = pieces > 1 ? q->link : q->stream;
     staging += k % 2 * piece_bytes;
     if (k == 0 && pieces > 1)
-        e = follow(link, q->converted[1], q->stream);
+        e = spw__cuda_follow(link, q->converted[1], q->stream);
     else if (k > 1)
         e = cudaStreamWaitEvent(link, q->converted[k % 2], 0);
     if (e == cudaSuccess)
         e = cudaMemcpyAsync(staging, src, bytes, cudaMemcpyDefault, link);
     if (e == cudaSuccess && pieces > 1)
-        e = follow(q->stream, q->linked[k % 2], link);
+        e = spw__cuda_follow(q->stream, q->linked[k % 2], link);
     return spw__cuda_ok(q->gpu, e, "copy") ? staging : NULL;
 }
 
@@ -553,7 +552,7 @@ send_converted(cuda_queue *q, char *staging, void *dst, spw_dtype dst_type, cons
             e = cudaStreamWaitEvent(q->stream, q->linked[k % 2], 0);
         convert(q, half, dst_type, (const char *)src + first * src_bytes, src_type, m);
         if (e == cudaSuccess && piece < n)
-            e = follow(link, q->converted[k % 2], q->stream);
+            e = spw__cuda_follow(link, q->converted[k % 2], q->stream);
         if (e == cudaSuccess)
             e = cudaMemcpyAsync((char *)dst + first * dst_bytes, half, m * dst_bytes, cudaMemcpyDefault, link);
         if (e == cudaSuccess && piece < n)

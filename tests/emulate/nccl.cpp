@@ -1,7 +1,8 @@
 /*
  * NCCL as far as the plugin uses it, for tests without a GPU: the same functions, between processes of this machine, in the order
  * of emulated streams. Bytes go through mailboxes in shared memory, one for each pair of ranks and direction, a little at a time,
- * so that nothing comes to an end before both sides are at it. As a communicator that does not block, it says "in progress"
+ * so that nothing comes to an end before both sides are at it. A device has one operation at a time under way, of whatever communicator: that
+ * two make progress side by side is promised nowhere, so ranks that begin them in different orders wait for each other. As a communicator that does not block, it says "in progress"
  * first and tells the outcome when asked. SPW_EMULATE_NCCL_FAIL=RANK:K: the K-th operation of that rank fails. Test code.
  */
 #include "counts.h"
@@ -41,6 +42,7 @@ struct ncclComm {
     char name[128];
     uint32_t rank, ranks, operations;
     bool said_so; /* that the last call is in progress */
+    bool swapped; /* its pairs of ranks are connected */
     std::atomic<bool> aborted;
 };
 
@@ -51,6 +53,8 @@ struct operation {
     cudaStream_t stream;
     std::vector<flow> flows;
 };
+std::atomic<operation *> under_way; /* of this process' device */
+std::atomic<uint32_t> gathers;
 thread_local unsigned group_depth;
 thread_local std::vector<operation *> group;
 
@@ -76,8 +80,10 @@ move(ncclComm *c, flow *f)
 bool
 try_operation(void *arg)
 {
-    operation *o = (operation *)arg;
+    operation *o = (operation *)arg, *none = NULL;
     bool left = false;
+    if (!under_way.compare_exchange_strong(none, o) && none != o && !o->comm->aborted)
+        return false;
     for (bool moved = true; moved && !o->comm->aborted;) {
         moved = left = false;
         for (size_t i = 0; i < o->flows.size(); i++) {
@@ -92,6 +98,8 @@ try_operation(void *arg)
     }
     if (left && !o->comm->aborted)
         return false;
+    none = o;
+    under_way.compare_exchange_strong(none, NULL);
     delete o;
     return true;
 }
@@ -114,6 +122,9 @@ begin(operation *o)
 ncclResult_t
 add(const void *buf, size_t bytes, int peer, bool send, ncclComm *comm, cudaStream_t stream)
 {
+    if (!comm->swapped && gathers > 0)
+        return ncclSystemError; /* it would connect in the middle of a step: NCCL_RUNTIME_CONNECT does not hold for these */
+    comm->swapped = true;
     if (group.empty())
         group.push_back(new operation{comm, stream, {}});
     group.back()->flows.push_back({send, peer, (char *)(uintptr_t)buf, bytes});
@@ -245,6 +256,7 @@ EXPORT ncclResult_t
 ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream)
 {
     operation *o = new operation{comm, stream, {}};
+    gathers++;
     if (send != (char *)recv + comm->rank * count) {
         delete o;
         return ncclSystemError; /* the plugin gathers in place */
