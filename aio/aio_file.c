@@ -12,8 +12,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -56,6 +58,21 @@ logical_block_bytes(int fd)
     return 0;
 }
 
+/*
+ * What the page cache keeps and writes back as one: a page, or a block of the file system where those are larger (XFS). What goes around it and what
+ * goes through it may not lie in one of them, or one is written back over the other. Network file systems
+ * say what they like to transfer: more than any bounce buffer.
+ */
+static uint32_t
+cached_block_bytes(int fd)
+{
+    long page = sysconf(_SC_PAGESIZE);
+    int block = 0;
+    if (ioctl(fd, FIGETBSZ, &block) != 0 || block < 0 || block > SPW__AIO_BOUNCE_BYTES_MIN)
+        block = 0;
+    return page > block ? (uint32_t)page : (uint32_t)block;
+}
+
 static bool
 power_of_two(uint32_t x)
 {
@@ -81,6 +98,8 @@ find_align(spw_aio_file *file, int fd)
         align = logical_block_bytes(fd);
     if (align < SPW__AIO_PAGE_BYTES)
         align = SPW__AIO_PAGE_BYTES;
+    if (align < cached_block_bytes(fd))
+        align = cached_block_bytes(fd);
     if (!power_of_two(align) || align > file->aio->bounce_bytes)
         return false;
     if (!power_of_two(align_mem) || align_mem > SPW__AIO_PAGE_BYTES)

@@ -6,8 +6,10 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -95,6 +97,20 @@ spw_swap_reclaim(const char *dir)
     return count;
 }
 
+/*
+ * A file system that writes each block to a new place reserves with fallocate for the first write alone, and later runs out of space in the middle of a
+ * step. Of a file that is empty it can be told not to; others do not know the flag.
+ */
+static void
+write_in_place(int fd)
+{
+    int flags = 0;
+    if (ioctl(fd, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) != 0)
+        return;
+    flags |= FS_NOCOW_FL;
+    (void)ioctl(fd, FS_IOC_SETFLAGS, &flags);
+}
+
 static spw_status
 preallocate(int fd, const char *path, const char *dir, uint64_t bytes, spw_error *err)
 {
@@ -104,6 +120,7 @@ preallocate(int fd, const char *path, const char *dir, uint64_t bytes, spw_error
     int rc;
     if (fstatvfs(fd, &fs) == 0 && fs.f_blocks > 0) /* ramfs and the like do not know their size */
         free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+    write_in_place(fd);
     if (free_bytes < bytes)
         return SPW_RAISE(err, SPW_ENOSPC, "swap space in %s: needs %s (%llu bytes), %s free", dir,
                          spw_format_bytes(need, sizeof need, bytes), (unsigned long long)bytes,

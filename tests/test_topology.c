@@ -105,6 +105,14 @@ test_cgroup_memory(void **state)
     assert_true(spw_cgroup_memory_room_bytes(root) == 6500000000);
     put("sys/fs/cgroup/memory.stat", "inactive_file 6000000000\n"); /* two files, read one after the other */
     assert_true(spw_cgroup_memory_room_bytes(root) == 8000000000);
+    put("sys/fs/cgroup/memory.high",
+        "7000000000\n"); /* beyond that there is memory, and a kernel that holds up who takes it */
+    assert_true(spw_cgroup_memory_bytes(root) == 7000000000 && spw_cgroup_memory_room_bytes(root) == 7000000000);
+    put("sys/fs/cgroup/memory.max", "max\n");
+    assert_true(spw_cgroup_memory_bytes(root) == 7000000000);
+    put("sys/fs/cgroup/memory.high", "max\n");
+    assert_true(spw_cgroup_memory_bytes(root) == UINT64_MAX);
+    put("sys/fs/cgroup/memory.max", "8000000000\n");
 }
 
 /* A limit holds for all that is below it: a batch system's or a service's stands in the middle, not at the mount. */

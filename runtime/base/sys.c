@@ -251,9 +251,13 @@ see_memory(void *ctx, const char *dir, bool v1)
     static const char *const limits[] = {"memory.max", "memory.limit_in_bytes"};
     static const char *const uses[] = {"memory.current", "memory.usage_in_bytes"};
     memory_limits *m = ctx;
-    unsigned long long limit, used = 0;
+    unsigned long long limit, high, used = 0;
     uint64_t cached;
-    if (!read_bytes(dir, limits[v1], &limit) || limit >= (1ull << 62))
+    if (!read_bytes(dir, limits[v1], &limit))
+        limit = UINT64_MAX;
+    if (!v1 && read_bytes(dir, "memory.high", &high) && high < limit)
+        limit = high; /* from there on the kernel slows every allocation down */
+    if (limit >= (1ull << 62))
         return;
     cached = read_bytes(dir, uses[v1], &used) ? cached_of_cgroup(dir, v1) : 0;
     m->limit = limit < m->limit ? limit : m->limit;

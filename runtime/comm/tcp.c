@@ -40,13 +40,17 @@ spw__tcp_left_ms(uint64_t deadline_ns)
                : (int)((deadline_ns - now) / 1000000 + 1 < 1000 ? (deadline_ns - now) / 1000000 + 1 : 1000);
 }
 
+/* A host that is gone without a word (its power, its cable) is noticed within 50 s, also by who only waits to hear from it. */
 void
 spw__tcp_prepare(int fd)
 {
-    int one = 1;
+    int one = 1, idle_s = 20, every_s = 10, probes = 3;
     (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
 }
 
 /* All bytes or an errno; ECONNRESET when the other side has ended. */

@@ -166,6 +166,10 @@ reserve(spw_st_writer *w, spw_error *err)
                                    spw_format_bytes(need, sizeof need, w->data_at + w->data_bytes));
 }
 
+/*
+ * Ranks on several hosts write parts of one page. They open the file for writing alone: of one that is read too, NFS fetches the page that is written
+ * in part and later sends all of it, with what other hosts have written since as it was before.
+ */
 spw_status
 spw_st_writer_create(spw_st_writer **out, const char *path, const spw_tensor_info *tensors, uint32_t tensor_count,
                      spw_error *err)
@@ -176,7 +180,7 @@ spw_st_writer_create(spw_st_writer **out, const char *path, const spw_tensor_inf
     *out = NULL;
     if (st == SPW_OK) {
         snprintf(w->tmp, sizeof w->tmp, "%s.tmp-%ld", path, (long)getpid());
-        w->fd = open(w->tmp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        w->fd = open(w->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
         if (w->fd < 0)
             st = SPW_RAISE_SYS(err, errno, "open %s", w->tmp);
     }
@@ -203,7 +207,7 @@ spw_st_writer_join(spw_st_writer **out, const char *temporary, const spw_tensor_
     *out = NULL;
     free(header);
     if (st == SPW_OK) {
-        w->fd = open(temporary, O_RDWR | O_CLOEXEC);
+        w->fd = open(temporary, O_WRONLY | O_CLOEXEC);
         if (w->fd < 0)
             st = SPW_RAISE_SYS(err, errno, "open %s (a folder that all ranks see?)", temporary);
         else if (fstat(w->fd, &s) != 0 || (uint64_t)s.st_size != w->data_at + w->data_bytes)
