@@ -244,6 +244,10 @@ def fsdp(out):
     for step in range(STEPS):
         if step == SAVED:
             note("")
+            whole = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+            for name, tensors in (("full/pytorch_model_fsdp.bin", whole[0]), ("full/optimizer.bin", whole[1])) if rank == 0 else ():
+                (out / "full").mkdir(exist_ok=True)
+                torch.save(tensors, out / name)
             for name, flat in (("checkpoint", False), ("flat", True)):
                 weights, state = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
                 dcp.save({"model": weights, "optimizer": state}, checkpoint_id=str(out / name))
@@ -349,12 +353,29 @@ def make_llmc():
 def make_fsdp():
     """And once more as transformers' Trainer has it: a folder of the model and one of the optimizer, here flattened."""
     import pickle
-    import torch  # noqa: F401, for its classes
+    import torch  # also for its classes
+    from safetensors.torch import save_file
     into = ROOT / "vectors/fsdp"
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3", __file__, "--fsdp", str(into)], check=True, env=env)
+    (into / "full_hf").mkdir()
+    (into / "broken").mkdir()
+    for name in ("numbers", "half", "missing", "steps"):
+        whole = torch.load(into / "full/optimizer.bin")
+        first, second = list(whole["state"])[:2]
+        if name == "numbers":  # as an optimizer has it by itself
+            whole["state"] = {i: v for i, v in enumerate(whole["state"].values())}
+        elif name == "half":
+            whole["state"][first]["exp_avg"] = whole["state"][first]["exp_avg"].bfloat16()
+        elif name == "missing":
+            del whole["state"][second]["exp_avg_sq"]
+        else:
+            whole["state"][first]["step"] = "four"
+        torch.save(whole, into / "broken" / f"{name}.bin")
+    shutil.copyfile(into / "full/optimizer.bin", into / "full_hf/optimizer.bin")
+    save_file(torch.load(into / "full/pytorch_model_fsdp.bin"), str(into / "full_hf/model.safetensors"))
     with open(into / "flat/.metadata", "rb") as f:
         metadata = pickle.load(f)
     for folder, wanted in (("pytorch_model_fsdp_0", lambda k: k.startswith("model.")),

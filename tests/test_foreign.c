@@ -308,6 +308,7 @@ typedef struct checkpoint {
     bool experts;                 /* another model */
     bool fsdp;                    /* PyTorch's; not clipped, one learning rate */
     bool llmc;                    /* of a GPT-2; one learning rate */
+    uint32_t batch;               /* sequences of a step; 0: as many as ranks */
 } checkpoint;
 
 static const checkpoint checkpoints[] = {
@@ -400,6 +401,26 @@ static const checkpoint checkpoints[] = {
      .precision = "",
      .format = "fp32",
      .fsdp = true},
+    {.name = "fsdp/full",
+     .ranks = 1,
+     .updates = 4,
+     .groups = true,
+     .frozen = true,
+     .moments = true,
+     .precision = "",
+     .format = "fp32",
+     .fsdp = true,
+     .batch = 3},
+    {.name = "fsdp/full_hf",
+     .ranks = 1,
+     .updates = 4,
+     .groups = true,
+     .frozen = true,
+     .moments = true,
+     .precision = "",
+     .format = "fp32",
+     .fsdp = true,
+     .batch = 3},
     {.name = "llmc/one",
      .ranks = 1,
      .updates = 4,
@@ -434,8 +455,9 @@ enum {
     FROZEN = 7,
     FSDP = 9,
     TRAINER = 10,
-    LLMC = 11,
-    LLMC_PARTS = 12,
+    FULL = 11,
+    LLMC = 13,
+    LLMC_PARTS = 14,
     CHECKPOINTS = sizeof checkpoints / sizeof checkpoints[0]
 };
 
@@ -469,7 +491,8 @@ configure(spw_config *c, const checkpoint *k, uint32_t ranks, const char *more, 
              "\"scheduler\":%s,"
              "\"model\":%s,\"data\":{\"path\":\"a\",\"seq_length\":8},"
              "\"spillway\":{%s\"steps\":8,\"ranks\":%u,\"state_format\":\"%s\",\"decay_norm_and_bias\":%s%s}}",
-             k->precision, more, k->ranks, k->fsdp ? "0" : "1.0", k->fsdp || k->llmc ? "{}" : warmup,
+             k->precision, more, k->batch > 0 ? k->batch : k->ranks, k->fsdp ? "0" : "1.0",
+             k->fsdp || k->llmc ? "{}" : warmup,
              k->experts ? gpt_oss
              : k->llmc  ? gpt2
                         : llama,
@@ -854,9 +877,9 @@ look_at_all(const spw_model *m, const char *folder)
 static void
 test_faults(void **state)
 {
-    static const int kinds[] = {FROZEN, TRAINER, LLMC_PARTS}; /* frozen parameters too */
+    static const int kinds[] = {FROZEN, TRAINER, FULL, LLMC_PARTS}; /* frozen parameters too */
     (void)state;
-    for (int run = 0; run < 6; run++) {
+    for (int run = 0; run < 8; run++) {
         const checkpoint *k = &checkpoints[kinds[run / 2]];
         const char *folder = folder_of(k);
         bool calls = run % 2 == 1;
@@ -1055,6 +1078,50 @@ test_fsdp_refused(void **state)
     tiny_dir_remove(dir);
 }
 
+/* A full state dict of which something is missing, or is no such thing. */
+static void
+test_full_refused(void **state)
+{
+    static const struct {
+        const char *file, *says;
+        spw_status st;
+    } cases[] = {{"half", "exp_avg of model.embed_tokens.weight is BF16; moments in fp32 are read", SPW_EUNSUPPORTED},
+                 {"missing", "q_proj.weight: the optimizer has not all of what it has of others", SPW_ECORRUPT},
+                 {"steps", "model.embed_tokens.weight: it has no number of updates", SPW_ECORRUPT}};
+    char dir[256], path[400], found[400], command[900];
+    uint64_t bytes;
+    char *text;
+    spw_foreign *d;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/optimizer.bin", dir);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        copy_checkpoint(&checkpoints[FULL], dir);
+        snprintf(command, sizeof command, "cp " VECTORS "fsdp/broken/%s.bin %s", cases[i].file, path);
+        assert_int_equal(system(command), 0);
+        opens_not(dir, cases[i].st, cases[i].says);
+    }
+    snprintf(command, sizeof command, "cp " VECTORS "fsdp/broken/numbers.bin %s", path);
+    assert_int_equal(system(command), 0);
+    assert_false(spw_foreign_find(dir, found, sizeof found));
+    copy_checkpoint(&checkpoints[FULL], dir);
+    patch(path, "model.norm.weight", "model.norm.weighs", 17, true);
+    opens_not(dir, SPW_ECORRUPT, "model.norm.weighs: there are no weights of this name");
+    copy_checkpoint(&checkpoints[FULL], dir);
+    patch(path, "K\x13K\x08\x86", "K\x12K\x08\x86", 5, false);
+    opens_not(dir, SPW_ECORRUPT, "model.embed_tokens.weight: it has another shape than its weights");
+    copy_checkpoint(&checkpoints[FULL], dir);
+    text = load_file(path, &bytes);
+    for (uint64_t n = 0; n < bytes; n += 997) {
+        store_file(path, text, n);
+        assert_true(spw_foreign_find(dir, found, sizeof found));
+        assert_int_not_equal(spw_foreign_open(&d, dir, &err), SPW_OK);
+        assert_non_null(strstr(err.message, path));
+    }
+    free(text);
+    tiny_dir_remove(dir);
+}
+
 static void
 test_refused(void **state)
 {
@@ -1127,7 +1194,7 @@ main(void)
         cmocka_unit_test(test_goes_on),       cmocka_unit_test(test_loss_scale),
         cmocka_unit_test(test_compare),       cmocka_unit_test(test_faults),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_fsdp_refused),
+        cmocka_unit_test(test_fsdp_refused),  cmocka_unit_test(test_full_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

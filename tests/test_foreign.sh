@@ -78,6 +78,10 @@ for f in checkpoint trainer; do
     check "behind as many batches" said "goes on behind the first 24"
 done
 check "the same" same "$dir/fsdp-checkpoint/step-8" "$dir/fsdp-trainer/step-8"
+for f in full full_hf; do
+    check "from one file of all its state, $f" run train "$c" --resume "tests/vectors/fsdp/$f" --set 'spillway.freeze=["*.0.mlp.up_proj.weight"]' --set spillway.checkpoint_dir="$dir/fsdp-$f" --set spillway.run_log=
+    check "the same" same "$dir/fsdp-checkpoint/step-8" "$dir/fsdp-$f/step-8"
+done
 check "export of FSDP's" run export tests/vectors/fsdp/trainer --to "$dir/fsdp" --model "$dir/start"
 run inspect tests/vectors/fsdp/checkpoint --digest
 grep '^  model' "$dir/out" | sed 's/  */ /g' | sort >"$dir/want"

@@ -1,5 +1,5 @@
 /*
- * A checkpoint that another program wrote, DeepSpeed (deepspeed.c), PyTorch (dcp.c) or llm.c (llmc_state.c): its parameters by name, each in pieces of the files that
+ * A checkpoint that another program wrote, DeepSpeed (deepspeed.c), PyTorch (dcp.c, full_state.c) or llm.c (llmc_state.c): its parameters by name, each in pieces of the files that
  * its ranks left, and what its optimizer kept of them. Whoever reads sees tensors; nothing is put together elsewhere.
  */
 #include "foreign.h"
@@ -11,7 +11,7 @@
 bool
 spw_foreign_find(const char *path, char *found, uint64_t bytes)
 {
-    if (spw__dcp_there(path))
+    if (spw__dcp_there(path) || spw__full_there(path))
         return snprintf(found, bytes, "%s", path) < (int)bytes;
     return spw__ds_find(path, found, bytes) || spw__llmc_find(path, found, bytes);
 }
@@ -49,6 +49,7 @@ read_all(spw_foreign *d, spw_error *err)
     SPW_TRY(spw__span_create(&d->span, err));
     SPW_TRY(spw__llmc_is(d->folder)     ? spw__llmc_read(d, err)
             : spw__dcp_there(d->folder) ? spw__dcp_read(d, err)
+            : spw__full_is(d->folder)   ? spw__full_read(d, err)
                                         : spw__ds_read(d, err));
     return sort_names(d, err);
 }

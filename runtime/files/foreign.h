@@ -1,6 +1,6 @@
 /*
  * Inside the readers of other programs' checkpoints: the object that they fill in (foreign.c), DeepSpeed's (deepspeed.c, from what
- * deepspeed_states.c and deepspeed_ranks.c read), PyTorch's (dcp.c) and llm.c's (llmc_state.c).
+ * deepspeed_states.c and deepspeed_ranks.c read), PyTorch's (dcp.c; full_state.c) and llm.c's (llmc_state.c).
  */
 #ifndef SPW_FOREIGN_H
 #define SPW_FOREIGN_H
@@ -64,6 +64,10 @@ bool spw__ds_find(const char *path, char *found, uint64_t bytes);
 spw_status spw__ds_read(spw_foreign *d, spw_error *err);
 bool spw__dcp_there(const char *folder);
 spw_status spw__dcp_read(spw_foreign *d, spw_error *err);
+/* is: what was found there is one. */
+bool spw__full_is(const char *folder);
+bool spw__full_there(const char *folder);
+spw_status spw__full_read(spw_foreign *d, spw_error *err);
 /* is: whether the name is that of a model's file of llm.c's, which is what find finds. */
 bool spw__llmc_is(const char *path);
 bool spw__llmc_find(const char *path, char *found, uint64_t bytes);

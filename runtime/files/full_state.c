@@ -1,0 +1,285 @@
+/*
+ * Checkpoints of a whole state dict, as accelerate and transformers' Trainer write them of FSDP unless they are asked for shards:
+ *
+ *   optimizer.bin             a file of torch.save: {"state": {NAME: {"exp_avg": tensor, "step": ...}}, "param_groups": [{"params": [NAME], ...}]}
+ *   pytorch_model_fsdp.bin    the weights by their names, or a Hugging Face folder's (model.safetensors, pytorch_model.bin)
+ *
+ * The optimizer of a training without FSDP (optimizer.pt, or accelerate's optimizer.bin) has numbers in the place of names, which nobody can tell
+ * apart once its program has ended: that is no such checkpoint.
+ *
+ * Source  PyTorch's documentation of get_optimizer_state_dict and FullyShardedDataParallel.optim_state_dict, and the files that 2.15 writes.
+ */
+#include "foreign.h"
+#include "hf_reader.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define OPTIMIZER "optimizer.bin"
+#define WEIGHTS   "pytorch_model_fsdp.bin"
+
+/* What the optimizer has of a parameter. */
+typedef struct named_state {
+    const char *name;
+    const spw__py *value;
+    spw__foreign_param *param; /* NULL: there are no weights of this name */
+} named_state;
+
+typedef struct reading {
+    spw_foreign *d;
+    spw_hf_reader *weights;
+    spw__torch *optimizer;
+    uint32_t optimizer_idx; /* its file in the span */
+    named_state *states;    /* (state_count) by name */
+    uint64_t state_count;
+    spw_error *err;
+} reading;
+
+/* A file that cannot be read counts: what is wrong with it is said when it is opened. */
+static bool
+has_names(const char *folder)
+{
+    char path[SPW__FOREIGN_PATH_BYTES + 64];
+    const spw__py *states;
+    spw__torch *t;
+    spw_error ignored = {0};
+    bool names = true;
+    snprintf(path, sizeof path, "%.4000s/" OPTIMIZER, folder);
+    if (spw__torch_open(&t, path, &ignored) != SPW_OK)
+        return true;
+    states = spw__py_get(spw__torch_root(t), "state");
+    for (uint64_t i = 0; states != NULL && i + 1 < states->count; i += 2)
+        names = names && spw__py_text(states->items[i]) != NULL;
+    spw__torch_close(t);
+    return names;
+}
+
+bool
+spw__full_is(const char *folder)
+{
+    return spw_dir_has(folder, OPTIMIZER) && (spw_dir_has(folder, WEIGHTS) || spw_hf_has_weights(folder));
+}
+
+bool
+spw__full_there(const char *folder)
+{
+    return spw__full_is(folder) && has_names(folder);
+}
+
+static spw_status
+damaged(const reading *r, const char *name, const char *what)
+{
+    return SPW_RAISE(r->err, SPW_ECORRUPT, "%s/" OPTIMIZER ": %s: %s", r->d->folder, name, what);
+}
+
+static int
+by_name(const void *a, const void *b)
+{
+    return strcmp(((const named_state *)a)->name, ((const named_state *)b)->name);
+}
+
+static named_state *
+find_state(const reading *r, const char *name)
+{
+    named_state want = {.name = name};
+    return bsearch(&want, r->states, r->state_count, sizeof want, by_name);
+}
+
+static spw_status
+list_states(reading *r)
+{
+    const spw__py *states = spw__py_get(spw__torch_root(r->optimizer), "state");
+    if (states == NULL || states->kind != SPW__PY_DICT || states->count == 0)
+        return damaged(r, "state", "it has no parameter's");
+    r->states = spw_mem_calloc(states->count / 2 + 1, sizeof *r->states);
+    if (r->states == NULL)
+        return SPW_RAISE(r->err, SPW_ENOMEM, "parameters of %s", r->d->folder);
+    for (uint64_t i = 0; i + 1 < states->count; i += 2) {
+        const char *name = spw__py_text(states->items[i]);
+        if (name != NULL)
+            r->states[r->state_count++] = (named_state){name, states->items[i + 1], NULL};
+    }
+    qsort(r->states, r->state_count, sizeof *r->states, by_name);
+    return SPW_OK;
+}
+
+/* A number, or a tensor of one. */
+static spw_status
+read_number(const reading *r, const spw__py *v, double *out)
+{
+    spw_tensor_info t;
+    float x;
+    *out = NAN;
+    if (spw__py_real(v, out) || !spw__torch_is_tensor(v))
+        return SPW_OK;
+    SPW_TRY(spw__torch_tensor(r->optimizer, v, "step", &t, r->err));
+    if (t.ndim > 0 || t.dtype != SPW_F32)
+        return SPW_OK;
+    SPW_TRY(spw__torch_read(r->optimizer, &t, &x, r->err));
+    *out = (double)x;
+    return SPW_OK;
+}
+
+/* Which moment has this name; a new one's place is behind the others. */
+static spw_status
+moment_of(const reading *r, const char *name, uint32_t *out)
+{
+    spw_foreign_about *a = &r->d->about;
+    uint32_t k = 0;
+    while (k < a->moment_count && strcmp(a->moments[k], name) != 0)
+        k++;
+    *out = k;
+    if (k == SPW_FOREIGN_MOMENTS_MAX || strlen(name) >= sizeof a->moments[0])
+        return SPW_RAISE(r->err, SPW_EUNSUPPORTED, "%s: an optimizer with %s for each element is not read",
+                         r->d->folder, name);
+    if (k == a->moment_count)
+        snprintf(a->moments[a->moment_count++], sizeof a->moments[0], "%s", name);
+    return SPW_OK;
+}
+
+static spw_status
+add_moment(reading *r, spw__foreign_param *p, const char *name, const spw__py *v)
+{
+    spw_tensor_info t;
+    uint32_t k;
+    SPW_TRY(moment_of(r, name, &k));
+    SPW_TRY(spw__torch_tensor(r->optimizer, v, p->info.name, &t, r->err));
+    if (t.dtype != SPW_F32)
+        return SPW_RAISE(r->err, SPW_EUNSUPPORTED, "%s/" OPTIMIZER ": %s of %s is %s; moments in fp32 are read",
+                         r->d->folder, name, p->info.name, t.type);
+    if (t.ndim != p->info.ndim || memcmp(t.shape, p->info.shape, t.ndim * sizeof *t.shape) != 0)
+        return damaged(r, p->info.name, "it has another shape than its weights");
+    p->moment[k] = spw__span_bytes(r->d->span);
+    p->moment_count++;
+    return spw__span_add(r->d->span, r->optimizer_idx, t.begin, t.bytes, r->err);
+}
+
+/* What the optimizer has of a parameter: its moments, and how often it was updated. */
+static spw_status
+add_state(reading *r, spw__foreign_param *p, const spw__py *state)
+{
+    spw_foreign_about *a = &r->d->about;
+    double steps;
+    for (uint64_t i = 0; i + 1 < state->count; i += 2) {
+        const char *name = spw__py_text(state->items[i]);
+        if (name != NULL && strcmp(name, "step") != 0 && spw__torch_is_tensor(state->items[i + 1]))
+            SPW_TRY(add_moment(r, p, name, state->items[i + 1]));
+    }
+    if (a->updates > 0)
+        return SPW_OK;
+    SPW_TRY(read_number(r, spw__py_get(state, "step"), &steps));
+    if (!(steps >= 0 && steps < 9e15))
+        return damaged(r, p->info.name, "it has no number of updates");
+    a->updates = a->steps = (uint64_t)steps;
+    return SPW_OK;
+}
+
+/* The weights' file, where it is in the span; files (shard_count), UINT32_MAX: not yet. */
+static spw_status
+add_weights(reading *r, uint32_t i, uint32_t *files)
+{
+    const spw__hf_entry *e = &r->weights->tensors[i];
+    spw__foreign_param *p = &r->d->params[i];
+    spw_st_extent at;
+    p->info = *e->info;
+    p->info.begin = spw__span_bytes(r->d->span);
+    p->decay = NAN;
+    if (!spw_st_reader_extent(r->weights->shards[e->shard_idx].reader, e->info, &at))
+        return damaged(r, e->info->name, "its weights are in pieces");
+    if (files[e->shard_idx] == UINT32_MAX)
+        SPW_TRY(spw__span_open(r->d->span, at.path, &files[e->shard_idx], r->err));
+    return spw__span_add(r->d->span, files[e->shard_idx], at.offset, e->info->bytes, r->err);
+}
+
+static spw_status
+add_params(reading *r)
+{
+    spw_foreign *d = r->d;
+    const uint32_t count = spw_hf_reader_count(r->weights);
+    uint32_t *files = spw_mem_calloc(r->weights->shard_count + 1, sizeof *files);
+    spw_status st = SPW_OK;
+    d->params = spw_mem_calloc(count + 1, sizeof *d->params);
+    if (files == NULL || d->params == NULL)
+        st = SPW_RAISE(r->err, SPW_ENOMEM, "parameters of %s", d->folder);
+    else
+        memset(files, 0xff, r->weights->shard_count * sizeof *files);
+    for (uint32_t i = 0; st == SPW_OK && i < count; i++)
+        st = add_weights(r, i, files);
+    d->param_count = st == SPW_OK ? count : 0;
+    spw_mem_free(files);
+    return st;
+}
+
+/* A state that has no weights was called otherwise there, and would be left behind without a word. */
+static spw_status
+add_states(reading *r)
+{
+    spw_foreign *d = r->d;
+    for (uint32_t i = 0; i < d->param_count; i++) {
+        named_state *of = find_state(r, d->params[i].info.name);
+        d->params[i].frozen = of == NULL;
+        if (of == NULL)
+            continue;
+        of->param = &d->params[i];
+        d->trained_count++;
+        SPW_TRY(add_state(r, of->param, of->value));
+    }
+    for (uint64_t i = 0; i < r->state_count; i++) {
+        if (r->states[i].param == NULL)
+            return damaged(r, r->states[i].name, "there are no weights of this name");
+        if (r->states[i].param->moment_count != d->about.moment_count)
+            return damaged(r, r->states[i].name, "the optimizer has not all of what it has of others");
+    }
+    return SPW_OK;
+}
+
+/* Decay of each parameter, and the first group's betas and epsilon. */
+static void
+read_groups(const reading *r)
+{
+    const spw__py *groups = spw__py_get(spw__torch_root(r->optimizer), "param_groups"), *group, *name;
+    spw_foreign_about *a = &r->d->about;
+    for (uint64_t g = 0; (group = spw__py_item(groups, g)) != NULL; g++) {
+        double decay = NAN;
+        if (g == 0) {
+            (void)spw__py_real(spw__py_item(spw__py_get(group, "betas"), 0), &a->beta1);
+            (void)spw__py_real(spw__py_item(spw__py_get(group, "betas"), 1), &a->beta2);
+            (void)spw__py_real(spw__py_get(group, "eps"), &a->eps);
+        }
+        (void)spw__py_real(spw__py_get(group, "weight_decay"), &decay);
+        for (uint64_t i = 0; (name = spw__py_item(spw__py_get(group, "params"), i)) != NULL; i++) {
+            named_state *of = spw__py_text(name) != NULL ? find_state(r, spw__py_text(name)) : NULL;
+            if (of != NULL)
+                of->param->decay = decay;
+        }
+    }
+}
+
+static spw_status
+read_all(reading *r)
+{
+    char path[SPW__FOREIGN_PATH_BYTES + 64];
+    snprintf(path, sizeof path, "%.4000s/" WEIGHTS, r->d->folder);
+    SPW_TRY(spw_hf_reader_open(&r->weights, spw_dir_has(r->d->folder, WEIGHTS) ? path : r->d->folder, r->err));
+    snprintf(path, sizeof path, "%.4000s/" OPTIMIZER, r->d->folder);
+    SPW_TRY(spw__torch_open(&r->optimizer, path, r->err));
+    SPW_TRY(spw__span_open(r->d->span, path, &r->optimizer_idx, r->err));
+    SPW_TRY(list_states(r));
+    SPW_TRY(add_params(r));
+    SPW_TRY(add_states(r));
+    read_groups(r);
+    return SPW_OK;
+}
+
+spw_status
+spw__full_read(spw_foreign *d, spw_error *err)
+{
+    reading r = {.d = d, .err = err};
+    spw_status st = read_all(&r);
+    snprintf(d->about.maker, sizeof d->about.maker, "PyTorch");
+    d->about.ranks = 1;
+    spw_mem_free(r.states);
+    spw__torch_close(r.optimizer);
+    spw_hf_reader_close(r.weights);
+    return st;
+}
