@@ -813,6 +813,10 @@ test_compare(void **state)
     c.model.heads = c.model.kv_heads = 1;
     c.model.head_dim = 8;
     compares(&checkpoints[LLMC], &c, 4, "model: 2 heads in the checkpoint, 1 now\n");
+    configure(&c, &checkpoints[FULL], 1, "", ""); /* its groups name their parameters */
+    c.run.decay_norm_and_bias = true;
+    c.optimizer.eps = 1e-6;
+    compares(&checkpoints[FULL], &c, 2, "0 in the checkpoint, 0.1 now\n");
     configure(&c, &checkpoints[FROZEN], 1, "", "");
     c.run.freeze.count = 1;
     compares(&checkpoints[FROZEN], &c, 1, "was frozen in the checkpoint, is trained now\n");
