@@ -100,13 +100,15 @@ add_step(train_run *r, const spw_step_result *s)
     r->undone_steps += s->undone > 0;
 }
 
-/* All ranks stop when one of them has to. */
+/* All ranks stop when one of them got a signal; of the write budget all of them know. */
 static spw_status
 go_on(train_run *r, bool *more, spw_error *err)
 {
-    double stop = cli_stop || r->spent || cli_train_budget_spent(r);
-    SPW_TRY(spw_engine_sum(r->engine, &stop, 1, err));
-    *more = r->at.step < r->config.run.steps && stop == 0;
+    bool left = r->at.step < r->config.run.steps, spent = r->spent || cli_train_budget_spent(r);
+    double signals = cli_stop;
+    SPW_TRY(spw_engine_sum(r->engine, &signals, 1, err));
+    r->stopped = left && signals > 0;
+    *more = left && !spent && !r->stopped;
     return SPW_OK;
 }
 
@@ -161,7 +163,7 @@ cli_train_loop(train_run *r, spw_error *err)
         return SPW_OK; /* nothing was loaded */
     SPW_TRY(spw_engine_drain(r->engine, err));
     SPW_TRY(cli_train_count_written(r, err));
-    if (cli_stop && r->rank == 0)
+    if (r->stopped && r->rank == 0)
         printf("stopped by a signal after step %llu\n", (unsigned long long)r->at.step);
-    return c->run.save_at_end || r->spent ? save(r, true, err) : cli_train_finish_save(r, err);
+    return c->run.save_at_end || r->spent || r->stopped ? save(r, true, err) : cli_train_finish_save(r, err);
 }

@@ -118,9 +118,9 @@ for round in 1 2 3 4 5 6; do
     rm -rf "$dir/k"
 done
 
-# SIGINT and SIGTERM finish the step, save, clean up.
+# SIGINT and SIGTERM finish the step, save, whatever is said of the end of a whole run, and clean up.
 for sig in INT TERM; do
-    "$spw" train "$c" --set spillway.steps=100000 --set spillway.checkpoint_dir="$dir/$sig" --set spillway.run_log="$dir/$sig.jsonl" >"$dir/out" 2>"$dir/err" &
+    "$spw" train "$c" --set spillway.steps=100000 --set spillway.save_at_end=false --set spillway.checkpoint_dir="$dir/$sig" --set spillway.run_log="$dir/$sig.jsonl" >"$dir/out" 2>"$dir/err" &
     pid=$!
     for _ in $(seq 1000); do [ "$(cat "$dir/$sig.jsonl" 2>/dev/null | wc -l)" -gt 3 ] && break; sleep 0.1; done
     kill -$sig $pid
