@@ -39,7 +39,7 @@ const char *cli_value(const char *command, int argc, char **argv, int *i);
 /* The same where argv[*i] is one of names, which ends with NULL; what is not is an unknown option. */
 const char *cli_known_value(const char *command, const char *const *names, int argc, char **argv, int *i);
 bool cli_number(const char *text, uint64_t *out);
-/* Set when the command shall end: by Ctrl-C, SIGTERM, a terminal that closed, or because nobody reads its output any more. */
+/* Set when the command shall end: by Ctrl-C, SIGTERM, SIGUSR1, a terminal that closed, or as nobody reads its output any more. */
 extern volatile int cli_stop;
 /* From here on signals set it. One more, a second later or more, ends the process. */
 void cli_catch_signals(void);

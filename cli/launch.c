@@ -99,7 +99,7 @@ become_rank(uint32_t rank, uint32_t count, uint32_t port, pid_t parent, char **a
     _exit(EXIT_FAILED);
 }
 
-/* Waits for all; the first that fails decides the exit code, and the others get time to say what they saw. */
+/* Waits for all; the first that fails, or else one that paused, decides the exit code, and the others get time to say what they saw. */
 static int
 wait_for_all(void)
 {
@@ -133,7 +133,7 @@ wait_for_all(void)
             if (WIFSIGNALED(status))
                 fprintf(stderr, "spillway: rank %u was ended by signal %d (%s)\n", i, WTERMSIG(status),
                         strsignal(WTERMSIG(status)));
-            if (rc == EXIT_DONE && status != 0) {
+            if (status != 0 && (rc == EXIT_DONE || rc == EXIT_PAUSED)) { /* a failure says more than a pause */
                 rc = WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILED;
                 if (rc != EXIT_PAUSED)
                     kill_at = spw_now_ns() + (uint64_t)GRACE_S * 1000000000;
@@ -155,6 +155,7 @@ cli_launch(uint32_t count, char **argv)
     }
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
     if (sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN) /* nohup */
         sigaction(SIGHUP, &action, NULL);
     for (uint32_t i = 0; i < count; i++) {

@@ -29,8 +29,8 @@ static const char usage[] =
     "it\n"
     "  spillway --version\n"
     "\n"
-    "exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 does not fit the budgets, 4 paused: go on with "
-    "--resume\n";
+    "exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 does not fit the budgets,\n"
+    "            4 train ended before its last step, by a signal or to pause: go on with --resume\n";
 
 static const char train_usage[] =
     "spillway train CONFIG.json [-n RANKS] [--set a.b=c ...] [--resume DIR [--resume-anyway]] [--trace FILE] "
@@ -48,11 +48,12 @@ static const char train_usage[] =
     "  --trace FILE   writes a timeline for Perfetto (ui.perfetto.dev)\n"
     "  --quiet        no step lines, only the closing table and warnings\n"
     "\n"
-    "Ctrl-C finishes the step, saves if a checkpoint_dir is set, and removes the swap files; so do SIGTERM, a "
-    "terminal\n"
-    "that closes (not under nohup) and output that nobody reads any more. A second Ctrl-C, a second later or more, "
-    "ends\n"
-    "at once, as the first one does before the first step; the next run then reclaims the swap files.\n";
+    "Ctrl-C finishes the step, saves if a checkpoint_dir is set, removes the swap files and exits with 4, where a run\n"
+    "that did all its steps exits with 0; so do SIGTERM, SIGUSR1 (Slurm: --signal=USR1@120), a terminal that closes "
+    "(not\n"
+    "under nohup) and output that nobody reads any more. A second Ctrl-C, a second later or more, ends at once, as "
+    "the\n"
+    "first one does before the first step; the next run then reclaims the swap files.\n";
 
 static const char plan_usage[] =
     "spillway plan CONFIG.json [--set a.b=c ...] [--json] [--calibrate | --no-measure]\n"

@@ -40,6 +40,7 @@ cli_catch_signals(void)
     struct sigaction action = {.sa_handler = on_signal}, pipe = {.sa_handler = on_pipe}, old;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL); /* Slurm's --signal, ahead of a job's end */
     sigaction(SIGPIPE, &pipe, NULL);
     if (sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN) /* nohup */
         sigaction(SIGHUP, &action, NULL);

@@ -1,6 +1,7 @@
 /*
  * spillway train: reads the configuration, trains, shows every step, saves, and closes with a table. One process per rank,
- * one loop, the first rank speaks; Ctrl-C finishes the step, saves if a checkpoint folder is set, and removes the swap files.
+ * one loop, the first rank speaks; Ctrl-C finishes the step, saves if a checkpoint folder is set, removes the swap files and
+ * exits with 4.
  * Here: options, ranks, and the phases of a run, which are train_*.c's.
  */
 #include "train.h"
@@ -183,7 +184,7 @@ cli_train(int argc, char **argv)
         cli_catch_signals(); /* before, there is nothing to finish or to save */
         if (cli_train_loop(&r, &err) != SPW_OK)
             rc = fail(&r, &err);
-        else if (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)
+        else if (r.stopped || (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0))
             rc = EXIT_PAUSED;
         if (r.trace_path != NULL && spw_timeline_write(r.trace_path, &err) != SPW_OK)
             rc = cli_fail(&err);

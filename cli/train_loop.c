@@ -164,6 +164,7 @@ cli_train_loop(train_run *r, spw_error *err)
     SPW_TRY(spw_engine_drain(r->engine, err));
     SPW_TRY(cli_train_count_written(r, err));
     if (r->stopped && r->rank == 0)
-        printf("stopped by a signal after step %llu\n", (unsigned long long)r->at.step);
+        printf("stopped by a signal after step %llu of %llu\n", (unsigned long long)r->at.step,
+               (unsigned long long)c->run.steps);
     return c->run.save_at_end || r->spent || r->stopped ? save(r, true, err) : cli_train_finish_save(r, err);
 }

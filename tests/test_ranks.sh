@@ -148,15 +148,17 @@ check "and gets to the same loss ($want, $got)" awk -v a="$want" -v b="$got" 'BE
 train -n 3 --set spillway.steps=1 --set zero_optimization='{"stage":2,"cpu_offload":true}'
 check "what the configuration is warned of is said once" test "$(grep -c 'cpu_offload is deprecated' "$dir/err")" = 1
 
-rm -f "$dir/log"
-train -n 3 --set spillway.steps=100000 &
-main=$!
-for i in $(seq 200); do
-    sleep 0.05
-    grep -q '"step":5,' "$dir/log" 2>/dev/null && break
+for sig in INT USR1; do
+    rm -f "$dir/log"
+    train -n 3 --set spillway.steps=100000 &
+    main=$!
+    for i in $(seq 200); do
+        sleep 0.05
+        grep -q '"step":5,' "$dir/log" 2>/dev/null && break
+    done
+    kill -$sig $(pgrep -f -o "^$spw train $dir/tiny.json")
+    wait $main
+    check "SIG$sig ends all ranks after the same step, with 4" test $? -eq 4
+    check "and leaves nothing" nothing_left
 done
-kill -INT $(pgrep -f -o "$dir/tiny.json")
-wait $main
-check "an interrupt ends all ranks after the same step" test $? -eq 0
-check "and leaves nothing" nothing_left
 echo "1..$n"

@@ -82,7 +82,7 @@ hang_up() { # WRAPPER...: a run of its own that gets SIGHUP after some steps
 }
 hang_up env
 wait $pid
-check "SIGHUP ends with 0" test $? -eq 0
+check "SIGHUP ends with 4" test $? -eq 4
 check "saves" test -n "$(ls "$dir/k" 2>/dev/null)"
 check "and leaves no swap file" nothing_left
 hang_up nohup
