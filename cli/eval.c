@@ -138,8 +138,17 @@ run(job *j, spw_error *err)
     return SPW_OK;
 }
 
-static void
-show(const job *j)
+static spw_status
+check_loss(const job *j, double loss, spw_error *err)
+{
+    return isfinite(loss)
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_ENONFINITE, "the loss is not finite: weights of %s are infinite, NaN or very large",
+                           j->weights.path);
+}
+
+static spw_status
+show(const job *j, spw_error *err)
 {
     double loss = j->loss_sum / (double)j->tokens_done, rate = (double)j->tokens_done / j->seconds;
     spw_store_stats stats;
@@ -149,19 +158,20 @@ show(const job *j)
         printf("loss %.6f  perplexity %.4f  %llu tokens in %llu sequences of %llu  %.0f tokens/s\n", loss, exp(loss),
                (unsigned long long)j->tokens_done, (unsigned long long)j->sequences_done,
                (unsigned long long)j->seq_length, rate);
-        return;
+        return check_loss(j, loss, err);
     }
     spw_store_get_stats(spw_engine_store(j->e), &stats);
-    o = json_pack("{s:s, s:f, s:I, s:I, s:I, s:f, s:I}", "path", j->weights.path, "loss", loss, "tokens",
-                  (json_int_t)j->tokens_done, "sequences", (json_int_t)j->sequences_done, "seq_length",
-                  (json_int_t)j->seq_length, "seconds", j->seconds, "nvme_read_bytes",
-                  (json_int_t)stats.nvme_read_bytes);
+    o = json_pack("{s:s, s:o, s:I, s:I, s:I, s:f, s:I}", "path", j->weights.path, "loss",
+                  isfinite(loss) ? json_real(loss) : json_null(), "tokens", (json_int_t)j->tokens_done, "sequences",
+                  (json_int_t)j->sequences_done, "seq_length", (json_int_t)j->seq_length, "seconds", j->seconds,
+                  "nvme_read_bytes", (json_int_t)stats.nvme_read_bytes);
     if (isfinite(exp(loss)))
         json_object_set_new(o, "perplexity", json_real(exp(loss)));
     line = o != NULL ? json_dumps(o, JSON_COMPACT) : NULL;
-    puts(line != NULL ? line : "{}"); /* a loss that is no number has no JSON */
+    puts(line != NULL ? line : "{}");
     free(line);
     json_decref(o);
+    return check_loss(j, loss, err);
 }
 
 static int
@@ -237,8 +247,8 @@ cli_eval(int argc, char **argv)
         if (st == SPW_OK)
             st = run(&j, &err);
         if (st == SPW_OK)
-            show(&j);
-        else
+            st = show(&j, &err);
+        if (st != SPW_OK)
             rc = cli_fail(&err);
     }
     spw_engine_destroy(j.e);

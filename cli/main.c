@@ -125,7 +125,7 @@ static const char eval_usage[] =
     "  --chat LAYOUT    JSON lines are conversations, and the assistant's turns count: as data.chat (default: the\n"
     "                   checkpoint's)\n"
     "  --tokenizer DIR  as of generate\n"
-    "  --json           one JSON object\n" PLACE_USAGE;
+    "  --json           one JSON object; a loss that is not finite is null, and makes the exit code 1\n" PLACE_USAGE;
 
 static const char export_usage[] =
     "spillway export SRC --to DIR [--dtype fp32|bf16|fp16] [--shard-size BYTES] [--model FOLDER]\n"

@@ -6,6 +6,8 @@
 #include <math.h>
 #include <stdio.h>
 
+enum { SKIPPED_MAX = 10 };
+
 spw_status
 cli_train_finish_save(train_run *r, spw_error *err)
 {
@@ -100,6 +102,36 @@ add_step(train_run *r, const spw_step_result *s)
     r->undone_steps += s->undone > 0;
 }
 
+/*
+ * Steps that are skipped for ever. A loss scale that can fall ends that by itself, until it cannot. Without one, the weights
+ * are beyond it after SKIPPED_MAX in a row: a gradient that is not finite because of what the step was shown comes alone.
+ */
+static spw_status
+check_skipped(train_run *r, uint64_t step, const spw_step_result *s, bool lowest, spw_error *err)
+{
+    bool dynamic = spw_engine_loss_scaler(r->engine)->dynamic;
+    uint64_t before = step - SKIPPED_MAX;
+    char remedy[100];
+    r->skipped_in_row = s->skipped && !dynamic ? r->skipped_in_row + 1 : 0;
+    if (s->skipped && lowest)
+        return SPW_RAISE(err, SPW_ENONFINITE,
+                         "step %llu: the gradient is not finite at the lowest loss scale, %g (fp16.min_loss_scale): "
+                         "every step would be skipped from here on; a smaller learning rate, clipping or bf16 may help",
+                         (unsigned long long)step, s->loss_scale);
+    if (r->skipped_in_row < SKIPPED_MAX)
+        return SPW_OK;
+    if (before > r->first_step)
+        snprintf(remedy, sizeof remedy, "go on from a checkpoint of before step %llu, with a lower",
+                 (unsigned long long)before);
+    else
+        snprintf(remedy, sizeof remedy, "the weights that this run began with are no good, or try a lower");
+    return SPW_RAISE(err, SPW_ENONFINITE,
+                     "steps %llu to %llu were skipped, because the norm of their gradients is not finite, and so would "
+                     "be all that follow: %s learning rate (optimizer.params.lr)%s",
+                     (unsigned long long)(before + 1), (unsigned long long)step, remedy,
+                     r->config.fp16 ? " or fp16.loss_scale, which 0 makes dynamic" : "");
+}
+
 /* All ranks stop when one of them got a signal; of the write budget all of them know. */
 static spw_status
 go_on(train_run *r, bool *more, spw_error *err)
@@ -117,7 +149,7 @@ cli_train_loop(train_run *r, spw_error *err)
 {
     const spw_config *c = &r->config;
     uint64_t per_step = c->micro_batch * c->accumulation * r->world;
-    bool more;
+    bool more, save_due = false;
     r->first_step = r->at.step;
     r->saved_step = r->resumed ? r->at.step : UINT64_MAX;
     r->begin_ns = spw_now_ns();
@@ -150,14 +182,12 @@ cli_train_loop(train_run *r, spw_error *err)
         cli_train_log_step(r, step, &s, eval_loss);
         cli_train_tell_monitor(r, step, &s, eval_loss);
         cli_train_show_step(r, step, &s, eval_loss);
-        if (s.skipped && lowest)
-            return SPW_RAISE(
-                err, SPW_ENONFINITE,
-                "step %llu: the gradient is not finite at the lowest loss scale, %g (fp16.min_loss_scale): "
-                "every step would be skipped from here on; a smaller learning rate, clipping or bf16 may help",
-                (unsigned long long)step, s.loss_scale);
-        if (c->run.checkpoint_interval > 0 && step % c->run.checkpoint_interval == 0)
+        SPW_TRY(check_skipped(r, step, &s, lowest, err));
+        save_due = save_due || (c->run.checkpoint_interval > 0 && step % c->run.checkpoint_interval == 0);
+        if (save_due && r->skipped_in_row == 0) { /* else it might be the last good one that keep_last removes */
             SPW_TRY(save(r, !c->run.save_in_background, err));
+            save_due = false;
+        }
     }
     if (r->spent && r->steps_done == 0)
         return SPW_OK; /* nothing was loaded */

@@ -79,6 +79,16 @@ stands_still() {
 check "has a schedule of updates" stands_still
 expect 1 "step 1: the gradient is not finite at the lowest loss scale, 1.09951e+12" "a scale that cannot fall ends the run" train "$c" --set bf16.enabled=false \
     --set fp16.enabled=true --set fp16.initial_scale_power=40 --set fp16.hysteresis=1 --set fp16.min_loss_scale=1099511627776 --set spillway.checkpoint_dir= --set spillway.run_log=
+# Weights that are infinite skip every step: ten in a row end the run, and no save of theirs takes the place of a good one.
+expect 1 "steps 3 to 12 were skipped, because the norm of their gradients is not finite" "weights that are no numbers end the run" train "$c" --set optimizer.params.lr=1e6 \
+    --set optimizer.params.weight_decay=1e6 --set spillway.steps=40 --set spillway.checkpoint_interval=1 --set spillway.keep_last=2 --set spillway.checkpoint_dir="$dir/inf" --set spillway.run_log=
+check "with what to do" grep -q "go on from a checkpoint of before step 2, with a lower learning rate" "$dir/err"
+check "and what was saved before" test "$(ls "$dir/inf" | xargs)" = "step-1 step-2"
+expect 1 "the weights that this run began with are no good" "so does going on from them" train "$c" --resume "$dir/inf" --set optimizer.params.lr=1e6 \
+    --set optimizer.params.weight_decay=1e6 --set spillway.steps=40 --set spillway.checkpoint_dir= --set spillway.run_log=
+expect 1 "the loss is not finite" "eval of such weights" eval "$dir/inf" --data "$dir/text.txt" --batches 1 --json
+check "has no loss" python3 -c "import json; assert json.load(open('$dir/out'))['loss'] is None"
+rm -rf "$dir/inf"
 losses() { grep -o '"step":[0-9]*,"loss":[^,]*' "$1"; }
 same_losses() { [ "$(losses "$1")" = "$(losses "$2")" ] && [ "$(losses "$1" | wc -l)" -eq 10 ]; }
 check "resumed losses are the same characters" same_losses "$dir/a.jsonl" "$dir/b.jsonl"
