@@ -300,24 +300,42 @@ is_auto(const json_t *object, const char *key)
     return text != NULL && strcmp(text, "auto") == 0;
 }
 
-/* transformers' Trainer would put its arguments where "auto" is. The number of steps is known here; the rest is said. */
+/* By the configuration, or by a scheduler that does not go by the optimizer's. */
+static bool
+rate_is_given(const spw_config *c, const json_t *root)
+{
+    const char *schedule = c->scheduler.type;
+    return given(json_object_get(json_object_get(root, "optimizer"), "params"), "lr") ||
+           spw__config_scheduler_takes(schedule, "cycle_max_lr") ||
+           spw__config_scheduler_takes(schedule, "lr_range_test_min_lr") ||
+           (spw__config_scheduler_takes(schedule, "warmup_max_lr") &&
+            given(json_object_get(json_object_get(root, "scheduler"), "params"), "warmup_max_lr"));
+}
+
+/*
+ * transformers' Trainer would put its arguments where "auto" is. The number of steps is known here; the rest is said, and a
+ * learning rate that nobody chose in any case.
+ */
 static void
 settle_autos(const config_reader *r, const json_t *root)
 {
     spw_config *c = r->out;
     const json_t *params = json_object_get(json_object_get(root, "scheduler"), "params");
     const json_t *optimizer = json_object_get(json_object_get(root, "optimizer"), "params");
-    bool typed = c->bf16 || c->fp16;
+    bool typed = c->bf16 || c->fp16, rate = rate_is_given(c, root);
     if (is_auto(params, "total_num_steps"))
         c->scheduler.total_num_steps = c->run.steps;
     if (!typed &&
         (is_auto(json_object_get(root, "bf16"), "enabled") || is_auto(json_object_get(root, "fp16"), "enabled")))
         spw__config_remark(r->remarks->autos, "bf16.enabled and fp16.enabled false (so fp32)");
-    if (r->remarks->autos[0] != '\0' && json_object_get(optimizer, "lr") == NULL)
+    if (r->remarks->autos[0] != '\0' && !rate && !is_auto(optimizer, "lr"))
         spw__config_remark(r->remarks->autos, "optimizer.params.lr %g", c->optimizer.lr);
     if (r->remarks->autos[0] != '\0')
         spw_log(SPW_LOG_WARN, "%s: \"auto\" is not filled in from a Trainer's arguments here, these stand: %s", r->name,
                 r->remarks->autos);
+    else if (!rate)
+        spw_log(SPW_LOG_WARN, "%s: no learning rate is given, this stands: optimizer.type %s, optimizer.params.lr %g",
+                r->name, c->optimizer.type, c->optimizer.lr);
 }
 
 /* What DeepSpeed's files do not have, because it is in the program that they are for. */

@@ -52,13 +52,14 @@ read_end_tokens(spw_weights *w, spw_error *err)
     return SPW_OK;
 }
 
-/* A configuration with every default and the folder's model. */
+/* A configuration with every default and the folder's model; nothing is trained by it. */
 static spw_status
 default_config(spw_config *c, const char *folder, spw_error *err)
 {
     SPW_TRY(spw_config_parse(c,
                              "{\"model\": {\"model_type\": \"gpt2\", \"n_embd\": 1, \"n_layer\": 1, \"n_head\": 1}, "
-                             "\"data\": {\"path\": [\"-\"]}, \"train_batch_size\": 1}",
+                             "\"data\": {\"path\": [\"-\"]}, \"train_batch_size\": 1, "
+                             "\"optimizer\": {\"params\": {\"lr\": 0}}}",
                              folder, NULL, 0, err));
     SPW_TRY(spw_hf_config_load(&c->model, folder, err));
     snprintf(c->model_path, sizeof c->model_path, "%s", folder);

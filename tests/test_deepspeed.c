@@ -17,6 +17,7 @@
     "\"model\":{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":1,\"n_head\":1},\"data\":{\"path\":\"a\"},"           \
     "\"spillway\":{\"steps\":40},"
 #define MICRO "\"train_micro_batch_size_per_gpu\":2,"
+#define RATE  "\"optimizer\":{\"params\":{\"lr\":0.1}},"
 
 static spw_config c;
 static spw_error err;
@@ -138,21 +139,21 @@ test_without_effect(void **state)
         assert_int_equal(c.zero.offload_param, SPW_TIER_DEVICE);
         assert_non_null(strstr(heard, "zero_optimization.offload_param has no effect in stage"));
     }
-    takes("{" NEEDED MICRO "\"wandb\":{\"project\":\"p\"},\"flops_profiler\":{\"profile_step\":1},"
+    takes("{" NEEDED MICRO RATE "\"wandb\":{\"project\":\"p\"},\"flops_profiler\":{\"profile_step\":1},"
           "\"autotuning\":{\"enabled\":false,\"fast\":true},\"amp\":{\"opt_level\":\"O1\"}}");
     assert_string_equal(heard, "");
-    takes("{" NEEDED MICRO "\"amp\":{\"enabled\":\"auto\",\"opt_level\":\"auto\"},"
+    takes("{" NEEDED MICRO RATE "\"amp\":{\"enabled\":\"auto\",\"opt_level\":\"auto\"},"
           "\"zero_optimization\":{\"log_trace_cache_warnings\":true}}");
     assert_string_equal(heard, "");
-    takes("{" NEEDED MICRO
+    takes("{" NEEDED MICRO RATE
           "\"tensorboard\":{\"enabled\":true,\"output_path\":\"runs\",\"job_name\":\"a\"},\"csv_monitor\":{}}");
     assert_string_equal(heard, "");
-    takes("{" NEEDED MICRO
+    takes("{" NEEDED MICRO RATE
           "\"compile\":{\"deepcompile\":false},\"checkpoint\":{\"parallel_write\":{\"pipeline_stage\":false}},"
           "\"compression_training\":{\"weight_quantization\":{\"shared_parameters\":{\"enabled\":false,\"bits\":8}}},"
           "\"timers\":{\"throughput\":{\"enabled\":true}}}");
     assert_string_equal(heard, "");
-    takes("{" NEEDED MICRO
+    takes("{" NEEDED MICRO RATE
           "\"tensorboard\":{\"enabled\":true,\"output_path\":\"runs\",\"job_name\":\"a\"},\"csv_monitor\":{}}");
     assert_true(c.tensorboard.enabled && !c.csv_monitor.enabled);
     assert_string_equal(c.tensorboard.output_path, "runs");
@@ -242,11 +243,41 @@ test_trainer(void **state)
                         "scheduler.params.warmup_num_steps 1000; bf16.enabled and fp16.enabled false (so fp32)\n");
     takes("{" NEEDED MICRO "\"gradient_clipping\":\"auto\"}"); /* the optimizer is the Trainer's */
     assert_non_null(strstr(heard, "these stand: gradient_clipping 0.0; optimizer.params.lr 0.001\n"));
-    takes("{" NEEDED MICRO "\"bf16\":{\"enabled\":true},\"fp16\":{\"enabled\":\"auto\"},"
+    takes("{" NEEDED MICRO RATE "\"bf16\":{\"enabled\":true},\"fp16\":{\"enabled\":\"auto\"},"
           "\"zero_optimization\":{\"stage\":3,\"reduce_bucket_size\":\"auto\"}}");
     assert_string_equal(heard, "");
     refuses("{" NEEDED "\"train_batch_size\":\"auto\",\"train_micro_batch_size_per_gpu\":\"auto\"}",
             "is needed, as a number: \"auto\" is for transformers' Trainer");
+}
+
+/* A learning rate that nobody chose is said, unless a schedule has one of its own. */
+static void
+test_no_rate(void **state)
+{
+    const char *const none[] = {"", "\"optimizer\":{\"type\":\"Lion\",\"params\":{\"lr\":null}}",
+                                "\"scheduler\":{\"type\":\"WarmupLR\"}",
+                                "\"scheduler\":{\"type\":\"WarmupCosineLR\",\"params\":{\"total_num_steps\":9}}"};
+    const char *const own[] = {"\"scheduler\":{\"type\":\"WarmupLR\",\"params\":{\"warmup_max_lr\":0.1}}",
+                               "\"scheduler\":{\"type\":\"LRRangeTest\"}",
+                               "\"scheduler\":{\"type\":\"OneCycle\",\"params\":{\"cycle_min_lr\":0.1,"
+                               "\"cycle_max_lr\":0.2}}"};
+    char text[500];
+    (void)state;
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
+        snprintf(text, sizeof text, "{" NEEDED MICRO "%s}", none[i]);
+        takes(text);
+        snprintf(text, sizeof text,
+                 "ds.json: no learning rate is given, this stands: optimizer.type %s, optimizer.params.lr 0.001\n",
+                 i == 1 ? "Lion" : "AdamW");
+        assert_string_equal(heard, text);
+    }
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+        snprintf(text, sizeof text, "{" NEEDED MICRO "%s}", own[i]);
+        takes(text);
+        assert_string_equal(heard, "");
+    }
+    takes("{" NEEDED MICRO "\"gradient_clipping\":\"auto\",\"scheduler\":{\"type\":\"LRRangeTest\"}}");
+    assert_null(strstr(heard, "optimizer.params.lr"));
 }
 
 /* A folder's weights are read or missing; what cannot be read is not taken for missing. */
@@ -307,7 +338,7 @@ test_unread_tokenizer(void **state)
     snprintf(path, sizeof path, "%s/text.txt", folder);
     write_file(path, "A text that is long enough for a few sequences of tokens, whatever they are, and then some.\n");
     snprintf(text, sizeof text,
-             "{" MICRO "\"model\":{\"path\":\"%s\"},\"data\":{\"path\":\"%s\",\"seq_length\":8,"
+             "{" MICRO RATE "\"model\":{\"path\":\"%s\"},\"data\":{\"path\":\"%s\",\"seq_length\":8,"
              "\"validation_split\":0,\"cache_dir\":\"%s\"}}",
              folder, path, folder);
     takes(text);
@@ -334,10 +365,10 @@ test_unread_tokenizer(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments),        cmocka_unit_test(test_older),
-                                       cmocka_unit_test(test_grad_accum),      cmocka_unit_test(test_without_effect),
-                                       cmocka_unit_test(test_all_at_once),     cmocka_unit_test(test_missing),
-                                       cmocka_unit_test(test_trainer),         cmocka_unit_test(test_weights),
-                                       cmocka_unit_test(test_unread_tokenizer)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments),         cmocka_unit_test(test_older),
+                                       cmocka_unit_test(test_grad_accum),       cmocka_unit_test(test_without_effect),
+                                       cmocka_unit_test(test_all_at_once),      cmocka_unit_test(test_missing),
+                                       cmocka_unit_test(test_trainer),          cmocka_unit_test(test_weights),
+                                       cmocka_unit_test(test_unread_tokenizer), cmocka_unit_test(test_no_rate)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
