@@ -63,6 +63,9 @@ void cli_show_no_fit(const spw_config *config, const spw_model *model, const spw
 /* With longrope: which factors a run's windows take ("long_factor"), and why; NULL: it is another rope. */
 const char *cli_rope_choice(const spw_config *config, char reason[160]);
 
+/* For windows longer than the model says it is for, which only a table of learned positions would refuse. */
+void cli_warn_of_length(const spw_config *config);
+
 /* How weights live that are only read: --host-memory, --device-memory, --nvme (which may stand several times), --codes. */
 typedef struct cli_place {
     uint64_t host_memory, device_memory; /* 0: not given */

@@ -68,6 +68,20 @@ open_data(job *j, spw_error *err)
     return SPW_OK;
 }
 
+static uint64_t
+default_length(const spw_weights *w)
+{
+    uint64_t trained = w->config.data.seq_length, positions = w->config.model.positions;
+    if (!w->is_checkpoint)
+        return trained < FOLDER_SEQ_MAX ? trained : FOLDER_SEQ_MAX;
+    if (trained > positions)
+        fprintf(stderr,
+                "spillway: sequences are of %llu tokens, which is how many positions the model has; it was trained on "
+                "%llu\n",
+                (unsigned long long)positions, (unsigned long long)trained);
+    return trained < positions ? trained : positions;
+}
+
 static spw_status
 open_all(job *j, spw_error *err)
 {
@@ -76,8 +90,7 @@ open_all(job *j, spw_error *err)
     SPW_TRY(spw_weights_find(&j->weights, j->path, err));
     cli_place_apply(&j->place, c);
     if (j->seq_length == 0)
-        j->seq_length =
-            j->weights.is_checkpoint || c->data.seq_length < FOLDER_SEQ_MAX ? c->data.seq_length : FOLDER_SEQ_MAX;
+        j->seq_length = default_length(&j->weights);
     if (j->seq_length > c->model.positions)
         return SPW_RAISE(err, SPW_ECONFIG, "--seq-length %llu is more than the model's %llu positions",
                          (unsigned long long)j->seq_length, (unsigned long long)c->model.positions);

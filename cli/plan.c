@@ -333,6 +333,16 @@ cli_rope_choice(const spw_config *c, char reason[160])
     return c->model.rope != SPW_ROPE_LONG ? NULL : beyond ? "long_factor" : "short_factor";
 }
 
+void
+cli_warn_of_length(const spw_config *c)
+{
+    if (c->data.seq_length > c->model.positions)
+        fprintf(stderr,
+                "spillway: warning: data.seq_length %llu is more than the model's %llu positions "
+                "(max_position_embeddings), which eval, generate and other programs keep to\n",
+                (unsigned long long)c->data.seq_length, (unsigned long long)c->model.positions);
+}
+
 static void
 add_rope(spw_plan *p, const spw_config *c)
 {
@@ -400,8 +410,10 @@ plan_config(const job *j)
     if (r.data != NULL)
         add_chat(&plan, spw_data_chat(r.data));
     add_rope(&plan, &r.config);
-    if (st == SPW_OK)
+    if (st == SPW_OK) {
         warn_of_folders(&r.config, &plan);
+        cli_warn_of_length(&r.config);
+    }
     if (st == SPW_ENOFIT)
         (void)suggest(&r.config, r.model, &plan, &s);
     if (j->json && (st == SPW_OK || st == SPW_ENOFIT)) {

@@ -200,6 +200,8 @@ cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
     warn_of_full_disk(r);
     warn_of_no_evaluation(r);
     warn_of_other_run(r);
+    if (r->rank == 0)
+        cli_warn_of_length(&r->config);
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
     r->carried_bytes = r->at.bytes_written;

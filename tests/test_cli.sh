@@ -154,6 +154,14 @@ check "which can be meant" run train "$c" $m --resume "$dir/m" --set spillway.st
 check "and is as it was from then on" run train "$c" $m --resume "$dir/m" --set spillway.steps=13
 expect 0 "0 sequences are held out" "nothing to evaluate on is said" train "$c" --set data.validation_split=0 --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
 
+# Rotary positions go on beyond what the model says it is for: that is said, and eval keeps to what it says.
+long='--set model={"model_type":"llama","vocab_size":256,"max_position_embeddings":32,"hidden_size":32,"intermediate_size":64,"num_hidden_layers":1,"num_attention_heads":2} --set data.seq_length=48 --set spillway.run_log='
+expect 0 "data.seq_length 48 is more than the model's 32 positions" "windows beyond the model's positions are said by plan" plan "$c" --no-measure $long
+expect 0 "data.seq_length 48 is more than the model's 32 positions" "and by train" train "$c" $long --set spillway.steps=1 --set spillway.checkpoint_dir="$dir/long"
+expect 0 "sequences are of 32 tokens" "eval takes no more than these" eval "$dir/long" --data "$dir/text.txt" --batches 1
+expect 2 "--seq-length 48 is more than the model's 32 positions" "but for who asks" eval "$dir/long" --data "$dir/text.txt" --batches 1 --seq-length 48
+rm -rf "$dir/long"
+
 # What does not end in time: a second signal ends it, and before the first step the first does.
 "$spw" train "$c" --set gradient_accumulation_steps=3000 --set spillway.checkpoint_dir= --set spillway.run_log="$dir/long.jsonl" >"$dir/out" 2>"$dir/err" &
 pid=$!
