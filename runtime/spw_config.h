@@ -112,7 +112,7 @@ typedef struct spw_config {
         uint64_t param_buffer_count, param_buffer_size; /* elements */
         uint64_t optimizer_buffer_count;
         uint64_t max_in_cpu;                                           /* elements */
-        uint64_t sub_group_size;                                       /* elements */
+        uint64_t sub_group_size;                                       /* elements; 0: no bound */
         uint64_t prefetch_bucket_size, max_live_parameters;            /* elements */
         bool quantized_weights, quantized_frozen, quantized_gradients; /* ZeRO++, between ranks, in stage 3 */
         uint32_t hpz_partition_size;                                   /* its secondary weights; 0, 1: none */

@@ -57,6 +57,14 @@ check "without times" json 'p["fits"] and p["step_s"] is None and p["rates"] is 
 check "with reasons" json 'all(d["name"] and d["value"] and d["reason"] for d in p["decisions"]) and len(p["decisions"]) >= 3'
 check "sums agree" json 'all(sum(b[t] for b in p["bytes"].values()) == p["total"][t] for t in ("device", "host", "nvme"))'
 
+# DeepSpeed takes any bound, and 0: a chunk has at least 4096 elements whatever it is.
+for bound in 1 4095 4096; do
+    check "sub_group_size $bound" run plan "$c" --no-measure --set zero_optimization.sub_group_size=$bound
+    check "makes the smallest chunks" shows '^  spillway.chunk_elems +4096 +zero_optimization.sub_group_size bounds it'
+done
+check "sub_group_size 0" run plan "$c" --no-measure --set zero_optimization.sub_group_size=0
+check "is no bound" test -z "$(grep 'spillway.chunk_elems' "$dir/out")"
+
 # Which of longrope's factors windows of this length take.
 factors='[1, 1, 1, 1, 2, 2, 2, 2]'
 phi3='"model_type": "phi3", "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96'
