@@ -96,18 +96,25 @@ read_model_section(const config_reader *r, json_t *m)
 
 /* ---------------------------------------------------------------- the walk */
 
+/* null is DeepSpeed's way to say nothing, and --set KEY=null ours to leave a key or a section out. */
+static bool
+says(const json_t *object, const char *key)
+{
+    const json_t *v = json_object_get(object, key);
+    return v != NULL && !json_is_null(v);
+}
+
 /* Two spellings of one key, or a deprecated key beside its successor, would leave one of them ignored. */
 static spw_status
 check_said_once(const config_reader *r, const key_row *row, const json_t *object)
 {
     char successor[KEY_BYTES] = "";
     size_t prefix = (size_t)(spw__config_last_part(row->key) - row->key);
-    if (row->alias != NULL && json_object_get(object, row->alias) != NULL &&
-        json_object_get(object, spw__config_last_part(row->key)) != NULL)
+    if (row->alias != NULL && says(object, row->alias) && says(object, spw__config_last_part(row->key)))
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s is given twice, once as %s", r->name, row->key, row->alias);
     if (row->class == C_DEPRECATED) {
         snprintf(successor, sizeof successor, "%.*s", (int)strcspn(row->help + prefix, "."), row->help + prefix);
-        if (json_object_get(object, successor) != NULL)
+        if (says(object, successor))
             return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s is deprecated and cannot stand beside %s", r->name, row->key,
                              row->help);
     }
@@ -146,6 +153,8 @@ read_member(const config_reader *r, const char *prefix, json_t *object, const ch
     at = reader_of(r, key, v);
     if (row == NULL || strchr(name, '.') != NULL) /* a dotted name inside an object is nobody's key */
         return spw__config_unknown_key(&at, key);
+    if (json_is_null(v))
+        return SPW_OK;
     SPW_TRY(check_said_once(&at, row, object));
     if (row->class == C_INERT)
         spw_log(SPW_LOG_INFO, "%s: %s has no effect here: %s", at.name, row->key, row->help);

@@ -89,7 +89,7 @@ spw__config_include(json_t **root, const char *name, config_layers *layers, spw_
     json_t *files = json_object_get(*root, "include"), *merged;
     uint32_t count = json_is_array(files) ? (uint32_t)json_array_size(files) : 1;
     int rc = 0;
-    if (files == NULL)
+    if (files == NULL || json_is_null(files))
         return SPW_OK;
     if (count > SPW_PATHS_MAX)
         return SPW_RAISE(err, SPW_ECONFIG, "%s: include: at most %d files", name, SPW_PATHS_MAX);

@@ -346,7 +346,7 @@ check_missing(const config_reader *r, const json_t *root)
     const char *const batches[] = {"train_batch_size", "train_micro_batch_size_per_gpu"};
     bool batch = false;
     spw_status st = SPW_OK;
-    if (json_object_get(root, "model") == NULL)
+    if (!given(root, "model"))
         st = spw__config_note(r, SPW_RAISE(r->err, SPW_ECONFIG,
                                            "%s: section model is missing: --set model.path=FOLDER, one of Hugging "
                                            "Face's, or \"model\": {\"path\": \"FOLDER\"}",

@@ -538,9 +538,11 @@ test_include(void **state)
     assert_true(c.aio.thread_count == 7 && c.zero.offload_param == SPW_TIER_HOST);
     assert_true(c.zero.param_path.count == 0 && !c.zero.pin_memory_param); /* an object that is set replaces */
     {
-        static const char *const off[] = {"include=[]"};
-        assert_int_equal(load_with(member, off, 1, &err), SPW_OK);
-        assert_true(c.aio.backend != SPW_AIO_THREADS && c.aio.thread_count != 6);
+        static const char *const off[] = {"include=[]", "include=null"};
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(load_with(member, off + i, 1, &err), SPW_OK);
+            assert_true(c.aio.backend != SPW_AIO_THREADS && c.aio.thread_count != 6);
+        }
     }
     { /* from text, with the folder that its name has; and the tuner's lists where this file has none */
         char name[300];
@@ -608,6 +610,43 @@ test_include_refused(void **state)
     assert_int_equal(load_with("\"include\": \"fine.json\"", bad_set, 1, &err), SPW_ECONFIG);
     assert_non_null(strstr(err.message, "/run.json: aio.queue_depth"));
     tiny_dir_remove(folder);
+}
+
+/* The section, out of a configuration; false: it is not in there. */
+static bool
+leave_out(json_t *root, const char *key)
+{
+    char part[SPW_CONFIG_KEY_BYTES];
+    size_t n = strcspn(key, ".");
+    snprintf(part, sizeof part, "%.*s", (int)n, key);
+    return key[n] == '.' ? leave_out(json_object_get(root, part), key + n + 1) : json_object_del(root, part) == 0;
+}
+
+/* A section that --set makes null is as if the file did not have it, one that is needed too. */
+static void
+test_null(void **state)
+{
+    uint32_t sections = 0, there = 0;
+    (void)state;
+    for (uint32_t i = 0; i < spw__config_row_count; i++) {
+        json_t *root = json_loads(whole, 0, NULL);
+        char set[SPW_CONFIG_KEY_BYTES + 8], *text;
+        spw_error without = {0}, err = {0};
+        spw_status st;
+        if (spw__config_rows[i].type == K_SECTION) {
+            there += leave_out(root, spw__config_rows[i].key);
+            text = json_dumps(root, 0);
+            st = spw_config_parse(&d, text, "run.json", NULL, 0, &without);
+            free(text);
+            snprintf(set, sizeof set, "%s=null", spw__config_rows[i].key);
+            if (parse(set, &err) != st || strcmp(err.message, without.message) != 0)
+                fail_msg("%s: \"%s\", expected \"%s\"", set, err.message, without.message);
+            assert_true(st != SPW_OK || memcmp(&c, &d, sizeof c) == 0);
+            sections++;
+        }
+        json_decref(root);
+    }
+    assert_true(sections > 15 && there > 7);
 }
 
 /* What is printed parses to the same values. */
@@ -836,15 +875,15 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),           cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_accepted),        cmocka_unit_test(test_said),
-        cmocka_unit_test(test_decay),           cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_deepspeed_keys),  cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_files),           cmocka_unit_test(test_dump),
-        cmocka_unit_test(test_dump_settings),   cmocka_unit_test(test_schedules),
-        cmocka_unit_test(test_cycles),          cmocka_unit_test(test_help),
-        cmocka_unit_test(test_paths),           cmocka_unit_test(test_include),
-        cmocka_unit_test(test_include_refused),
+        cmocka_unit_test(test_whole),          cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_accepted),       cmocka_unit_test(test_said),
+        cmocka_unit_test(test_decay),          cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_deepspeed_keys), cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_files),          cmocka_unit_test(test_dump),
+        cmocka_unit_test(test_dump_settings),  cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_cycles),         cmocka_unit_test(test_help),
+        cmocka_unit_test(test_paths),          cmocka_unit_test(test_null),
+        cmocka_unit_test(test_include),        cmocka_unit_test(test_include_refused),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }
