@@ -76,6 +76,7 @@ static spw_status
 read_model_section(const config_reader *r, json_t *m)
 {
     const char *folder = json_string_value(json_object_get(m, "path"));
+    char path[2 * SPW_PATH_BYTES];
     spw_status st;
     if (!json_is_object(m))
         return not_a_section(r, "model", m);
@@ -83,12 +84,13 @@ read_model_section(const config_reader *r, json_t *m)
         return read_model(r, m);
     if (folder == NULL || folder[0] == '\0')
         return spw__config_bad_value(r, "model.path", "a folder with config.json", json_object_get(m, "path"));
-    if (json_object_size(m) > 1 || strlen(folder) > 1000)
+    SPW_TRY(spw__config_path(path, r->name, "model.path", folder, r->err));
+    if (json_object_size(m) > 1 || strlen(path) > 1000)
         return SPW_RAISE(
             r->err, SPW_ECONFIG,
             "%s: model.path stands alone and has at most 1000 bytes: the folder's config.json says the rest", r->name);
-    snprintf(r->out->model_path, sizeof r->out->model_path, "%s", folder);
-    st = spw_hf_config_load(&r->out->model, folder, r->err);
+    memcpy(r->out->model_path, path, strlen(path) + 1);
+    st = spw_hf_config_load(&r->out->model, path, r->err);
     if (st != SPW_OK)
         spw_error_wrap(r->err, "%s: model.path", r->name);
     return st;

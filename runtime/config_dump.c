@@ -63,6 +63,7 @@ value_json(const spw_config *c, const key_row *row)
     case K_U32: return json_integer((json_int_t) * (const uint32_t *)field);
     case K_I32: return json_integer(*(const int32_t *)field);
     case K_REAL: return isnan(*(const double *)field) ? NULL : json_real(*(const double *)field);
+    case K_PATH:
     case K_TEXT:
         if (row->size == 0)
             return json_string(c->scheduler.warmup_linear ? "linear" : "log");
@@ -147,12 +148,12 @@ spw_config_dump(const spw_config *c)
 void
 spw_config_help(void (*line)(void *ctx, const char *text), void *ctx)
 {
-    static const char *const types[] = {[K_SECTION] = "section", [K_BOOL] = "bool",         [K_U64] = "int",
-                                        [K_U32] = "int",         [K_REAL] = "number",       [K_TEXT] = "text",
-                                        [K_BYTES] = "bytes",     [K_PATHS] = "paths",       [K_TIER] = "enum",
-                                        [K_PLACE] = "enum",      [K_FORMAT] = "enum",       [K_DTYPE] = "enum",
-                                        [K_BACKEND] = "enum",    [K_BETAS] = "two numbers", [K_GROUPS] = "list",
-                                        [K_GLOBS] = "globs",     [K_ANY] = "any",           [K_I32] = "int"};
+    static const char *const types[] = {
+        [K_SECTION] = "section", [K_BOOL] = "bool",         [K_U64] = "int",     [K_U32] = "int",
+        [K_REAL] = "number",     [K_TEXT] = "text",         [K_BYTES] = "bytes", [K_PATHS] = "paths",
+        [K_TIER] = "enum",       [K_PLACE] = "enum",        [K_FORMAT] = "enum", [K_DTYPE] = "enum",
+        [K_BACKEND] = "enum",    [K_BETAS] = "two numbers", [K_GROUPS] = "list", [K_GLOBS] = "globs",
+        [K_ANY] = "any",         [K_I32] = "int",           [K_PATH] = "path"};
     static const char *const classes[] = {"", " [no effect here]", " [not supported yet]",
                                           " [deprecated: use it instead]"};
     for (uint32_t i = 0; i < spw__config_row_count; i++) {

@@ -43,14 +43,16 @@ static spw_status
 find_file(const char *name, const json_t *v, char path[2 * SPW_PATH_BYTES], spw_error *err)
 {
     const char *text = json_string_value(v), *slash = strrchr(name, '/');
+    char file[2 * SPW_PATH_BYTES];
     if (text == NULL || text[0] == '\0')
         return SPW_RAISE(err, SPW_ECONFIG, "%s: include: expected a path or a list of paths", name);
-    if (text[0] == '/')
+    SPW_TRY(spw__config_path(file, name, "include", text, err));
+    if (file[0] == '/')
         slash = NULL;
-    if (strlen(text) >= SPW_PATH_BYTES || (slash != NULL && slash - name >= SPW_PATH_BYTES))
+    if (strlen(file) >= SPW_PATH_BYTES || (slash != NULL && slash - name >= SPW_PATH_BYTES))
         return SPW_RAISE(err, SPW_ECONFIG, "%s: include: a path is longer than %d bytes", name, SPW_PATH_BYTES - 1);
     snprintf(path, 2 * SPW_PATH_BYTES, "%.*s%s%s", slash != NULL ? (int)(slash - name) : 0, name,
-             slash != NULL ? "/" : "", text);
+             slash != NULL ? "/" : "", file);
     return SPW_OK;
 }
 

@@ -13,6 +13,7 @@ typedef enum key_type {
     K_I32,
     K_REAL,
     K_TEXT, /* char array, bytes in `size` */
+    K_PATH, /* the same, and ~/ is the home folder */
     K_BYTES,
     K_PATHS,
     K_TIER,
@@ -94,6 +95,12 @@ typedef struct config_reader {
 } config_reader;
 
 extern const char *const spw__config_tiers[SPW_TIER_COUNT]; /* as DeepSpeed calls them: none, cpu, nvme */
+/*
+ * A path as it was written; a leading ~/ becomes $HOME/, which no shell has seen to in a file. What is longer than out is cut off
+ * there, and longer than any path may be. SPW_ECONFIG: HOME is not set.
+ */
+spw_status
+spw__config_path(char out[2 * SPW_PATH_BYTES], const char *name, const char *key, const char *text, spw_error *err);
 /* SPW_ECONFIG, with what may have been meant (config_names.c). */
 spw_status spw__config_unknown_key(const config_reader *r, const char *key);
 /* SPW_ECONFIG: expected this, got v. */

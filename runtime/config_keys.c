@@ -31,6 +31,10 @@
     {                                                                                                                  \
         k, NULL, K_TEXT, C_BUILT, AT(f), SIZE(f), 0, 0, d, h, choices                                                  \
     }
+#define PATH(k, f, d, h)                                                                                               \
+    {                                                                                                                  \
+        k, NULL, K_PATH, C_BUILT, AT(f), SIZE(f), 0, 0, d, h, NULL                                                     \
+    }
 /* Checked like any other key, said once, kept nowhere: type, range and default are DeepSpeed's. */
 #define INERT(k, a, t, lo, hi, d, h)                                                                                   \
     {                                                                                                                  \
@@ -45,7 +49,7 @@
     }
 #define MONITOR(k, f, h)                                                                                               \
     SECTION(k, h), BOOL(k ".enabled", NULL, f.enabled, "false", "write them"),                                         \
-        TEXT(k ".output_path", f.output_path, "\"\"", NULL, "folder above the job's; empty: the working directory"),   \
+        PATH(k ".output_path", f.output_path, "\"\"", "folder above the job's; empty: the working directory"),         \
         TEXT(k ".job_name", f.job_name, "\"DeepSpeedJobName\"", NULL, "folder of the job")
 /* A section that is off unless its own enabled is true. */
 #define SWITCHED(k, h) UNBUILT(k, "{\"enabled\": false}", h)
@@ -326,7 +330,7 @@ const key_row spw__config_rows[] = {
     TEXT("data.text_field", data.text_field, "\"text\"", NULL, "field of JSON lines that is trained on"),
     TEXT("data.prompt_field", data.prompt_field, "\"\"", NULL,
          "field of JSON lines that comes before it and gets no loss; empty: none"),
-    TEXT("data.chat", data.chat, "\"\"", NULL,
+    PATH("data.chat", data.chat, "\"\"",
          "layout of conversations in JSON lines, whose assistant's turns alone get loss: auto (by the tokenizer's "
          "special tokens), "
          "chatml, llama3, mistral, mistral-tekken, mistral-v1, gemma, phi3, phi4, deepseek, zephyr, or a file that "
@@ -340,9 +344,9 @@ const key_row spw__config_rows[] = {
     BOOL("data.begin_of_text", NULL, data.begin_of_text, "true",
          "documents of text begin with the token that the tokenizer puts before a text, as models of Llama, Gemma and "
          "Mistral expect it; those whose tokenizer has none do without"),
-    TEXT("data.cache_dir", data.cache_dir, "\"\"", NULL,
+    PATH("data.cache_dir", data.cache_dir, "\"\"",
          "folder for tokens of JSON lines, made once; empty: spillway/tokens below $XDG_CACHE_HOME or ~/.cache"),
-    TEXT("data.tokenizer", data.tokenizer, "\"auto\"", NULL,
+    PATH("data.tokenizer", data.tokenizer, "\"auto\"",
          "of text and JSON lines: bytes; a tokenizer.json, or a folder with it or with vocab.json and merges.txt; "
          "auto: the "
          "one in model.path's folder, else bytes"),
@@ -440,10 +444,10 @@ const key_row spw__config_rows[] = {
     BOOL("spillway.prefetch", NULL, run.prefetch, "true", "fetch ahead of use"),
     {"spillway.grad_dtype", NULL, K_DTYPE, C_BUILT, AT(run.grad_dtype), 0, 0, 0, NULL,
      "fp32, bf16 or fp16; default fp32, with fp16 fp16", NULL},
-    TEXT("spillway.checkpoint_dir", run.checkpoint_dir, "\"\"", NULL, "folder of checkpoints; empty: none"),
+    PATH("spillway.checkpoint_dir", run.checkpoint_dir, "\"\"", "folder of checkpoints; empty: none"),
     U64("spillway.checkpoint_interval", NULL, run.checkpoint_interval, 0, 1e12, "0",
         "steps between checkpoints; 0: at the end"),
-    TEXT("spillway.run_log", run.run_log, "\"\"", NULL, "run.jsonl; empty: none"),
+    PATH("spillway.run_log", run.run_log, "\"\"", "run.jsonl; empty: none"),
     U64("spillway.eval_interval", NULL, run.eval_interval, 0, 1e12, "0", "steps between evaluations; 0: never"),
     U64("spillway.eval_batches", NULL, run.eval_batches, 1, 1e6, "8", "micro-batches per evaluation"),
     U64("spillway.keep_last", NULL, run.keep_last, 0, 1e6, "0",

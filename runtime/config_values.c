@@ -102,19 +102,32 @@ read_path_members(const config_reader *r, const key_row *row, json_t *object, co
     return SPW_OK;
 }
 
+spw_status
+spw__config_path(char out[2 * SPW_PATH_BYTES], const char *name, const char *key, const char *text, spw_error *err)
+{
+    const char *home = getenv("HOME");
+    bool of_home = text[0] == '~' && (text[1] == '/' || text[1] == '\0');
+    if (of_home && (home == NULL || home[0] == '\0'))
+        return SPW_RAISE(err, SPW_ECONFIG, "%s: %s: %s is in the home folder, and HOME is not set", name, key, text);
+    snprintf(out, 2 * SPW_PATH_BYTES, "%s%s", of_home ? home : "", of_home ? text + 1 : text);
+    return SPW_OK;
+}
+
 static spw_status
 add_path(const config_reader *r, const key_row *row, spw_path_list *list, json_t *v)
 {
     const char *text = json_string_value(json_is_object(v) ? json_object_get(v, "path") : v);
+    char path[2 * SPW_PATH_BYTES];
     uint32_t i = list->count;
     if (text == NULL || text[0] == '\0')
         return spw__config_bad_value(r, row->key, "a path or a list of paths", v);
-    if (list->count == SPW_PATHS_MAX || strlen(text) >= SPW_PATH_BYTES)
+    SPW_TRY(spw__config_path(path, r->name, row->key, text, r->err));
+    if (list->count == SPW_PATHS_MAX || strlen(path) >= SPW_PATH_BYTES)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: at most %d paths of %d bytes", r->name, row->key, SPW_PATHS_MAX,
                          SPW_PATH_BYTES - 1);
     if (json_is_object(v))
         SPW_TRY(read_path_members(r, row, v, text, &list->weight[i], &list->bytes[i]));
-    snprintf(list->item[i], SPW_PATH_BYTES, "%s", text);
+    memcpy(list->item[i], path, strlen(path) + 1);
     list->count++;
     return SPW_OK;
 }
@@ -134,9 +147,14 @@ static spw_status
 read_text(const config_reader *r, const key_row *row, const json_t *v, char *out)
 {
     const char *text = json_string_value(v), *at = row->choices;
+    char path[2 * SPW_PATH_BYTES];
     size_t n;
     if (text == NULL)
         return spw__config_bad_value(r, row->key, "string", v);
+    if (row->type == K_PATH) {
+        SPW_TRY(spw__config_path(path, r->name, row->key, text, r->err));
+        text = path;
+    }
     n = strlen(text);
     for (; at != NULL; at = strchr(at, '|') != NULL ? strchr(at, '|') + 1 : NULL) {
         if (strncmp(at, text, n) == 0 && (at[n] == '|' || at[n] == '\0'))
@@ -352,7 +370,8 @@ spw__config_read_value(const config_reader *r, const key_row *row, json_t *v)
         return read_deprecated(r, row, v);
     if (row->type == K_ANY)
         return SPW_OK;
-    if (is_auto(v) && row->type != K_BYTES && row->type != K_TEXT && row->type != K_BACKEND && row->type != K_PLACE) {
+    if (is_auto(v) && row->type != K_BYTES && row->type != K_TEXT && row->type != K_PATH && row->type != K_BACKEND &&
+        row->type != K_PLACE) {
         if (row->fallback != NULL && trainer_fills(row->key))
             spw__config_remark(r->remarks->autos, "%s %s", row->key, row->fallback);
         return SPW_OK; /* the default stands */
@@ -373,6 +392,7 @@ spw__config_read_value(const config_reader *r, const key_row *row, json_t *v)
         *(int32_t *)field = (int32_t)(int64_t)n;
         return SPW_OK;
     case K_REAL: return read_number(r, row, v, field);
+    case K_PATH:
     case K_TEXT: return read_text(r, row, v, row->size == 0 ? NULL : field);
     case K_BYTES: return read_bytes(r, row, v, field);
     case K_PATHS: return read_paths(r, row, v, field);

@@ -649,6 +649,53 @@ test_null(void **state)
     assert_true(sections > 15 && there > 7);
 }
 
+/* ~/ is the home folder under every key that is a path, and nowhere else; without HOME it is refused. */
+static void
+test_home(void **state)
+{
+    char set[600], want[300], *old = getenv("HOME") != NULL ? strdup(getenv("HOME")) : NULL;
+    const char *sets[] = {"data.path=null", set};
+    uint32_t paths = 0;
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(folder);
+    assert_int_equal(setenv("HOME", folder, 1), 0);
+    snprintf(want, sizeof want, "%s/a b", folder);
+    for (uint32_t i = 0; i < spw__config_row_count; i++) {
+        const key_row *row = &spw__config_rows[i];
+        const void *field = (const char *)&c + row->offset;
+        bool one = row->type == K_PATH;
+        if ((!one && row->type != K_PATHS) || row->offset == SPW_CONFIG_NOWHERE)
+            continue;
+        snprintf(set, sizeof set, one ? "%s=~/a b" : "%s=[{\"path\":\"~/a b\"}]", row->key);
+        if (spw_config_parse(&c, whole, "run.json", sets + (strcmp(row->key, "data.sources") != 0),
+                             strcmp(row->key, "data.sources") != 0 ? 1 : 2, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        assert_string_equal(one ? field : ((const spw_path_list *)field)->item[0], want);
+        paths++;
+    }
+    assert_int_equal(paths, 11);
+    put_file("config.json", "{\"model_type\":\"gpt2\",\"vocab_size\":300,\"n_embd\":8,\"n_layer\":1,\"n_head\":1}");
+    assert_int_equal(parse("model={\"path\":\"~/\"}", &err), SPW_OK);
+    assert_int_equal(c.model.width, 8);
+    put_file("inc.json", "{\"csv_monitor\":{\"enabled\":true}}");
+    assert_int_equal(parse("include=~/inc.json", &err), SPW_OK);
+    assert_true(c.csv_monitor.enabled);
+    assert_int_equal(parse("spillway.checkpoint_dir=~me/~/a", &err), SPW_OK);
+    assert_string_equal(c.run.checkpoint_dir, "~me/~/a");
+    assert_int_equal(parse("data.text_field=~/a", &err), SPW_OK);
+    assert_string_equal(c.data.text_field, "~/a");
+    assert_int_equal(unsetenv("HOME"), 0);
+    assert_int_equal(parse("spillway.checkpoint_dir=~/a", &err), SPW_ECONFIG);
+    assert_string_equal(err.message,
+                        "run.json: spillway.checkpoint_dir: ~/a is in the home folder, and HOME is not set");
+    assert_int_equal(parse("spillway.checkpoint_dir=a/~/", &err), SPW_OK);
+    if (old != NULL)
+        assert_int_equal(setenv("HOME", old, 1), 0);
+    free(old);
+    tiny_dir_remove(folder);
+}
+
 /* What is printed parses to the same values. */
 static void
 test_dump(void **state)
@@ -875,15 +922,25 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),          cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_accepted),       cmocka_unit_test(test_said),
-        cmocka_unit_test(test_decay),          cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_deepspeed_keys), cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_files),          cmocka_unit_test(test_dump),
-        cmocka_unit_test(test_dump_settings),  cmocka_unit_test(test_schedules),
-        cmocka_unit_test(test_cycles),         cmocka_unit_test(test_help),
-        cmocka_unit_test(test_paths),          cmocka_unit_test(test_null),
-        cmocka_unit_test(test_include),        cmocka_unit_test(test_include_refused),
+        cmocka_unit_test(test_whole),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_accepted),
+        cmocka_unit_test(test_said),
+        cmocka_unit_test(test_decay),
+        cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_deepspeed_keys),
+        cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_dump),
+        cmocka_unit_test(test_dump_settings),
+        cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_cycles),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_home),
+        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_include),
+        cmocka_unit_test(test_include_refused),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }
