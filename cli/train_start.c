@@ -3,6 +3,7 @@
  * on from and the model, the plan, the engine with its state. What would spoil the run is said here: refused, or as a warning.
  */
 #include "train.h"
+#include <dirent.h>
 #include <stdio.h>
 #include <sys/statvfs.h>
 
@@ -67,6 +68,43 @@ check_outputs(train_run *r, spw_error *err)
                                   : SPW_OK;
 }
 
+/* The newest of the folders checkpoint-<n> that transformers' Trainer makes. */
+static bool
+find_newest_of_trainer(const char *folder, char newest[SPW_PATH_BYTES])
+{
+    DIR *dir = opendir(folder);
+    const struct dirent *entry;
+    uint64_t best = 0, n;
+    bool any = false;
+    while (dir != NULL && (entry = readdir(dir)) != NULL) {
+        if (strncmp(entry->d_name, "checkpoint-", 11) != 0 || !cli_number(entry->d_name + 11, &n) || (any && n < best))
+            continue;
+        best = n;
+        any = true;
+    }
+    if (dir != NULL)
+        closedir(dir);
+    snprintf(newest, SPW_PATH_BYTES, "%.900s/checkpoint-%llu", folder, (unsigned long long)best);
+    return any;
+}
+
+/* In the place of err, if it is known what the folder is. */
+static void
+tell_of_trainer(const char *folder, spw_error *err)
+{
+    char newest[SPW_PATH_BYTES], unused[SPW_PATH_BYTES];
+    bool inside = find_newest_of_trainer(folder, newest);
+    const char *one = inside ? newest : folder;
+    if (inside && spw_foreign_find(newest, unused, sizeof unused))
+        (void)SPW_RAISE(err, SPW_ENOENT, "%s is a folder of checkpoints, of which --resume %s is the newest", folder,
+                        newest);
+    else if (inside || spw_dir_has(folder, "optimizer.pt"))
+        (void)SPW_RAISE(err, SPW_ENOENT,
+                        "%s is a checkpoint without the state of DeepSpeed or FSDP, and an optimizer's state is read "
+                        "from no other file of a Trainer's: model.path %s, without --resume, starts from its weights",
+                        one, one);
+}
+
 /* One of this program, or else of another. */
 static spw_status
 find_checkpoint(train_run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
@@ -78,6 +116,8 @@ find_checkpoint(train_run *r, const char *resume, char found[SPW_PATH_BYTES], sp
         *err = (spw_error){0};
         SPW_TRY(spw_foreign_read_state(found, &r->config, &r->at, err));
     } else {
+        if (st == SPW_ENOENT)
+            tell_of_trainer(resume, err);
         SPW_TRY(st);
         SPW_TRY(spw_checkpoint_read_config(found, &saved, &r->at, err));
         snprintf(r->weights_from, sizeof r->weights_from, "%.1000s/model.safetensors", found);

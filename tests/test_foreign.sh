@@ -88,6 +88,15 @@ grep '^  model' "$dir/out" | sed 's/  */ /g' | sort >"$dir/want"
 run inspect "$dir/fsdp" --digest
 check "has the same bits" cmp -s <(grep '^  model' "$dir/out" | sed 's/  */ /g' | sort) "$dir/want"
 
+# A Trainer's folder of checkpoints, and a checkpoint of its own optimizer's: what to give instead is said.
+mkdir "$dir/out-dir" && mkdir "$dir/out-dir/checkpoint-9" "$dir/out-dir/checkpoint-x"
+expect 1 "$dir/out-dir/checkpoint-9 is a checkpoint without the state of DeepSpeed or FSDP" "the newest of a Trainer's" train "$c" --resume "$dir/out-dir"
+check "and what starts from it" said "model.path $dir/out-dir/checkpoint-9, without --resume, starts from its weights"
+touch "$dir/out-dir/checkpoint-9/optimizer.pt"
+expect 1 "$dir/out-dir/checkpoint-9 is a checkpoint without" "the same of the checkpoint" train "$c" --resume "$dir/out-dir/checkpoint-9"
+cp -r tests/vectors/fsdp/trainer "$dir/out-dir/checkpoint-10"
+expect 1 "$dir/out-dir is a folder of checkpoints, of which --resume $dir/out-dir/checkpoint-10 is the newest" "one that can be gone on from" train "$c" --resume "$dir/out-dir"
+
 # A folder with pytorch_model.bin is trained from as one with safetensors is.
 for f in one expect; do
     check "trains from $f" run train "$c" --set "model={\"path\":\"tests/vectors/torch/$f\"}" --set spillway.steps=3 --set spillway.checkpoint_dir="$dir/$f" --set spillway.run_log=
