@@ -153,6 +153,9 @@ cli_train_loop(train_run *r, spw_error *err)
     r->first_step = r->at.step;
     r->saved_step = r->resumed ? r->at.step : UINT64_MAX;
     r->begin_ns = spw_now_ns();
+    if (r->at.step >= c->run.steps && r->rank == 0)
+        printf("nothing to do: the checkpoint is of step %llu, and spillway.steps is %llu\n",
+               (unsigned long long)r->at.step, (unsigned long long)c->run.steps);
     for (;;) {
         spw_step_result s;
         double eval_loss = NAN;

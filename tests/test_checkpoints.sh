@@ -43,6 +43,7 @@ check "older ones go, newer, incomplete and foreign ones stay" test "$(ls "$dir/
 check "the same step saved again is whole" same "$dir/a/step-4" "$dir/b/step-4"
 check "a link goes, not what it points to" test ! -e "$dir/b/step-0" -a -f "$dir/a/step-3/spillway.json"
 check "no step, no removal: the one resumed from stays" train --resume "$dir/k" --set spillway.checkpoint_dir="$dir/k" --set spillway.keep_last=1
+check "that there is nothing to do is said" grep -qx "nothing to do: the checkpoint is of step 6, and spillway.steps is 6" "$dir/out"
 check "both are there" test "$(steps "$dir/k")" = "5 6"
 if [ "$(id -u)" != 0 ]; then
     chmod 555 "$dir/k/step-5"
