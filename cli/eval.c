@@ -41,6 +41,9 @@ open_data(job *j, spw_error *err)
                           .seq_length = j->seq_length,
                           .seed = c->data.seed,
                           .vocab = c->model.vocab,
+                          .lines_for = j->chat != NULL         ? "--chat"
+                                       : j->text_field != NULL ? "--text-field"
+                                                               : NULL, /* what the checkpoint has may be of no use */
                           .text_field = j->text_field != NULL ? j->text_field : c->data.text_field,
                           .prompt_field = c->data.prompt_field,
                           .messages_field = c->data.messages_field,

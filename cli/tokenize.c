@@ -3,7 +3,7 @@
  *
  *   256 x int32: magic, version, token count, zeros | uint16 or uint32 for each token
  *
- * A file is a document, or with .jsonl or .ndjson each of its lines; the end-of-text token stands before every document. The work is
+ * A file is a document, or of JSON lines each line; the end-of-text token stands before every document. The work is
  * cut into pieces by the text alone, where cutting changes no id; threads take pieces of a batch, and the batch is written
  * in order, so the number of threads changes nothing. The output is written beside its place and renamed at the end.
  */
@@ -34,10 +34,11 @@ typedef struct piece {
 typedef struct job {
     /* What was asked for. */
     const char *const *inputs;
-    const char *out_path, *tokenizer_path, *field, *end_text, *begin_text;
+    const char *out_path, *tokenizer_path, *field, *end_text, *begin_text, *format;
     uint64_t input_count, threads;
     bool special, quiet;
     /* Fixed during the run. */
+    spw_data_format *formats; /* (input_count) text or JSON lines */
     spw_tokenizer *tokenizer;
     int32_t end_id, begin_id; /* of what is before a document; -1: none */
     bool wide;                /* uint32 */
@@ -174,7 +175,7 @@ cut_batch(job *j, spw_error *err)
         }
         p->ids.count = 0;
         *p = (piece){.path = path, .file = j->file, .file_bytes = j->file_bytes, .begin = j->at, .ids = p->ids};
-        p->lines = spw_data_name_is_jsonl(path);
+        p->lines = j->formats[j->input_idx] == SPW_DATA_JSONL;
         if (j->file_bytes - j->at <= PIECE_BYTES) {
             end = j->file_bytes;
         } else if (p->lines) {
@@ -302,12 +303,30 @@ convert(job *j, spw_pool *pool, spw_error *err)
 
 /* ---------------------------------------------------------------- the command */
 
-/* All inputs are there and none of them is the output, before anything is made. */
+/* What an input holds, unless --format says it. */
+static spw_status
+find_format(const job *j, uint64_t input_idx, bool *warned, spw_error *err)
+{
+    spw_data_format *f = &j->formats[input_idx];
+    if (j->format != NULL) {
+        if (!spw_data_format_parse(j->format, f) || *f == SPW_DATA_LLMC || *f == SPW_DATA_MEGATRON)
+            return SPW_RAISE(err, SPW_ECONFIG, "--format %s is none of auto, text, jsonl", j->format);
+        if (*f != SPW_DATA_AUTO)
+            return SPW_OK;
+    }
+    SPW_TRY(spw_data_recognise(f, j->inputs[input_idx], warned, err));
+    return *f == SPW_DATA_TEXT || *f == SPW_DATA_JSONL
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_EUNSUPPORTED, "input %s holds tokens already (%s), which train reads as they are",
+                           j->inputs[input_idx], spw_data_format_name(*f));
+}
+
+/* All inputs are there and can be read and none of them is the output, before anything is made. */
 static spw_status
 check_inputs(job *j, spw_error *err)
 {
     struct stat in, out;
-    bool there = stat(j->out_path, &out) == 0, lines = false;
+    bool there = stat(j->out_path, &out) == 0, lines = false, warned = false;
     if (there && !S_ISREG(out.st_mode))
         return SPW_RAISE(err, SPW_EINVAL, "-o %s is not a regular file", j->out_path);
     for (uint64_t i = 0; i < j->input_count; i++) {
@@ -318,11 +337,14 @@ check_inputs(job *j, spw_error *err)
         if (there && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
             return SPW_RAISE(err, SPW_EINVAL, "input %s would be overwritten by -o", j->inputs[i]);
         j->bytes_total += (uint64_t)in.st_size;
-        lines = lines || spw_data_name_is_jsonl(j->inputs[i]);
+        SPW_TRY(find_format(j, i, &warned, err));
+        lines = lines || j->formats[i] == SPW_DATA_JSONL;
     }
     if (j->field != NULL && !lines)
         return SPW_RAISE(err, SPW_EINVAL,
-                         "--field %s names the text in JSON lines, and no input ends in .jsonl or .ndjson", j->field);
+                         "--field %s names the text in JSON lines, and no input holds such (their names end in .jsonl, "
+                         "or --format jsonl)",
+                         j->field);
     return SPW_OK;
 }
 
@@ -397,16 +419,18 @@ int
 cli_tokenize(int argc, char **argv)
 {
     const char **inputs = spw_mem_calloc((size_t)argc, sizeof *inputs);
-    job j = {.inputs = inputs, .fd = -1};
+    spw_data_format *formats = spw_mem_calloc((size_t)argc, sizeof *formats);
+    job j = {.inputs = inputs, .formats = formats, .fd = -1};
     spw_error err = {0};
     int rc = EXIT_DONE;
-    if (inputs == NULL)
-        return cli_fail(&(spw_error){.status = SPW_ENOMEM, .message = "no memory for the list of inputs"});
+    if (inputs == NULL || formats == NULL)
+        rc = cli_fail(&(spw_error){.status = SPW_ENOMEM, .message = "no memory for the list of inputs"});
     for (int i = 1; i < argc && rc == EXIT_DONE; i++) {
         const char *name = argv[i], *value;
         const char **to = strcmp(name, "-o") == 0            ? &j.out_path
                           : strcmp(name, "--tokenizer") == 0 ? &j.tokenizer_path
                           : strcmp(name, "--field") == 0     ? &j.field
+                          : strcmp(name, "--format") == 0    ? &j.format
                           : strcmp(name, "--end") == 0       ? &j.end_text
                           : strcmp(name, "--begin") == 0     ? &j.begin_text
                                                              : NULL;
@@ -441,6 +465,7 @@ cli_tokenize(int argc, char **argv)
             show(&j, true);
         spw_tokenizer_close(j.tokenizer);
     }
+    spw_mem_free(formats);
     spw_mem_free(inputs);
     return rc;
 }

@@ -95,6 +95,17 @@ open_chat(spw_chat **out, const spw_config *c, const spw_tokenizer *tokenizer, s
     return st;
 }
 
+/* A key that only JSON lines have a use for, or NULL. */
+static const char *
+key_for_lines(const spw_config *c)
+{
+    if (c->data.chat[0] != '\0')
+        return "data.chat";
+    if (c->data.prompt_field[0] != '\0')
+        return "data.prompt_field";
+    return c->data.text_field[0] != '\0' && strcmp(c->data.text_field, "text") != 0 ? "data.text_field" : NULL;
+}
+
 spw_status
 spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
 {
@@ -108,6 +119,7 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
                           .validation_split = c->data.validation_split,
                           .seed = c->data.seed,
                           .vocab = c->model.vocab,
+                          .lines_for = key_for_lines(c),
                           .text_field = c->data.text_field,
                           .prompt_field = c->data.prompt_field,
                           .messages_field = c->data.messages_field,

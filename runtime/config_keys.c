@@ -326,8 +326,11 @@ const key_row spw__config_rows[] = {
      "own",
      NULL},
     TEXT("data.format", data.format, "\"auto\"", "auto|text|llm.c|megatron|jsonl",
-         "auto: by each file's content, then its extension (.bin, .jsonl, .ndjson), else text"),
-    TEXT("data.text_field", data.text_field, "\"text\"", NULL, "field of JSON lines that is trained on"),
+         "auto: by each file's content, then its extension (.bin, .jsonl, .ndjson, .json that begins with an object), "
+         "else text; compressed files, tables and the like are refused unless this says text"),
+    TEXT("data.text_field", data.text_field, "\"text\"", NULL,
+         "field of JSON lines that is trained on; another one than text, data.prompt_field and data.chat are refused "
+         "where no file holds JSON lines"),
     TEXT("data.prompt_field", data.prompt_field, "\"\"", NULL,
          "field of JSON lines that comes before it and gets no loss; empty: none"),
     PATH("data.chat", data.chat, "\"\"",

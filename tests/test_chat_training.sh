@@ -58,6 +58,11 @@ check "on a line of its own" run generate "$dir/ckpt" --chat chatml --prompt "Wh
 check "below the prompt" test "$(cat "$dir/out")" = "What is 5?
 yes"
 
+expects="run eval $dir/ckpt"
+printf 'What is a dam? %.0s' $(seq 100) >"$dir/plain.txt"
+check "what the checkpoint has for conversations is not asked of text" run eval "$dir/ckpt" --data "$dir/plain.txt"
+expect 2 "--chat is for JSON lines" "what is asked for is" --data "$dir/plain.txt" --chat auto
+
 # Conversations that windows cut, where that is asked for.
 check "packed conversations" run train "$c" --set data.documents=packed --set spillway.checkpoint_dir="$dir/packed" --set spillway.steps=3
 check "nor padded" test ! -s "$dir/err"
@@ -71,6 +76,10 @@ expect 1 "bad.jsonl: line 2 (byte" "an image" --set "data.path=$dir/bad.jsonl"
 check "which message and part is said" said "message 1: part 0 of the content is \"image\""
 expect 2 "data.chat: chat \"llama3\"" "a layout of another tokenizer" --set data.chat=llama3
 check "the token is named" said "has no token <|begin_of_text|>"
+cp "$dir/c.jsonl" "$dir/c.txt"
+expect 2 "data.chat is for JSON lines, and no file of the data holds such: $dir/c.txt is read as text" "conversations in .txt" --set "data.path=$dir/c.txt"
+cp "$dir/c.jsonl" "$dir/talks.json"
+check "but for .json" run train "$c" --set spillway.checkpoint_dir= --set spillway.steps=1 --set "data.path=$dir/talks.json"
 expect 2 "chatml, llama3, mistral" "a layout that is none" --set data.chat=chatlm
 expect 2 "needs a tokenizer" "bytes" --set data.tokenizer=bytes
 expect 1 "(data.chat, and --chat of eval, are for conversations)" "conversations without a layout" --set data.chat=

@@ -102,4 +102,29 @@ expect 2 "number above 0" "a weight of 0" --set 'data={"seq_length": 32}' --set 
 expect 2 "unknown member \"bytes\"" "a source with bytes" --set 'data={"seq_length": 32}' --set 'data.sources=[{"path": "x", "bytes": 5000}]'
 expect 2 "data.documents" "another word for documents" --set data.documents=apart
 expect 2 "data.text_field" "text and prompt in one field" --set data.prompt_field=text
+
+# JSON lines by another name: read where they are .json, said where they are not, and not passed over where settings are for them.
+cp "$dir/l.jsonl" "$dir/l.json"
+cp "$dir/l.jsonl" "$dir/l.txt"
+check "JSON lines in .json" train j.log --set "data.path=$dir/l.json"
+check "give their losses" same text.log j.log
+check "JSON lines in .txt are text" train t.log --set "data.path=$dir/l.txt"
+check "with a warning" grep -q 'warning: data: .*/l.txt is read as text.*has "text".*\.jsonl, or data.format' "$dir/err"
+check "of one file" test "$(grep -c warning "$dir/err")" -eq 1
+check "and lines on request" train t2.log --set "data.path=$dir/l.txt" --set data.format=jsonl
+check "without it" test -z "$(grep warning "$dir/err")"
+check "and with their losses" same text.log t2.log
+for key in data.prompt_field data.text_field; do
+    expect 2 "$key is for JSON lines, and no file of the data holds such: $dir/text.txt is read as text" "$key without JSON lines" --set "data.path=$dir/text.txt" --set $key=body
+done
+python3 -c 'import sys; print("[" + ",\n".join(open(sys.argv[1]).read().splitlines()) + "]")' "$dir/l.jsonl" >"$dir/array.json"
+expect 1 "jq -c '.[]' $dir/array.json >$dir/array.jsonl" "a JSON array" --set "data.path=$dir/array.json"
+check "a model for evaluation" train e.log --set "data.path=$dir/text.txt" --set spillway.checkpoint_dir="$dir/model"
+expects="run eval $dir/model"
+check "evaluated on lines in .json" run eval "$dir/model" --data "$dir/l.json"
+cp "$dir/out" "$dir/lines"
+check "as on those in .jsonl" run eval "$dir/model" --data "$dir/l.jsonl"
+check "with the same loss" test "$(cut -d' ' -f1-6 "$dir/out")" = "$(cut -d' ' -f1-6 "$dir/lines")"
+expect 1 "jq -c '.[]'" "evaluation on an array" --data "$dir/array.json"
+expect 2 "--text-field is for JSON lines" "a field of text" --data "$dir/text.txt" --text-field body
 echo "1..$n"

@@ -177,14 +177,96 @@ test_refused_others(void **state)
     dataset_refuse(&o, SPW_EINVAL, "folder: only folders", NULL);
 }
 
+/* JSON in files named .json: a line each is read, what is not lines is refused with what makes it so. */
+static void
+test_json(void **state)
+{
+    spw_data_options o = dataset_options("j.json");
+    (void)state;
+    dataset_write_text("j.json", "\n {\"text\": \"words of\"}\n{\"text\": \"a text\"}\n");
+    {
+        spw_data *d = dataset_open(&o);
+        assert_string_equal(spw_data_formats(d), "jsonl");
+        assert_int_equal(spw_data_tokens(d), strlen("words of\na text\n"));
+        spw_data_close(d);
+    }
+    dataset_write_text("j.json", "[{\"text\": \"words\"},\n{\"text\": \"of a text\"}]\n");
+    dataset_refuse(&o, SPW_EUNSUPPORTED, "j.json is a JSON array", "jq -c '.[]' ", "j.json >", "j.jsonl", NULL);
+    dataset_write_text("j.json", "{\n  \"text\": \"words of a text\"\n}\n");
+    dataset_refuse(&o, SPW_ECORRUPT, "j.json", "jq -c .", "not JSON", NULL);
+    dataset_write_text("j.json", "\"words of a text\"\n");
+    {
+        spw_data *d = dataset_open(&o);
+        assert_string_equal(spw_data_formats(d), "text");
+        spw_data_close(d);
+    }
+    o.format = SPW_DATA_TEXT;
+    dataset_write_text("j.json", "[\"words\", \"of\", \"a text\"]\n");
+    spw_data_close(dataset_open(&o));
+}
+
+/* What only JSON lines have a use for is refused where there are none, before text is tokenised. */
+static void
+test_settings_for_lines(void **state)
+{
+    spw_data_options o = dataset_options("t.txt");
+    const spw_data_source sources[] = {{dataset_path("t.txt"), 1}, {dataset_path("l.jsonl"), 1}};
+    (void)state;
+    dataset_write_text("t.txt", "words of a text\n");
+    dataset_write_text("l.jsonl", "{\"text\": \"words of a text\"}\n");
+    o.documents = SPW_DOCUMENTS_WHOLE; /* which text has a use for */
+    spw_data_close(dataset_open(&o));
+    o.lines_for = "data.chat";
+    dataset_refuse(&o, SPW_ECONFIG, "data.chat is for JSON lines", "t.txt is read as text", "data.format jsonl", NULL);
+    o.pattern_count = 0;
+    o.sources = sources;
+    o.source_count = 2;
+    spw_data_close(dataset_open(&o));
+}
+
+/* Binary files are named, whatever they are called; bytes of them are tokens on request. */
+static void
+test_refused_binary(void **state)
+{
+    static const struct {
+        const char *bytes;
+        size_t count;
+        const char *what, *advice;
+    } files[] = {
+        {"ARROW1\0\0 and so on, long enough", 28, "is an Arrow table", "to_json()"},
+        {"\xff\xff\xff\xff\x10\x01\0\0 and so on, long enough", 28, "is a stream of Arrow tables", "to_json()"},
+        {"PAR1 and so on, long enough", 27, "is a Parquet table", "to_json()"},
+        {"PK\x03\x04 and so on, long enough", 27, "is a zip archive", "unzip"},
+        {"\x1f\x8b\x08 and so on, long enough", 26, "is compressed with gzip", "gunzip"},
+        {"\x28\xb5\x2f\xfd and so on, long enough", 27, "is compressed with zstd", "unzstd"},
+        {"\x93NUMPY and so on, long enough", 29, "is a NumPy array", "llm.c"},
+        {"\x12\0\0\0\0\0\0\0{\"__metadata__\":{}}", 27, "is a safetensors file", "model.path"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        const char *name = i % 2 == 0 ? "x.txt" : "x.jsonl";
+        spw_data_options o = dataset_options(name);
+        dataset_write_bytes(name, files[i].bytes, files[i].count);
+        dataset_refuse(&o, SPW_EUNSUPPORTED, name, files[i].what, files[i].advice, "data.format text", NULL);
+        o.format = SPW_DATA_TEXT;
+        spw_data_close(dataset_open(&o));
+    }
+    { /* tokens of Megatron may begin as any of them */
+        static const uint32_t lengths[] = {30};
+        static const uint64_t documents[] = {0, 1};
+        spw_data_options o = dataset_options("m.bin");
+        dataset_write_megatron("m", 8, 2, 0x8b1f, lengths, 1, documents, 2);
+        spw_data_close(dataset_open(&o));
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        IN_DIR(test_errors),
-        IN_DIR(test_refused_llmc),
-        IN_DIR(test_refused_megatron),
-        IN_DIR(test_refused_others),
+        IN_DIR(test_errors),         IN_DIR(test_refused_llmc), IN_DIR(test_refused_megatron),
+        IN_DIR(test_refused_others), IN_DIR(test_json),         IN_DIR(test_settings_for_lines),
+        IN_DIR(test_refused_binary),
     };
     return cmocka_run_group_tests_name("data_refused", tests, NULL, NULL);
 }

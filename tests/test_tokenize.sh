@@ -135,6 +135,17 @@ for name in n.ndjson n.JSONL; do
     check "$name is lines" cmp -s "$dir/out.bin" "$dir/n.bin"
 done
 check "of two documents" grep -q '2 documents' "$dir/out"
+cp "$dir/n.jsonl" "$dir/n.json"
+cp "$dir/n.jsonl" "$dir/n.txt"
+tokenize "$dir/n.json"
+check ".json that begins with an object is lines" cmp -s "$dir/out.bin" "$dir/n.bin"
+tokenize "$dir/n.txt"
+check "lines in .txt are one text" grep -q '1 documents' "$dir/out"
+check "which is said" grep -q 'n.txt is read as text.*has "text".*--format) jsonl' "$dir/err"
+tokenize "$dir/n.txt" --format jsonl
+check "--format jsonl makes lines of them" cmp -s "$dir/out.bin" "$dir/n.bin"
+printf '\x1f\x8b\x08 and so on' >"$dir/z.txt"
+check "--format text takes any bytes" tokenize "$dir/z.txt" --format text
 
 # What goes wrong is named, and the old output stays.
 line() { printf '%s\n' "$@" >"$dir/bad.jsonl"; }
@@ -161,6 +172,11 @@ refuse 2 "--tokenizer PATH is needed" "no tokenizer" tokenize "$dir/a.txt" -o "$
 refuse 2 "-o OUT.bin is needed" "no output" tokenize "$dir/a.txt" --tokenizer "$gpt2"
 refuse 2 "a text file is needed" "no input" tokenize "${to[@]}"
 refuse 1 "the inputs hold no text" "nothing but an empty file" tokenize "$dir/empty.txt" "${to[@]}"
+refuse 1 "z.txt is compressed with gzip, which is not read: unpack it with gunzip" "a compressed file" tokenize "$dir/z.txt" "${to[@]}"
+printf '[{"text": "a"}]\n' >"$dir/array.json"
+refuse 1 "jq -c '.[]' $dir/array.json >$dir/array.jsonl" "a JSON array" tokenize "$dir/array.json" "${to[@]}"
+refuse 1 "n.bin holds tokens already (llm.c)" "tokens" tokenize "$dir/n.bin" "${to[@]}"
+refuse 2 "--format megatron is none of auto, text, jsonl" "another format" tokenize "$dir/a.txt" --format megatron "${to[@]}"
 refuse 1 "--field body names the text in JSON lines" "a field of files that have none" tokenize "$dir/a.txt" --field body "${to[@]}"
 
 # Ctrl-C in the middle: nothing is left.

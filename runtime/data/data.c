@@ -14,6 +14,7 @@
 enum { FDS_KEPT_MAX = 128, BLOCK_BYTES = 8192, FORMATS_BYTES = 200 }; /* files beyond are opened for each window */
 
 typedef struct source {
+    const char *name; /* while it is opened, for messages */
     uint32_t file_first, file_count;
     double weight;
     uint64_t windows[2];
@@ -24,8 +25,9 @@ struct spw_data {
     uint32_t file_count, capacity, fds_kept;
     source sources[SPW_DATA_SOURCES_MAX];
     uint32_t source_count;
-    data_mix mix[2];  /* by split */
-    bool mixed;       /* sources were given, with weights */
+    data_mix mix[2]; /* by split */
+    bool mixed;      /* sources were given, with weights */
+    bool warned_of_lines;
     bool split_moved; /* runs before held out other windows, and as many as this */
     uint64_t held_before;
     uint64_t made_bytes; /* of text that became tokens now */
@@ -52,12 +54,18 @@ add_file(spw_data *d, const char *path, const spw_data_options *o, spw_error *er
         d->capacity = capacity;
     }
     f = &d->files[d->file_count];
-    d->file_count++; /* from here close finds it, half opened too */
-    SPW_TRY(spw__data_file_open(f, path, o, err));
-    if (f->path == NULL) { /* a folder */
+    d->file_count++; /* from here close finds it, half found too */
+    SPW_TRY(spw__data_file_find(f, path, o, &d->warned_of_lines, err));
+    if (f->path == NULL) /* a folder */
         d->file_count--;
-        return SPW_OK;
-    }
+    return SPW_OK;
+}
+
+static spw_status
+open_file(spw_data *d, uint32_t file_idx, const spw_data_options *o, spw_error *err)
+{
+    data_file *f = &d->files[file_idx];
+    SPW_TRY(spw__data_file_open(f, o, err));
     if (f->fd >= 0 && d->fds_kept == FDS_KEPT_MAX) {
         close(f->fd);
         f->fd = -1;
@@ -68,7 +76,7 @@ add_file(spw_data *d, const char *path, const spw_data_options *o, spw_error *er
         bool noted = d->made_bytes >= NOTED_BYTES;
         d->made_bytes += f->bytes;
         if (!noted && d->made_bytes >= NOTED_BYTES && f->bytes < NOTED_BYTES) /* a large one says so itself */
-            spw_log(SPW_LOG_NOTE, "data: making tokens of many files: %u so far", d->file_count);
+            spw_log(SPW_LOG_NOTE, "data: making tokens of many files: %u of %u so far", file_idx + 1, d->file_count);
     }
     d->bytes += f->bytes;
     d->tokens += f->tokens;
@@ -220,34 +228,58 @@ number_windows(spw_data *d, source *s, double split, spw_error *err)
     return SPW_OK;
 }
 
+/* Finds the files of a source, and what they are. */
 static spw_status
 add_source(spw_data *d, const char *const *patterns, uint32_t count, double weight, const spw_data_options *o,
            spw_error *err)
 {
     source *s = &d->sources[d->source_count];
-    uint64_t tokens = d->tokens, bytes = d->bytes;
-    const char *of = count == 1 ? patterns[0] : "all paths";
-    *s = (source){.file_first = d->file_count, .weight = weight};
+    *s = (source){.name = count == 1 ? patterns[0] : "all paths", .file_first = d->file_count, .weight = weight};
     for (uint32_t i = 0; i < count; i++)
         SPW_TRY(add_pattern(d, patterns[i], o, err));
     s->file_count = d->file_count - s->file_first;
-    tokens = d->tokens - tokens;
-    bytes = d->bytes - bytes;
     if (s->file_count == 0)
         return SPW_RAISE(err, SPW_EINVAL, "%s: %s: only folders; %s/* takes the files in one",
-                         d->mixed ? "data.sources" : "data.path", of, of);
+                         d->mixed ? "data.sources" : "data.path", s->name, s->name);
+    d->source_count++;
+    return SPW_OK;
+}
+
+/* Before anything is made of the data: a setting for JSON lines would be passed over without a word. */
+static spw_status
+check_lines(const spw_data *d, const spw_data_options *o, spw_error *err)
+{
+    if (o->lines_for == NULL)
+        return SPW_OK;
+    for (uint32_t i = 0; i < d->file_count; i++) {
+        if (d->files[i].format == SPW_DATA_JSONL)
+            return SPW_OK;
+    }
+    return SPW_RAISE(err, SPW_ECONFIG,
+                     "%s is for JSON lines, and no file of the data holds such: %s is read as %s (JSON lines have a "
+                     "name in .jsonl, or data.format jsonl)",
+                     o->lines_for, d->files[0].path, spw_data_format_name(d->files[0].format));
+}
+
+static spw_status
+open_source(spw_data *d, source *s, const spw_data_options *o, spw_error *err)
+{
+    uint64_t tokens = d->tokens, bytes = d->bytes;
+    for (uint32_t i = 0; i < s->file_count; i++)
+        SPW_TRY(open_file(d, s->file_first + i, o, err));
+    tokens = d->tokens - tokens;
+    bytes = d->bytes - bytes;
     if (bytes == 0)
-        return SPW_RAISE(err, SPW_EINVAL, "%s: %s: all %u files are empty", d->mixed ? "data.sources" : "data.path", of,
-                         s->file_count);
+        return SPW_RAISE(err, SPW_EINVAL, "%s: %s: all %u files are empty", d->mixed ? "data.sources" : "data.path",
+                         s->name, s->file_count);
     SPW_TRY(number_windows(d, s, o->validation_split, err));
     if (s->windows[SPW_SPLIT_TRAIN] == 0)
         return SPW_RAISE(err, SPW_EINVAL,
                          "%s: %s: no file is long enough for one sequence: %llu tokens (%llu bytes) in %u files, a "
                          "sequence of %llu tokens needs %llu in one file",
-                         d->mixed ? "data.sources" : "data.path", of, (unsigned long long)tokens,
+                         d->mixed ? "data.sources" : "data.path", s->name, (unsigned long long)tokens,
                          (unsigned long long)bytes, s->file_count, (unsigned long long)d->seq_length,
                          (unsigned long long)d->seq_length + 1);
-    d->source_count++;
     return SPW_OK;
 }
 
@@ -327,6 +359,9 @@ open_sources(spw_data *d, const spw_data_options *o, spw_error *err)
         SPW_TRY(add_source(d, &o->sources[i].path, 1, o->sources[i].weight, o, err));
     if (!d->mixed)
         SPW_TRY(add_source(d, o->patterns, o->pattern_count, 1, o, err));
+    SPW_TRY(check_lines(d, o, err));
+    for (uint32_t s = 0; s < d->source_count; s++)
+        SPW_TRY(open_source(d, &d->sources[s], o, err));
     for (int k = 0; k < 2; k++) {
         double weights[SPW_DATA_SOURCES_MAX];
         for (uint32_t s = 0; s < d->source_count; s++)

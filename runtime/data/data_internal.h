@@ -32,10 +32,13 @@ typedef struct data_file {
 } data_file;
 
 /*
- * spw__data_file_open - recognises path, checks what its format lets one check, and fills *out (zeroed before).
+ * spw__data_file_find - recognises path and names what is read, in *out (zeroed before). warned: spw_data_recognise().
  * Errors  those of spw_data_open(); *out may be half filled: close it. A folder gives SPW_OK and path NULL.
  */
-spw_status spw__data_file_open(data_file *out, const char *path, const spw_data_options *o, spw_error *err);
+spw_status
+spw__data_file_find(data_file *out, const char *path, const spw_data_options *o, bool *warned, spw_error *err);
+/* A found file as tokens: checks what its format lets one check, or finds or makes them in the cache. */
+spw_status spw__data_file_open(data_file *f, const spw_data_options *o, spw_error *err);
 void spw__data_file_close(data_file *f); /* accepts a zeroed one */
 /* The same, for the two formats that have a header; f->path and f->store are set. */
 spw_status spw__data_llmc_open(data_file *f, int fd, const spw_data_options *o, spw_error *err);

@@ -11,7 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LLMC_HEADER_BYTES = 1024, LLMC_U16 = 20240520, LLMC_U32 = 20240801, START_BYTES = 16 };
+enum { LLMC_HEADER_BYTES = 1024, LLMC_U16 = 20240520, LLMC_U32 = 20240801 };
+enum { START_BYTES = 4096, FIRST_LINE_BYTES = 1 << 20 };
 
 static const char *const format_names[SPW_DATA_FORMAT_COUNT] = {"auto", "text", "llm.c", "megatron", "jsonl"};
 
@@ -64,23 +65,27 @@ spw__data_read(int fd, const char *path, uint64_t offset, void *data, uint64_t b
 
 /* ---------------------------------------------------------------- recognising */
 
-/* How files begin that somebody may take for training data. */
+#define AS_TEXT "data.format text, or --format text, takes its bytes as they are"
+#define AS_ROWS "write its rows as JSON lines, as to_json() of datasets does"
+
+/* How files begin that somebody may take for training data, and what to do with them. */
 static const struct {
     const char *bytes;
     uint32_t count;
-    const char *what;
+    const char *what, *advice;
 } known[] = {
-    {"BIN.TOK\n", 8, "an llmq token stream"},
-    {"\x1f\x8b", 2, "compressed with gzip"},
-    {"\x28\xb5\x2f\xfd", 4, "compressed with zstd"},
-    {"BZh", 3, "compressed with bzip2"},
+    {"BIN.TOK\n", 8, "an llmq token stream", "llm.c's and Megatron's are read"},
+    {"\x1f\x8b", 2, "compressed with gzip", "unpack it with gunzip"},
+    {"\x28\xb5\x2f\xfd", 4, "compressed with zstd", "unpack it with unzstd"},
+    {"BZh", 3, "compressed with bzip2", "unpack it with bunzip2"},
     {"\xfd"
      "7zXZ",
-     5, "compressed with xz"},
-    {"PK\x03\x04", 4, "a zip archive"},
-    {"PAR1", 4, "a Parquet table"},
-    {"ARROW1", 6, "an Arrow table"},
-    {"\x93NUMPY", 6, "a NumPy array"},
+     5, "compressed with xz", "unpack it with unxz"},
+    {"PK\x03\x04", 4, "a zip archive", "unpack it with unzip"},
+    {"PAR1", 4, "a Parquet table", AS_ROWS},
+    {"ARROW1", 6, "an Arrow table", AS_ROWS},
+    {"\xff\xff\xff\xff", 4, "a stream of Arrow tables", AS_ROWS},
+    {"\x93NUMPY", 6, "a NumPy array", "write its tokens as llm.c's or Megatron's file"},
 };
 
 /* llm.c's other files. */
@@ -117,11 +122,129 @@ with_extension(const char *path, size_t cut, const char *extension)
     return out;
 }
 
+/* The length of its header in eight bytes, then the header: eight letters would be a length beyond any file. */
+static bool
+is_safetensors(const unsigned char *start, uint64_t bytes)
+{
+    return bytes > 8 && start[8] == '{' && spw__data_le(start, 8) <= bytes - 8;
+}
+
 static spw_status
-recognise(const char *path, const unsigned char *start, uint64_t bytes, bool has_index, spw_data_format *out,
+refuse_binary(const char *path, const unsigned char *start, uint64_t bytes, spw_error *err)
+{
+    uint64_t magic = bytes >= 4 ? spw__data_le(start, 4) : 0;
+    if (llmc_kind(magic) != NULL)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "data: %s is %s (magic %llu at offset 0), not a stream of tokens", path,
+                         llmc_kind(magic), (unsigned long long)magic);
+    if (is_safetensors(start, bytes))
+        return SPW_RAISE(
+            err, SPW_EUNSUPPORTED,
+            "data: %s is a safetensors file, which holds weights: model.path takes their folder (" AS_TEXT ")", path);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (bytes >= known[i].count && memcmp(start, known[i].bytes, known[i].count) == 0)
+            return SPW_RAISE(err, SPW_EUNSUPPORTED, "data: %s is %s, which is not read: %s (" AS_TEXT ")", path,
+                             known[i].what, known[i].advice);
+    }
+    return SPW_OK;
+}
+
+/* The first byte that is not blank, of n; n: there is none. */
+static uint64_t
+first_byte(const unsigned char *start, uint64_t n)
+{
+    uint64_t i = 0;
+    while (i < n && strchr(" \t\r\n", start[i]) != NULL && start[i] != '\0')
+        i++;
+    return i;
+}
+
+/* The line at an offset as a JSON object; *out is NULL, too, where it is longer than is looked at. */
+static spw_status
+open_line(spw_data_line **out, int fd, const char *path, uint64_t offset, uint64_t bytes, spw_error *err)
+{
+    uint64_t n = bytes - offset < FIRST_LINE_BYTES ? bytes - offset : FIRST_LINE_BYTES;
+    char *text = spw_mem_zalloc(n), *end;
+    spw_status st;
+    *out = NULL;
+    if (text == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "first line of %s", path);
+    st = spw__data_read(fd, path, offset, text, n, err);
+    end = st == SPW_OK ? memchr(text, '\n', n) : NULL;
+    if (end != NULL || (st == SPW_OK && offset + n == bytes))
+        st = spw_data_line_open(out, text, end != NULL ? (uint64_t)(end - text) : n, err);
+    spw_mem_free(text);
+    return st;
+}
+
+/* A .json file whose first byte that is not blank is at offset: JSON lines, or what can be made to be such. */
+static spw_status
+recognise_json(spw_data_format *out, int fd, const char *path, const unsigned char *start, uint64_t offset,
+               uint64_t bytes, spw_error *err)
+{
+    spw_data_line *line;
+    spw_status st;
+    if (start[offset] == '[')
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "data: %s is a JSON array, of which JSON lines can be made: jq -c '.[]' %s >%sl (" AS_TEXT ")",
+                         path, path, path);
+    if (start[offset] != '{')
+        return SPW_OK;
+    *out = SPW_DATA_JSONL;
+    st = open_line(&line, fd, path, offset, bytes, err);
+    spw_data_line_close(line);
+    if (st == SPW_ECORRUPT)
+        spw_error_wrap(err,
+                       "data: %s does not hold JSON lines (jq -c . makes a line of an object over several; " AS_TEXT
+                       "): its first line",
+                       path);
+    return st;
+}
+
+/* Text that would have been JSON lines by another name is trained on with its braces, which is said once. */
+static spw_status
+warn_of_lines(int fd, const char *path, uint64_t offset, uint64_t bytes, bool *warned, spw_error *err)
+{
+    static const char *const usual[] = {"messages", "conversations", "prompt", "text"};
+    spw_error ignored = {0};
+    spw_data_line *line;
+    spw_status st = open_line(&line, fd, path, offset, bytes, &ignored);
+    for (size_t i = 0; line != NULL && !*warned && i < sizeof usual / sizeof usual[0]; i++) {
+        if (!spw_chat_is_in(line, usual[i]))
+            continue;
+        spw_log(SPW_LOG_WARN,
+                "data: %s is read as text, braces and names too, but begins with a JSON object that has \"%s\": "
+                "JSON lines have a name in .jsonl, or data.format (--format) jsonl",
+                path, usual[i]);
+        *warned = true;
+    }
+    spw_data_line_close(line);
+    if (st == SPW_OK || st == SPW_ECORRUPT) /* it is text that begins with a brace */
+        return SPW_OK;
+    *err = ignored;
+    return st;
+}
+
+static spw_status
+recognise_text(spw_data_format *out, int fd, const char *path, const unsigned char *start, uint64_t bytes, bool *warned,
+               spw_error *err)
+{
+    uint64_t n = bytes < START_BYTES ? bytes : START_BYTES, first = first_byte(start, n);
+    if (ends_in(path, ".jsonl") || ends_in(path, ".ndjson"))
+        *out = SPW_DATA_JSONL;
+    else if (first < n && ends_in(path, ".json"))
+        return recognise_json(out, fd, path, start, first, bytes, err);
+    else if (first < n && start[first] == '{' && !*warned)
+        return warn_of_lines(fd, path, first, bytes, warned, err);
+    return SPW_OK;
+}
+
+/* By the start of a file, which has `bytes`. */
+static spw_status
+recognise(spw_data_format *out, int fd, const char *path, const unsigned char *start, uint64_t bytes, bool *warned,
           spw_error *err)
 {
     uint64_t magic = bytes >= 4 ? spw__data_le(start, 4) : 0;
+    struct stat beside;
     *out = SPW_DATA_TEXT;
     if (bytes == 0 && !ends_in(path, ".bin"))
         return SPW_OK;
@@ -133,32 +256,45 @@ recognise(const char *path, const unsigned char *start, uint64_t bytes, bool has
         *out = SPW_DATA_MEGATRON;
         return SPW_OK;
     }
-    if (llmc_kind(magic) != NULL)
-        return SPW_RAISE(err, SPW_EUNSUPPORTED, "data: %s is %s (magic %llu at offset 0), not a stream of tokens", path,
-                         llmc_kind(magic), (unsigned long long)magic);
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        if (bytes >= known[i].count && memcmp(start, known[i].bytes, known[i].count) == 0)
-            return SPW_RAISE(err, SPW_EUNSUPPORTED,
-                             "data: %s is %s, which is not read (data.format text takes its bytes as tokens)", path,
-                             known[i].what);
+    if (ends_in(path, ".bin")) {
+        char *idx = with_extension(path, 4, ".idx");
+        if (idx == NULL)
+            return SPW_RAISE(err, SPW_ENOMEM, "name of %s", path);
+        *out = stat(idx, &beside) == 0 ? SPW_DATA_MEGATRON : SPW_DATA_TEXT;
+        spw_mem_free(idx);
+        if (*out == SPW_DATA_MEGATRON) /* whose first tokens may look like anything */
+            return SPW_OK;
     }
-    if (ends_in(path, ".bin") && has_index)
-        *out = SPW_DATA_MEGATRON;
-    else if (ends_in(path, ".bin"))
+    SPW_TRY(refuse_binary(path, start, bytes, err));
+    if (ends_in(path, ".bin"))
         return SPW_RAISE(
             err, SPW_ECORRUPT,
             "data: %s is neither llm.c's (magic at offset 0 is %llu, not %d or %d) nor Megatron's (no .idx "
-            "beside it); data.format text takes its bytes as tokens",
+            "beside it); " AS_TEXT,
             path, (unsigned long long)magic, LLMC_U16, LLMC_U32);
-    else if (ends_in(path, ".idx"))
-        return SPW_RAISE(
-            err, SPW_ECORRUPT,
-            "data: %s is not Megatron's index: no \"MMIDIDX\" at offset 0 (data.format text takes its bytes "
-            "as tokens)",
-            path);
-    else if (spw_data_name_is_jsonl(path))
-        *out = SPW_DATA_JSONL;
-    return SPW_OK;
+    if (ends_in(path, ".idx"))
+        return SPW_RAISE(err, SPW_ECORRUPT,
+                         "data: %s is not Megatron's index: no \"MMIDIDX\" at offset 0 (" AS_TEXT ")", path);
+    return recognise_text(out, fd, path, start, bytes, warned, err);
+}
+
+spw_status
+spw_data_recognise(spw_data_format *out, const char *path, bool *warned, spw_error *err)
+{
+    unsigned char start[START_BYTES] = {0};
+    struct stat info;
+    spw_status st;
+    int fd;
+    SPW_TRY(spw__data_fd(&fd, path, false, err));
+    if (fstat(fd, &info) != 0)
+        st = SPW_RAISE_SYS(err, errno, "data: size of %s", path);
+    else
+        st = spw__data_read(fd, path, 0, start,
+                            (uint64_t)info.st_size < START_BYTES ? (uint64_t)info.st_size : START_BYTES, err);
+    if (st == SPW_OK)
+        st = recognise(out, fd, path, start, (uint64_t)info.st_size, warned, err);
+    close(fd);
+    return st;
 }
 
 /* ---------------------------------------------------------------- opening */
@@ -203,32 +339,46 @@ spw__data_llmc_open(data_file *f, int fd, const spw_data_options *o, spw_error *
 
 /* Megatron's dataset by any of its names: PREFIX, PREFIX.bin, PREFIX.idx. */
 static spw_status
-name_dataset(data_file *f, const char *path, spw_error *err)
+name_file(data_file *f, const char *path, spw_error *err)
 {
-    size_t cut = ends_in(path, ".bin") || ends_in(path, ".idx") ? 4 : 0;
-    f->path = with_extension(path, cut, ".bin");
-    f->index = with_extension(path, cut, ".idx");
-    f->store = with_extension(path, cut, ".bin");
-    return f->path != NULL && f->index != NULL && f->store != NULL ? SPW_OK
-                                                                   : SPW_RAISE(err, SPW_ENOMEM, "name of %s", path);
+    bool dataset = f->format == SPW_DATA_MEGATRON;
+    size_t cut = dataset && (ends_in(path, ".bin") || ends_in(path, ".idx")) ? 4 : 0;
+    f->path = with_extension(path, cut, dataset ? ".bin" : "");
+    f->store = with_extension(path, cut, dataset ? ".bin" : "");
+    f->index = dataset ? with_extension(path, cut, ".idx") : NULL;
+    return f->path != NULL && f->store != NULL && (f->index != NULL || !dataset)
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_ENOMEM, "name of %s", path);
 }
 
-static spw_status
-open_as(data_file *f, const char *path, const struct stat *info, const spw_data_options *o, spw_error *err)
+spw_status
+spw__data_file_find(data_file *f, const char *path, const spw_data_options *o, bool *warned, spw_error *err)
 {
-    struct stat bin = *info;
+    struct stat info;
+    f->fd = -1;
+    f->delimiter = -1;
+    if (stat(path, &info) != 0)
+        return SPW_RAISE_SYS(err, errno, "data: size of %s", path);
+    if (S_ISDIR(info.st_mode))
+        return SPW_OK;
+    if (!S_ISREG(info.st_mode))
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "data: %s is not a file that can be read at any place", path);
+    f->format = o->format;
+    f->bytes = (uint64_t)info.st_size;
+    if (o->format == SPW_DATA_AUTO)
+        SPW_TRY(spw_data_recognise(&f->format, path, warned, err));
+    return name_file(f, path, err);
+}
+
+spw_status
+spw__data_file_open(data_file *f, const spw_data_options *o, spw_error *err)
+{
+    struct stat info;
     spw_status st;
     int index;
-    if (f->format == SPW_DATA_MEGATRON) {
-        SPW_TRY(name_dataset(f, path, err));
-    } else if ((f->path = spw_mem_strdup(path)) == NULL || (f->store = spw_mem_strdup(path)) == NULL) {
-        return SPW_RAISE(err, SPW_ENOMEM, "name of %s", path);
-    }
     if (f->format == SPW_DATA_JSONL ||
-        (f->format == SPW_DATA_TEXT && (o->encode != NULL || o->documents == SPW_DOCUMENTS_WHOLE))) {
-        f->bytes = (uint64_t)info->st_size;
+        (f->format == SPW_DATA_TEXT && (o->encode != NULL || o->documents == SPW_DOCUMENTS_WHOLE)))
         return spw__data_encode(f, o, err);
-    }
     if (o->documents == SPW_DOCUMENTS_WHOLE)
         spw_log(
             SPW_LOG_NOTE,
@@ -236,10 +386,9 @@ open_as(data_file *f, const char *path, const struct stat *info, const spw_data_
             "JSON lines)",
             f->path, spw_data_format_name(f->format));
     SPW_TRY(spw__data_fd(&f->fd, f->path, true, err));
-    if (fstat(f->fd, &bin) != 0)
+    if (fstat(f->fd, &info) != 0)
         return SPW_RAISE_SYS(err, errno, "data: size of %s", f->path);
-    f->bytes = (uint64_t)bin.st_size;
-    f->delimiter = -1;
+    f->bytes = (uint64_t)info.st_size;
     if (f->format == SPW_DATA_LLMC)
         return spw__data_llmc_open(f, f->fd, o, err);
     if (f->format == SPW_DATA_TEXT) {
@@ -251,40 +400,6 @@ open_as(data_file *f, const char *path, const struct stat *info, const spw_data_
     st = spw__data_megatron_open(f, index, err);
     close(index);
     return st;
-}
-
-spw_status
-spw__data_file_open(data_file *f, const char *path, const spw_data_options *o, spw_error *err)
-{
-    unsigned char start[START_BYTES] = {0};
-    struct stat info, beside;
-    spw_status st = SPW_OK;
-    char *idx = with_extension(path, ends_in(path, ".bin") ? 4 : 0, ".idx");
-    bool has_index = idx != NULL && stat(idx, &beside) == 0;
-    int fd;
-    f->fd = -1;
-    f->delimiter = -1;
-    if (idx == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "name of %s", path);
-    spw_mem_free(idx);
-    SPW_TRY(spw__data_fd(&fd, path, false, err));
-    if (fstat(fd, &info) != 0) {
-        st = SPW_RAISE_SYS(err, errno, "data: size of %s", path);
-    } else if (S_ISDIR(info.st_mode)) {
-        close(fd);
-        return SPW_OK;
-    } else if (!S_ISREG(info.st_mode)) {
-        st = SPW_RAISE(err, SPW_EUNSUPPORTED, "data: %s is not a file that can be read at any place", path);
-    }
-    f->format = o->format;
-    if (st == SPW_OK && o->format == SPW_DATA_AUTO) {
-        uint64_t n = (uint64_t)info.st_size < START_BYTES ? (uint64_t)info.st_size : START_BYTES;
-        st = spw__data_read(fd, path, 0, start, n, err);
-        if (st == SPW_OK)
-            st = recognise(path, start, (uint64_t)info.st_size, has_index, &f->format, err);
-    }
-    close(fd);
-    return st == SPW_OK ? open_as(f, path, &info, o, err) : st;
 }
 
 void

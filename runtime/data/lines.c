@@ -1,18 +1,10 @@
 /*
- * JSON lines, one at a time: which files hold them, and the texts in a line. Whoever makes tokens of them reads them here, so
- * that train and tokenize take the same files for the same texts. Errors do not say where: the caller knows file and line.
+ * JSON lines, one at a time, and the texts in a line. Whoever makes tokens of them reads them here, so that train and tokenize
+ * find the same texts. Errors do not say where: the caller knows file and line.
  */
 #include "spw_data.h"
 #include <jansson.h>
 #include <stdio.h>
-#include <strings.h>
-
-bool
-spw_data_name_is_jsonl(const char *path)
-{
-    const char *dot = strrchr(path, '.');
-    return dot != NULL && dot != path && (strcasecmp(dot, ".jsonl") == 0 || strcasecmp(dot, ".ndjson") == 0);
-}
 
 spw_status
 spw_data_line_open(spw_data_line **out, const char *line, uint64_t bytes, spw_error *err)

@@ -28,7 +28,7 @@ typedef struct spw_data spw_data;
 typedef enum spw_split { SPW_SPLIT_TRAIN, SPW_SPLIT_VALIDATION } spw_split;
 
 typedef enum spw_data_format {
-    SPW_DATA_AUTO, /* by content (llm.c, Megatron's index), then by extension (.bin, .jsonl, .ndjson), else text */
+    SPW_DATA_AUTO, /* by content (llm.c, Megatron's index), then by extension (.bin, .jsonl, .ndjson, .json), else text */
     SPW_DATA_TEXT,
     SPW_DATA_LLMC,
     SPW_DATA_MEGATRON,
@@ -38,9 +38,18 @@ typedef enum spw_data_format {
 const char *spw_data_format_name(spw_data_format f); /* "auto", "text", "llm.c", "megatron", "jsonl" */
 bool spw_data_format_parse(const char *name, spw_data_format *out);
 
-/* JSON lines, for others that read them (lines.c). By its name: .jsonl or .ndjson, in any case. */
-bool spw_data_name_is_jsonl(const char *path);
 /*
+ * spw_data_recognise - what SPW_DATA_AUTO takes a file for. A .json file is JSON lines where it begins with an object.
+ *   warned  in/out   whether it was logged of a text that it looks like JSON lines, which is said of the first one
+ *
+ * Errors  SPW_EUNSUPPORTED for what is known to be something else (compressed files, tables, weights, a JSON array), by
+ *         what it is and with what to do; SPW_ECORRUPT for a .bin or .idx that is neither format's, and for a .json file
+ *         that begins with an object over several lines. SPW_ESYS, SPW_EIO: the file.
+ */
+spw_status spw_data_recognise(spw_data_format *out, const char *path, bool *warned, spw_error *err);
+
+/*
+ * JSON lines, for others that read them (lines.c).
  * spw_data_line_open - a line without its end; *out is NULL for a blank one. Numbers of any size may stand in it.
  * spw_data_line_text - a field's text, which lives as long as the line.
  * Errors  SPW_ECORRUPT, without file and line: what is not a JSON object or names a member twice; a field that is missing or
@@ -98,6 +107,7 @@ typedef struct spw_data_options {
     uint64_t vocab; /* a token that is not below it is an error when its window is read; 0: not checked */
 
     spw_data_format format;
+    const char *lines_for; /* a setting that is of no use without JSON lines, named where there are none; NULL: none */
     const char *text_field, *prompt_field; /* of JSON lines; NULL: "text" and none. Tokens of the prompt get no loss. */
     spw_documents documents;
     /* Lines with the field messages_field (NULL or "": "messages", or "conversations") are conversations of this layout, whose
@@ -126,6 +136,7 @@ typedef struct spw_data_options {
  *
  * Errors  SPW_ENOENT naming a pattern that matches nothing; SPW_ESYS for an unreadable file; SPW_ECORRUPT naming file,
  *         field and offset of bytes that are not the format's; SPW_EUNSUPPORTED for files known to be something else;
+ *         SPW_ECONFIG where lines_for has no JSON lines, before anything is tokenised;
  *         SPW_EINVAL when a source's files are all empty or shorter than one sequence (with what was found and needed).
  * Cost    a read of each file's header; of Megatron's index, all; of files to tokenise, all, once.
  * Memory  spw_data_memory_bytes() afterwards, independent of the files' sizes; while it tokenises, a piece of text (a
