@@ -144,7 +144,7 @@ run(job *j, spw_error *err)
         for (uint64_t i = 0; i < n * T; i++)
             counted += j->targets[i] >= 0;
         SPW_TRY(spw_engine_eval(j->e, j->tokens, j->targets, 1, &loss, err));
-        j->loss_sum += loss * (double)counted;
+        j->loss_sum += counted > 0 ? loss * (double)counted : 0;
         j->tokens_done += counted;
         j->sequences_done += n;
     }

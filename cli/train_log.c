@@ -25,7 +25,7 @@ log_object(train_run *r, json_t *object)
     json_decref(object);
 }
 
-/* NaN and infinity have no JSON number: null. */
+/* NaN (the loss of a step without targets, too) and infinity have no JSON number: null. */
 static json_t *
 number(double x)
 {
@@ -143,7 +143,8 @@ void
 cli_train_tell_monitor(train_run *r, uint64_t step, const spw_step_result *s, double eval_loss)
 {
     uint64_t samples = step * r->config.train_batch_size;
-    spw_monitor_write(r->monitor, "Train/Samples/train_loss", s->loss, samples);
+    if (s->targets > 0)
+        spw_monitor_write(r->monitor, "Train/Samples/train_loss", s->loss, samples);
     spw_monitor_write(r->monitor, "Train/Samples/lr", s->lr, samples);
     if (r->config.fp16)
         spw_monitor_write(r->monitor, "Train/Samples/loss_scale", s->loss_scale, samples);

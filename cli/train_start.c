@@ -142,6 +142,7 @@ cli_train_prepare(train_run *r, const char *found, spw_error *err)
     uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
     if (r->data == NULL)
         SPW_TRY(spw_config_open_data(&r->data, c, err));
+    SPW_TRY(spw_data_check_targets(r->data, err)); /* steps would go through, with a loss of nothing */
     summarize_data(r);
     if (r->resumed)
         SPW_TRY(compare(r, found, err));
@@ -195,6 +196,22 @@ warn_of_no_evaluation(const train_run *r)
                 (unsigned long long)have, c->data.validation_split, (unsigned long long)c->micro_batch);
 }
 
+/* Said before the first step: such windows cost as much as others and teach nothing. */
+static void
+warn_of_no_targets(const train_run *r)
+{
+    uint64_t cut, windows = spw_data_untargeted(r->data, &cut);
+    uint64_t all = spw_data_sequences(r->data, SPW_SPLIT_TRAIN) + spw_data_sequences(r->data, SPW_SPLIT_VALIDATION);
+    char longer[120] = "";
+    if (r->rank > 0 || windows == 0)
+        return;
+    if (cut > 0)
+        snprintf(longer, sizeof longer, "; documents longer than %llu tokens (data.seq_length) were cut, %llu of them",
+                 (unsigned long long)r->config.data.seq_length, (unsigned long long)cut);
+    fprintf(stderr, "spillway: warning: no token has a target in %llu of %llu sequences, which teach nothing%s\n",
+            (unsigned long long)windows, (unsigned long long)all, longer);
+}
+
 /* Said before the first step: --resume would take the newest of both, and a step of the same number is replaced. */
 static void
 warn_of_other_run(const train_run *r)
@@ -239,6 +256,7 @@ cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
         SPW_TRY(spw_monitor_open(&r->monitor, &r->config, err));
     warn_of_full_disk(r);
     warn_of_no_evaluation(r);
+    warn_of_no_targets(r);
     warn_of_other_run(r);
     if (r->rank == 0)
         cli_warn_of_length(&r->config);

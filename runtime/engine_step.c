@@ -28,6 +28,13 @@ sum_losses(const spw_engine *e, uint32_t micro_batches)
     return total;
 }
 
+/* Of nothing there is none: 0 would look like one that is learned. */
+static double
+mean_loss(const spw_engine *e, double sum)
+{
+    return e->target_count > 0 ? sum / (double)e->target_count : NAN;
+}
+
 /* In the thread that brought the gradient: for a billion elements adding up takes milliseconds, which at the step's end all would wait for. */
 void
 spw__squares_see(spw_engine *e, uint32_t unit_idx)
@@ -59,7 +66,7 @@ sum_step(spw_engine *e, uint32_t micro_batches, double *loss, double *grad_norm,
         SPW_TRY(spw__ranks_sum(e->ranks, sums, parted ? 1 + EXACT_VALUES : 1, err));
     if (parted)
         spw__exact_load(&squares, sums + 1);
-    *loss = sums[0] / (double)e->target_count;
+    *loss = mean_loss(e, sums[0]);
     *grad_norm = sqrt(spw__exact_value(&squares));
     return SPW_OK;
 }
@@ -108,7 +115,7 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
         SPW_TRY(spw__ranks_begin(e->ranks, &all, err));
         count = (uint64_t)all;
     }
-    e->target_count = count > 0 ? count : 1;
+    e->target_count = count;
     for (uint32_t micro = 0; micro < micro_batches && e->documents != NULL; micro++)
         load_documents(e, tokens, micro);
     if (e->documents == NULL)
@@ -321,6 +328,7 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
     spw_trace_begin(&e->traces[MODE_TRAIN]); /* the updates to come are handed to the next forward pass */
     spw__tell_future(e, MODE_TRAIN);
     r->lr = lr;
+    r->targets = e->target_count;
     r->tokens = (uint64_t)micro_batches * e->rows * e->world;
     r->expert_peak = e->expert_peak;
     end_account(e, &start, r);
@@ -361,7 +369,7 @@ run_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
     SPW_TRY(spw_gpu_check(e->gpu, err));
     if (e->ranks != NULL)
         SPW_TRY(spw__ranks_sum(e->ranks, loss_out, 1, err));
-    *loss_out /= (double)e->target_count;
+    *loss_out = mean_loss(e, *loss_out);
     return SPW_OK;
 }
 

@@ -63,7 +63,7 @@ batch_of(const spw_engine *e, uint32_t micro)
                        .begins = documents != NULL ? documents + all : NULL,
                        .ends = documents != NULL ? documents + 2 * all : NULL,
                        .losses = e->losses + micro * e->rows,
-                       .grad_scale = (float)(e->scaler.scale / (double)e->target_count),
+                       .grad_scale = (float)(e->scaler.scale / (double)(e->target_count > 0 ? e->target_count : 1)),
                        .balance = (float)(e->config.run.router_balance * e->scaler.scale /
                                           (double)(e->config.accumulation * e->world)),
                        .dropout_key = e->config.run.seed,

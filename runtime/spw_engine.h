@@ -177,8 +177,10 @@ const spw_loss_scaler *spw_engine_loss_scaler(const spw_engine *engine);
 void spw_engine_set_loss_scaler(spw_engine *engine, const spw_loss_scaler *scaler);
 
 typedef struct spw_step_result {
-    double loss, grad_norm, lr, loss_scale;
+    double loss; /* NAN where targets is 0 */
+    double grad_norm, lr, loss_scale;
     bool skipped;                    /* the gradient was not finite: no byte of state changed */
+    uint64_t targets;                /* tokens with a target; of all ranks */
     uint64_t tokens;                 /* of all ranks; bytes and times below are this rank's */
     double step_s;                   /* compute_s, stall_s[] and other_s add up to it */
     double compute_s;                /* the thread that computes, in forward and backward */
@@ -206,7 +208,7 @@ typedef struct spw_step_result {
  */
 spw_status spw_engine_step(spw_engine *engine, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches,
                            double lr, spw_step_result *result, spw_error *err);
-/* Mean loss of micro-batches, forward only; over all ranks' micro-batches. */
+/* Mean loss of micro-batches, forward only; over all ranks' micro-batches. NAN: no token has a target. */
 spw_status spw_engine_eval(spw_engine *engine, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches,
                            double *loss_out, spw_error *err);
 /* values[i] = sum over all ranks, in their order; between steps. With one rank: nothing. */

@@ -63,6 +63,37 @@ printf 'What is a dam? %.0s' $(seq 100) >"$dir/plain.txt"
 check "what the checkpoint has for conversations is not asked of text" run eval "$dir/ckpt" --data "$dir/plain.txt"
 expect 2 "--chat is for JSON lines" "what is asked for is" --data "$dir/plain.txt" --chat auto
 
+# Sequences without a target: none with one is refused, some are said, and a step of such has no loss.
+python3 - "$dir" <<'PY'
+import json, sys
+d = sys.argv[1]
+line = lambda *said: json.dumps({"messages": [{"role": r, "content": c} for r, c in said]}) + "\n"
+open(d + "/asked.jsonl", "w").write(line(("user", "x " * 200)) * 50)
+open(d + "/long.jsonl", "w").write(line(("user", "x " * 200), ("assistant", "yes")) * 50)
+open(d + "/weight.jsonl", "w").write("".join(json.dumps({"messages": [{"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "yes", "weight": 0}]}) + "\n" for _ in range(50)))
+PY
+expects="run train $c --set spillway.checkpoint_dir= --set spillway.steps=3"
+expect 1 "training sequences has a target, so nothing would be learned: of conversations only turns of the assistant" "turns of the user alone" --set "data.path=$dir/asked.jsonl"
+check "no step is made" test -z "$(grep step "$dir/out")"
+expect 1 "so nothing would be learned" "turns without weight" --set "data.path=$dir/weight.jsonl"
+expect 1 "so nothing would be learned" "in packed windows" --set "data.path=$dir/asked.jsonl" --set data.documents=packed
+sources=(--set "data={\"seq_length\": 32, \"tokenizer\": \"tests/vectors/tok_qwen2.json\", \"chat\": \"auto\", \"sources\": [\"$dir/asked.jsonl\", \"$dir/c.jsonl\"]}")
+check "a source of them beside another" run train "$c" --set spillway.checkpoint_dir= --set spillway.steps=1 "${sources[@]}"
+check "is said" grep -Eq 'warning: no token has a target in [0-9]+ of [0-9]+ sequences, which teach nothing' "$dir/err"
+short=(--set "data.path=$dir/long.jsonl" --set train_micro_batch_size_per_gpu=1)
+check "cut conversations" run train "$c" "${short[@]}" --set spillway.checkpoint_dir="$dir/cut" --set spillway.steps=12 --set spillway.run_log="$dir/cut.log"
+check "are said to be cut, and how many windows of theirs have nothing" grep -Eq 'no token has a target in [0-9]+ of [0-9]+ sequences.*longer than 32 tokens \(data.seq_length\) were cut, 50 of them' "$dir/err"
+cp "$dir/err" "$dir/first"
+check "a run that finds them made" run train "$c" "${short[@]}" --set spillway.checkpoint_dir= --set spillway.steps=16 --set spillway.run_log="$dir/cut2.log"
+check "says the same" test "$(grep 'no token' "$dir/first")" = "$(grep 'no token' "$dir/err")"
+check "of a step without a target there is no loss" grep -q '"loss":null' "$dir/cut.log"
+check "of others there is" grep -q '"loss":[0-9]' "$dir/cut.log"
+check "going on from there" run train "$c" "${short[@]}" --set spillway.checkpoint_dir= --set spillway.steps=16 --set spillway.run_log="$dir/cut.log" --resume "$dir/cut"
+check "gives the losses of a run in one piece" test "$(losses "$dir/cut.log")" = "$(losses "$dir/cut2.log")"
+check "evaluation counts what has targets" run eval "$dir/cut" --data "$dir/long.jsonl" --json
+check "three of each line" grep -q '"tokens":150,' "$dir/out"
+
 # Conversations that windows cut, where that is asked for.
 check "packed conversations" run train "$c" --set data.documents=packed --set spillway.checkpoint_dir="$dir/packed" --set spillway.steps=3
 check "nor padded" test ! -s "$dir/err"

@@ -410,6 +410,49 @@ test_prompt_mask(void **state)
     dataset_refuse(&o, SPW_ECORRUPT, "p.jsonl: line 1 (byte 0): token 1002", "vocabulary of 1002", NULL);
 }
 
+/*
+ * Windows without a target are counted when a cache is made, and known when it is found, for each length of window and way of
+ * laying out documents; data that has none at all in what is trained on is refused where that is asked.
+ */
+static void
+test_windows_without_targets(void **state)
+{
+    spw_data_options o = dataset_options("p.jsonl");
+    spw_error err = {0};
+    spw_data *d;
+    uint64_t cut;
+    (void)state;
+    o.prompt_field = "prompt";
+    dataset_write_text("p.jsonl", "{\"prompt\":\"twenty-four of these..\",\"text\":\"a\"}\n"
+                                  "{\"prompt\":\"four\",\"text\":\"a\"}\n");
+    for (int k = 0; k < 12; k++) {
+        const struct {
+            uint64_t length, untargeted, cut;
+            spw_documents documents;
+        } wanted[] = {{6, 3, 0, SPW_DOCUMENTS_PACKED}, {4, 5, 0, SPW_DOCUMENTS_PACKED}, {12, 1, 1, SPW_DOCUMENTS_WHOLE},
+                      {24, 0, 0, SPW_DOCUMENTS_WHOLE}, {23, 0, 1, SPW_DOCUMENTS_WHOLE}, {6, 3, 0, SPW_DOCUMENTS_MASK}};
+        o.seq_length = wanted[k % 6].length;
+        o.documents = wanted[k % 6].documents;
+        d = dataset_open(&o);
+        if (spw_data_untargeted(d, &cut) != wanted[k % 6].untargeted || cut != wanted[k % 6].cut)
+            fail_msg("%d: %llu windows of %llu without a target, %llu documents cut", k,
+                     (unsigned long long)spw_data_untargeted(d, &cut),
+                     (unsigned long long)spw_data_sequences(d, SPW_SPLIT_TRAIN), (unsigned long long)cut);
+        assert_int_equal(spw_data_check_targets(d, &err), SPW_OK);
+        spw_data_close(d);
+    }
+    o = dataset_options("p.jsonl");
+    o.prompt_field = "prompt";
+    o.seq_length = 5;
+    o.documents = SPW_DOCUMENTS_PACKED;
+    dataset_write_text("p.jsonl", "{\"prompt\":\"ten tokens, and more\",\"text\":\"an answer\"}\n");
+    o.validation_split = 0.5; /* which holds out the answer */
+    d = dataset_open(&o);
+    assert_int_equal(spw_data_check_targets(d, &err), SPW_EINVAL);
+    assert_non_null(strstr(err.message, "no token of the 2 training sequences has a target"));
+    spw_data_close(d);
+}
+
 /* What texts begin with is the first token of every document that has others, once; the cache knows of it. */
 static void
 test_beginnings(void **state)
@@ -594,6 +637,7 @@ main(void)
         IN_DIR(test_documents_marked),
         IN_DIR(test_documents_whole),
         IN_DIR(test_prompt_mask),
+        IN_DIR(test_windows_without_targets),
         IN_DIR(test_beginnings),
         IN_DIR(test_beginning_of_a_tokenizer),
         IN_DIR(test_encoded_text),

@@ -175,13 +175,17 @@ test_masked_targets(void **state)
             rig_targets[i] = -1;
         assert_int_equal(spw_engine_step(r.e, rig_tokens, rig_targets, masked ? 2 : 1, 1e-3, &result, &r.err), SPW_OK);
         loss[masked] = result.loss;
+        assert_int_equal(result.targets, n);
         norm[masked] = result.grad_norm;
         digest[masked] = tiny_digest(r.e);
         if (masked) { /* nothing to learn from: no loss, no gradient */
             for (uint64_t i = 0; i < n; i++)
                 rig_targets[i] = -1;
             assert_int_equal(spw_engine_step(r.e, rig_tokens, rig_targets, 2, 1e-3, &result, &r.err), SPW_OK);
-            assert_true(result.loss == 0 && result.grad_norm == 0);
+            assert_true(isnan(result.loss) && result.targets == 0 && result.grad_norm == 0);
+            assert_int_equal(spw_engine_eval(r.e, rig_tokens, rig_targets, 1, &loss[masked], &r.err), SPW_OK);
+            assert_true(isnan(loss[masked]));
+            loss[masked] = loss[0];
         }
         rig_remove(&r);
     }

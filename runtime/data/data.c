@@ -438,6 +438,18 @@ spw_data_split_moved(const spw_data *d, uint64_t *held_before)
     return d->split_moved;
 }
 
+uint64_t
+spw_data_untargeted(const spw_data *d, uint64_t *cut)
+{
+    uint64_t windows = 0;
+    *cut = 0;
+    for (uint32_t i = 0; i < d->file_count; i++) {
+        windows += d->files[i].untargeted;
+        *cut += d->files[i].cut;
+    }
+    return windows;
+}
+
 const char *
 spw_data_formats(const spw_data *d)
 {
@@ -617,4 +629,46 @@ void
 spw_data_ask(const spw_data *d, spw_split split, uint64_t first, uint64_t count)
 {
     (void)fill_windows(d, split, first, count, NULL, NULL, NULL);
+}
+
+/* ---------------------------------------------------------------- targets */
+
+/* Finds a window of a file to train on with a target; usually the first one is. row (2, T) is scratch. */
+static spw_status
+look_for_target(const spw_data *d, const source *s, const data_file *f, int32_t *row, bool *found, spw_error *err)
+{
+    uint64_t first = f->window_first[SPW_SPLIT_TRAIN], count = f->window_count[SPW_SPLIT_TRAIN];
+    if (f->untargeted == count + f->window_count[SPW_SPLIT_VALIDATION])
+        return SPW_OK; /* it was counted */
+    for (uint64_t w = first; w < first + count && !*found; w++) {
+        SPW_TRY(fill_window(d, s, SPW_SPLIT_TRAIN, w, row, row + d->seq_length, err));
+        for (uint64_t t = 0; t < d->seq_length && !*found; t++)
+            *found = row[d->seq_length + t] >= 0;
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw_data_check_targets(const spw_data *d, spw_error *err)
+{
+    int32_t *row = spw_mem_calloc(2 * d->seq_length, sizeof *row);
+    bool found = false;
+    spw_status st = SPW_OK;
+    if (row == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "a sequence of %llu tokens", (unsigned long long)d->seq_length);
+    for (uint32_t k = 0; k < d->source_count; k++) {
+        const source *s = &d->sources[k];
+        for (uint32_t i = 0; i < s->file_count && st == SPW_OK && !found; i++)
+            st = look_for_target(d, s, &d->files[s->file_first + i], row, &found, err);
+    }
+    spw_mem_free(row);
+    if (st != SPW_OK || found)
+        return st;
+    return SPW_RAISE(err, SPW_EINVAL,
+                     "data: no token of the %llu training sequences has a target, so nothing would be learned: %s",
+                     (unsigned long long)d->windows[SPW_SPLIT_TRAIN],
+                     d->chat[0] != '\0' ? "of conversations only turns of the assistant have them, with a weight that "
+                                          "is not 0"
+                                        : "prompts have none (data.prompt_field), nor has a document's first token "
+                                          "(data.documents)");
 }

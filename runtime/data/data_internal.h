@@ -21,12 +21,14 @@ typedef struct data_file {
     int fd;      /* of store; -1: opened for each read */
     spw_data_format format;
     data_element element;
-    uint64_t bytes;           /* of path */
-    bool made;                /* its tokens were not in the cache */
-    uint64_t begin, tokens;   /* byte offset of the first token in store, and how many there are */
-    int32_t delimiter;        /* llm.c: the token that ends a document; -1: none */
-    char *index;              /* Megatron: the .idx file */
-    uint64_t entries, ends;   /* its sequences, and the length of its document array */
+    uint64_t bytes; /* of path */
+    bool made;      /* its tokens were not in the cache */
+    uint64_t untargeted,
+        cut;                /* windows without a target, and documents that one does not hold, where that was counted */
+    uint64_t begin, tokens; /* byte offset of the first token in store, and how many there are */
+    int32_t delimiter;      /* llm.c: the token that ends a document; -1: none */
+    char *index;            /* Megatron: the .idx file */
+    uint64_t entries, ends; /* its sequences, and the length of its document array */
     uint64_t window_count[2]; /* by split; the held-out ones follow the others */
     uint64_t window_first[2]; /* in the source's numbering */
 } data_file;
@@ -64,8 +66,9 @@ spw__data_pack_open(data_packer **out, const data_pack_options *o, spw_error *er
 spw_status
 spw__data_pack_put(data_packer *p, uint32_t word, spw_error *err); /* of the document; the first one is marked */
 spw_status spw__data_pack_end(data_packer *p, spw_error *err);     /* of the document */
-/* Emits what is left, and a word behind all windows, which the last one's last token is followed by. padding: words in all. */
-spw_status spw__data_pack_finish(data_packer *p, uint64_t *padding, spw_error *err);
+/* Emits what is left, and a word behind all windows, which the last one's last token is followed by. padding: words in
+ * all; cut: documents that are longer than a window. */
+spw_status spw__data_pack_finish(data_packer *p, uint64_t *padding, uint64_t *cut, spw_error *err);
 void spw__data_pack_close(data_packer *p); /* NULL is fine */
 
 /* ---------------------------------------------------------------- reading */

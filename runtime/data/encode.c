@@ -2,11 +2,13 @@
  * Text and JSON lines as a file of tokens in a cache folder. Without one, finding the n-th window of JSON lines would need an
  * index in memory and parsing at every use; with it, all formats are rows of tokens that are read by window.
  *
- *   0  "SPWTOKEN" | 8  u32 version 1 | 12  u32 bytes per token, 2 or 4 | 16  u64 key | 24  u64 tokens | 32  u64 documents
- *   40  zeros up to 64 | tokens: the two top bits are CACHE_FIRST and CACHE_NO_LOSS
+ *   0  "SPWTOKEN" | 8  u32 version 2 | 12  u32 bytes per token, 2 or 4 | 16  u64 key | 24  u64 tokens | 32  u64 documents
+ *   40  u64 windows in which no token has a target | 48  u64 documents longer than a window | 56  u64 zero | tokens: the two
+ *   top bits are CACHE_FIRST and CACHE_NO_LOSS
  *
  * Two bytes hold vocabularies up to 16384. The key says what the tokens were made from and how: the file's path, size and
- * time, the fields, the encoder, the layout of conversations, the token that ends texts; the file is named by it. It is written without a name, or
+ * time, the fields, the encoder, the layout of conversations, the token that ends texts, and windows where they are laid out or
+ * counted; the file is named by it. It is written without a name, or
  * beside its place where the file system knows no such files, and put there when complete: a kill leaves nothing that looks like a
  * cache, or nothing at all, and runs that make it at the same time do not meet. Nothing deletes caches; anybody may.
  */
@@ -21,7 +23,7 @@
 #include <unistd.h>
 
 enum {
-    VERSION = 1,
+    VERSION = 2,
     HEADER_BYTES = 64,
     NARROW_VOCAB = 16384,
     PIECE_BYTES = 1 << 20,
@@ -40,6 +42,8 @@ typedef struct encoding {
     bool wide;
     uint64_t vocab; /* ids are below it */
     uint64_t tokens, documents, line, line_offset;
+    uint64_t untargeted, cut; /* windows without a target, and documents that one does not hold */
+    bool targeted;            /* the window of the next word has a target */
     /* Bytes that were read and not used yet: [at, have) of text, which begins at `offset` of the file. */
     char *text;
     uint64_t room, at, have, offset, size;
@@ -84,6 +88,21 @@ bad_token(const encoding *e, int64_t id, spw_error *err)
                      (unsigned long long)e->vocab);
 }
 
+/* Counts windows: word i is a target of the window of word i - 1, unless it has no loss. */
+static void
+see_word(encoding *e, uint64_t i, uint32_t word)
+{
+    uint32_t flags = word >> (e->wide ? 30 : 14);
+    bool first = e->o->documents != SPW_DOCUMENTS_PACKED && (flags & CACHE_FIRST) != 0;
+    if (i == 0)
+        return;
+    e->targeted = e->targeted || ((flags & CACHE_NO_LOSS) == 0 && !first);
+    if (i % e->o->seq_length == 0) {
+        e->untargeted += !e->targeted;
+        e->targeted = false;
+    }
+}
+
 /* As data_pack_options.emit takes it. */
 static spw_status
 put_words(void *ctx, const uint32_t *words, uint64_t count, spw_error *err)
@@ -93,6 +112,7 @@ put_words(void *ctx, const uint32_t *words, uint64_t count, spw_error *err)
     for (uint64_t i = 0; i < count; i++) {
         if (e->buffered + width > sizeof e->buffer)
             SPW_TRY(flush(e, err));
+        see_word(e, e->tokens + i, words[i]);
         put_le(e->buffer + e->buffered, words[i], width);
         e->buffered += width;
     }
@@ -377,6 +397,13 @@ spw__data_encode_key(const spw_data_options *o)
                                 : o->encode_key;
 }
 
+/* Whether tokens of f may have no loss, so that windows are worth counting. */
+static bool
+hides_targets(const data_file *f, const spw_data_options *o)
+{
+    return f->format == SPW_DATA_JSONL && (o->chat != NULL || (o->prompt_field != NULL && o->prompt_field[0] != '\0'));
+}
+
 static uint64_t
 key_of(const data_file *f, const struct stat *info, const spw_data_options *o, bool wide)
 {
@@ -401,7 +428,7 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
             sum = spw_checksum_more(sum, &chat, sizeof chat);
         }
     }
-    if (o->documents == SPW_DOCUMENTS_WHOLE) {
+    if (o->documents == SPW_DOCUMENTS_WHOLE || hides_targets(f, o)) {
         const uint64_t windows[] = {o->documents, o->seq_length};
         sum = spw_checksum_more(sum, windows, sizeof windows);
     }
@@ -410,7 +437,7 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
 
 /* Takes an open cache file if it is what f needs; anything else is made anew. */
 static bool
-accept(data_file *f, uint64_t key)
+accept(data_file *f, const spw_data_options *o, uint64_t key)
 {
     unsigned char h[HEADER_BYTES];
     struct stat info;
@@ -424,6 +451,8 @@ accept(data_file *f, uint64_t key)
         return false;
     f->begin = HEADER_BYTES;
     f->tokens = tokens;
+    f->untargeted = hides_targets(f, o) ? spw__data_le(h + 40, 8) : 0; /* else it may be other windows' */
+    f->cut = o->documents == SPW_DOCUMENTS_WHOLE ? spw__data_le(h + 48, 8) : 0;
     return true;
 }
 
@@ -436,6 +465,8 @@ write_header(encoding *e, uint64_t key, spw_error *err)
     put_le(h + 16, key, 8);
     put_le(h + 24, e->tokens, 8);
     put_le(h + 32, e->documents, 8);
+    put_le(h + 40, e->untargeted, 8);
+    put_le(h + 48, e->cut, 8);
     if (SPW_CALL(EIO, pwrite(e->out, h, sizeof h, 0)) != (ssize_t)sizeof h || SPW_CALL(EIO, fsync(e->out)) != 0)
         return SPW_RAISE_SYS(err, errno != 0 ? errno : EIO, "data: write tokens of %s to %s", e->path, e->part);
     return SPW_OK;
@@ -458,7 +489,7 @@ finish_windows(encoding *e, spw_error *err)
     uint64_t padding;
     if (e->packer == NULL || e->documents == 0)
         return SPW_OK;
-    SPW_TRY(spw__data_pack_finish(e->packer, &padding, err));
+    SPW_TRY(spw__data_pack_finish(e->packer, &padding, &e->cut, err));
     spw_log(SPW_LOG_NOTE, "data: %s: %llu documents in %llu windows of %llu tokens, %.1f%% of them padding", e->path,
             (unsigned long long)e->documents, (unsigned long long)((e->tokens - 1) / e->o->seq_length),
             (unsigned long long)e->o->seq_length, 100.0 * (double)padding / (double)e->tokens);
@@ -549,7 +580,7 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
         return SPW_RAISE(err, SPW_ENOMEM, "name of %s", name);
     f->element = wide ? E_CACHE32 : E_CACHE16;
     f->fd = open(name, O_RDONLY | O_CLOEXEC);
-    if (f->fd >= 0 && accept(f, key))
+    if (f->fd >= 0 && accept(f, o, key))
         return SPW_OK;
     if (f->fd >= 0)
         close(f->fd);
@@ -573,5 +604,5 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     spw_mem_free(e);
     SPW_TRY(st);
     SPW_TRY(spw__data_fd(&f->fd, f->store, true, err));
-    return accept(f, key) ? SPW_OK : SPW_RAISE(err, SPW_ECORRUPT, "data: %s changed while it was written", f->store);
+    return accept(f, o, key) ? SPW_OK : SPW_RAISE(err, SPW_ECORRUPT, "data: %s changed while it was written", f->store);
 }

@@ -14,7 +14,7 @@ struct data_packer {
     uint64_t age[OPEN_MAX];  /* which was opened first, for the end */
     uint32_t open;
     uint64_t next_age, piece, padding; /* words of the document so far, in its own window; padding so far */
-    bool cut;                          /* the document has filled windows already */
+    uint64_t filled, cut;              /* windows that the document has filled; documents that one did not hold */
     uint32_t *words;                   /* (OPEN_MAX + 1, window): the last is the document's */
 };
 
@@ -61,7 +61,7 @@ spw__data_pack_put(data_packer *p, uint32_t word, spw_error *err)
     if (p->piece < p->o.window)
         return SPW_OK;
     p->piece = 0;
-    p->cut = true;
+    p->filled++;
     return p->o.emit(p->o.ctx, mine, p->o.window, err);
 }
 
@@ -70,9 +70,9 @@ spw__data_pack_end(data_packer *p, spw_error *err)
 {
     uint32_t *mine = window_of(p, OPEN_MAX), best = OPEN_MAX, fullest = 0;
     uint64_t n = p->piece;
-    bool rest = p->cut;
-    p->piece = 0;
-    p->cut = false;
+    bool rest = p->filled > 0;
+    p->cut += p->filled > 1 || (rest && n > 0);
+    p->piece = p->filled = 0;
     if (n == 0)
         return SPW_OK;
     for (uint32_t k = 0; k < p->open; k++) {
@@ -95,7 +95,7 @@ spw__data_pack_end(data_packer *p, spw_error *err)
 }
 
 spw_status
-spw__data_pack_finish(data_packer *p, uint64_t *padding, spw_error *err)
+spw__data_pack_finish(data_packer *p, uint64_t *padding, uint64_t *cut, spw_error *err)
 {
     uint32_t behind = p->o.pad | p->o.first;
     while (p->open > 0) {
@@ -105,6 +105,7 @@ spw__data_pack_finish(data_packer *p, uint64_t *padding, spw_error *err)
         SPW_TRY(emit_open(p, oldest, err));
     }
     *padding = p->padding;
+    *cut = p->cut;
     return p->o.emit(p->o.ctx, &behind, 1, err);
 }
 

@@ -153,6 +153,8 @@ spw_data_sequences(const spw_data *data, spw_split split); /* windows in all fil
 uint64_t spw_data_memory_bytes(const spw_data *data);      /* heap that data holds: tables per file */
 /* Whether rounding every file's share by itself, as was done once, holds out other windows; and how many those are. */
 bool spw_data_split_moved(const spw_data *data, uint64_t *held_before);
+/* Windows in which no token has a target, of JSON lines with prompts or conversations; cut: documents longer than a window. */
+uint64_t spw_data_untargeted(const spw_data *data, uint64_t *cut);
 /* What was recognised: "text", or "2 llm.c u16, 1 jsonl"; never NULL. */
 const char *spw_data_formats(const spw_data *data);
 /*
@@ -179,6 +181,8 @@ spw_data_chat(const spw_data *data); /* spw_chat_says() of the layout; "" withou
  */
 spw_status spw_data_fill(const spw_data *data, spw_split split, uint64_t first, uint64_t count, int32_t *tokens,
                          int32_t *targets, spw_error *err);
+/* SPW_EINVAL where no token of all training sequences has a target: reads them up to the first that has one. Errors of filling. */
+spw_status spw_data_check_targets(const spw_data *data, spw_error *err);
 /* Begins to bring to the page cache what spw_data_fill() of the same positions will read, and waits for none of it. Any thread. */
 void spw_data_ask(const spw_data *data, spw_split split, uint64_t first, uint64_t count);
 
