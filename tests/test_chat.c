@@ -319,7 +319,12 @@ test_file(void **state)
 static void
 test_forms(void **state)
 {
-    static const char *const same[] = {"{\"conversations\":[{\"from\":\"system\",\"value\":\"s\"},{\"from\":\"human\","
+    static const char *const same[] = {"{\"system\":\"s\",\"conversations\":[{\"from\":\"human\",\"value\":\"Hi "
+                                       "you\"},{\"from\":\"gpt\",\"value\":\"yes\"}],\"tools\":[]}",
+                                       "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\","
+                                       "\"content\":\"Hi you\",\"reasoning_content\":\"\"},{\"role\":\"assistant\","
+                                       "\"content\":\"yes\",\"tool_calls\":null}],\"system\":\"s\",\"tools\":null}",
+                                       "{\"conversations\":[{\"from\":\"system\",\"value\":\"s\"},{\"from\":\"human\","
                                        "\"value\":\"Hi you\"},{\"from\":\"gpt\",\"value\":\"yes\"}]}",
                                        "{\"messages\":[{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":"
                                        "\"s\"}]},{\"role\":\"user\",\"content\":[{\"type\":"
@@ -337,7 +342,7 @@ test_forms(void **state)
         spw_tokens first = {0}, first_targets = {0}, tokens = {0}, targets = {0};
         encode_line(c, same[0], &first, &first_targets);
         assert_true(count_of(&first_targets, -1) < first_targets.count);
-        for (int i = 1; i < 3; i++) {
+        for (size_t i = 1; i < sizeof same / sizeof same[0]; i++) {
             encode_line(c, same[i], &tokens, &targets);
             assert_int_equal(tokens.count, first.count);
             assert_memory_equal(tokens.ids, first.ids, first.count * sizeof *first.ids);
@@ -359,7 +364,8 @@ test_forms(void **state)
 }
 
 #define SAYS(role, content) "{\"role\":\"" role "\",\"content\":\"" content "\"}"
-#define TALK(...)           "{\"messages\":[" __VA_ARGS__ "]}"
+#define TALKS(...)          "\"messages\":[" __VA_ARGS__ "]"
+#define TALK(...)           "{" TALKS(__VA_ARGS__) "}"
 
 /* What a layout cannot say, by message and member. */
 static void
@@ -381,6 +387,13 @@ test_refused(void **state)
         {"zephyr", TALK("{\"role\":\"user\",\"content\":[\"x\"]}"), "message 1",
          "part 0 of the content is without a type"},
         {"zephyr", TALK("{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{}]}"), "message 1", "tool_calls"},
+        {"zephyr", TALK("{\"role\":\"assistant\",\"content\":\"x\",\"reasoning_content\":\"hm\"}"), "message 1",
+         "reasoning_content"},
+        {"zephyr", "{\"system\":\"s\"," TALKS(SAYS("system", "other") "," SAYS("user", "x")) "}", "message 1",
+         "another text than the line's \"system\""},
+        {"zephyr", "{\"system\":5," TALKS(SAYS("user", "x")) "}", "\"system\" is not text", ""},
+        {"zephyr", "{\"tools\":[{\"type\":\"function\"}]," TALKS(SAYS("user", "x")) "}", "\"tools\" is not empty", ""},
+        {"mistral-v1", "{\"system\":\"s\"," TALKS(SAYS("assistant", "x")) "}", "message 1", "begin with the user"},
         {"zephyr", TALK("{\"role\":\"assistant\",\"content\":\"\",\"weight\":0.5}"), "message 1",
          "\"weight\" is not 0 or 1"},
         {"zephyr", TALK(SAYS("tool", "x")), "message 1", "layout zephyr has no turns of a tool"},

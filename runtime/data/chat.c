@@ -172,14 +172,24 @@ read_weight(bool *loss, const json_t *weight, spw_error *err)
     return SPW_OK;
 }
 
+/* Whether a member says nothing: missing, null, or empty. */
+static bool
+says_nothing(const json_t *v)
+{
+    return v == NULL || json_is_null(v) || (json_is_string(v) && json_string_length(v) == 0) ||
+           (json_is_array(v) && json_array_size(v) == 0) || (json_is_object(v) && json_object_size(v) == 0);
+}
+
 static spw_status
 read_message(spw_chat *c, message *m, const json_t *v, spw_error *err)
 {
+    static const char *const unsaid[] = {"tool_calls", "reasoning_content"};
     const json_t *role = json_object_get(v, "role"), *content = json_object_get(v, "content");
-    const json_t *calls = json_object_get(v, "tool_calls");
     SPW_TRY(read_role(&m->role, role != NULL ? role : json_object_get(v, "from"), err));
-    if (json_array_size(calls) > 0 || json_is_object(calls))
-        return SPW_RAISE(err, SPW_ECORRUPT, "it has tool_calls, which no layout here can say");
+    for (size_t i = 0; i < sizeof unsaid / sizeof unsaid[0]; i++) {
+        if (!says_nothing(json_object_get(v, unsaid[i])))
+            return SPW_RAISE(err, SPW_ECORRUPT, "it has %s, which no layout here can say", unsaid[i]);
+    }
     m->loss = m->role == CHAT_ASSISTANT;
     SPW_TRY(read_weight(&m->loss, json_object_get(v, "weight"), err));
     content = content != NULL ? content : json_object_get(v, "value");
@@ -240,26 +250,41 @@ put_message(spw_chat *c, const message *m, spw_error *err)
     return put_layout(c, turn->after, m->loss, err);
 }
 
+/* A message of the list, after turns of role *last; system: what the line has besides the list, or NULL. */
 static spw_status
-put_messages(spw_chat *c, const json_t *list, spw_error *err)
+put_next(spw_chat *c, const json_t *v, bool first, const json_t *system, chat_role *last, spw_error *err)
+{
+    message m = {.role = CHAT_ROLES};
+    SPW_TRY(read_message(c, &m, v, err));
+    if (first && system != NULL && m.role == CHAT_SYSTEM) {
+        if (m.bytes == json_string_length(system) && memcmp(m.text, json_string_value(system), m.bytes) == 0)
+            return SPW_OK;
+        return SPW_RAISE(err, SPW_ECORRUPT, "it is the system's, with another text than the line's \"system\"");
+    }
+    SPW_TRY(check_turn(c, *last, &m, err));
+    *last = m.role;
+    return put_message(c, &m, err);
+}
+
+static spw_status
+put_messages(spw_chat *c, const json_t *list, const json_t *system, spw_error *err)
 {
     chat_role last = CHAT_ROLES;
     const json_t *v;
     size_t i;
     SPW_TRY(put_layout(c, c->layout.begin, false, err));
+    if (system != NULL) {
+        const message m = {.role = CHAT_SYSTEM, .text = json_string_value(system), .bytes = json_string_length(system)};
+        last = CHAT_SYSTEM;
+        SPW_TRY(put_message(c, &m, err));
+    }
     json_array_foreach(list, i, v)
     {
-        message m = {.role = CHAT_ROLES};
-        spw_status st = read_message(c, &m, v, err);
-        if (st == SPW_OK)
-            st = check_turn(c, last, &m, err);
-        if (st == SPW_OK)
-            st = put_message(c, &m, err);
+        spw_status st = put_next(c, v, i == 0, system, &last, err);
         if (st != SPW_OK) {
             spw_error_wrap(err, "message %zu", i + 1);
             return st;
         }
-        last = m.role;
     }
     if (c->folded)
         return SPW_RAISE(err, SPW_ECORRUPT, "a system's text without a user's turn, which layout %s does not have",
@@ -391,19 +416,33 @@ spw_chat_is_in(const spw_data_line *line, const char *field)
                : json_object_get(object, "messages") != NULL || json_object_get(object, "conversations") != NULL;
 }
 
+/* What a line says besides its messages: *system is NULL where it has no text of the system's. */
+static spw_status
+read_line(const json_t **system, const json_t *line, spw_error *err)
+{
+    *system = json_object_get(line, "system");
+    if (!says_nothing(json_object_get(line, "tools")))
+        return SPW_RAISE(err, SPW_ECORRUPT, "field \"tools\" is not empty, and no layout here can say tools");
+    if (says_nothing(*system))
+        *system = NULL;
+    return *system == NULL || json_is_string(*system) ? SPW_OK
+                                                      : SPW_RAISE(err, SPW_ECORRUPT, "field \"system\" is not text");
+}
+
 spw_status
 spw_chat_encode(spw_chat *c, const spw_data_line *line, const char *field, spw_tokens *tokens, spw_tokens *targets,
                 spw_error *err)
 {
-    const json_t *list;
+    const json_t *list, *system;
     spw_status st;
+    SPW_TRY(read_line(&system, (const json_t *)line, err));
     if (field == NULL || field[0] == '\0')
         field = json_object_get((const json_t *)line, "messages") != NULL ? "messages" : "conversations";
     list = json_object_get((const json_t *)line, field);
     if (json_array_size(list) == 0)
         return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not a list of messages", field);
     restart(c);
-    st = put_messages(c, list, err);
+    st = put_messages(c, list, system, err);
     if (st != SPW_OK) {
         spw_error_wrap(err, "field \"%s\"", field);
         return st;
