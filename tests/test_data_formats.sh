@@ -103,6 +103,10 @@ expect 2 "unknown member \"bytes\"" "a source with bytes" --set 'data={"seq_leng
 expect 2 "data.documents" "another word for documents" --set data.documents=apart
 expect 2 "data.text_field" "text and prompt in one field" --set data.prompt_field=text
 
+# A byte order mark is no part of a configuration.
+{ printf '\357\273\277'; cat examples/demo.json; } >"$dir/mark.json"
+check "a configuration behind a byte order mark" run plan "$dir/mark.json" "${small[@]}" --set "data.path=$dir/l.jsonl" --no-measure
+
 # JSON lines by another name: read where they are .json, said where they are not, and not passed over where settings are for them.
 cp "$dir/l.jsonl" "$dir/l.json"
 cp "$dir/l.jsonl" "$dir/l.txt"

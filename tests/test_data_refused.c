@@ -190,6 +190,16 @@ test_json(void **state)
         assert_int_equal(spw_data_tokens(d), strlen("words of\na text\n"));
         spw_data_close(d);
     }
+    dataset_write_text("j.json", "\xef\xbb\xbf{\"text\": \"words\"}\r\n\xef\xbb\xbf{\"text\": \"of a text\"}");
+    for (int k = 0; k < 2; k++) { /* editors of Windows put a mark before it, and files are put together */
+        spw_data *d = dataset_open(&o);
+        assert_string_equal(spw_data_formats(d), "jsonl");
+        assert_int_equal(spw_data_tokens(d), strlen("words\nof a text\n"));
+        spw_data_close(d);
+        (void)rename(dataset_path("j.json"), dataset_path("j.jsonl"));
+        o = dataset_options("j.jsonl");
+    }
+    o = dataset_options("j.json");
     dataset_write_text("j.json", "[{\"text\": \"words\"},\n{\"text\": \"of a text\"}]\n");
     dataset_refuse(&o, SPW_EUNSUPPORTED, "j.json is a JSON array", "jq -c '.[]' ", "j.json >", "j.jsonl", NULL);
     dataset_write_text("j.json", "{\n  \"text\": \"words of a text\"\n}\n");

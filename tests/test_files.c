@@ -286,6 +286,14 @@ test_paths(void **state)
     assert_string_equal(text, "two");
     spw_mem_free(text);
     assert_int_equal(spw_file_read_text(path, 2, &text, &err), SPW_EINVAL);
+    for (int marks = 0; marks < 3; marks++) { /* the mark of UTF-8 is no text, and there is one at most */
+        static const char *const written[] = {"\xef\xbb\xbfone", "\xef\xbb\xbf", "\xef\xbbone"};
+        static const char *const found[] = {"one", "", "\xef\xbbone"};
+        assert_int_equal(spw_file_write_text(path, written[marks], &err), SPW_OK);
+        assert_int_equal(spw_file_read_text(path, 100, &text, &err), SPW_OK);
+        assert_string_equal(text, found[marks]);
+        spw_mem_free(text);
+    }
     assert_int_equal(spw_dir_make(path, &err), SPW_EINVAL);
     snprintf(path, sizeof path, "%s/a", dir);
     assert_int_equal(spw_dir_remove(path, &err), SPW_OK);

@@ -82,6 +82,7 @@ expect 1 "$dir/none" "a swap folder that is not there" generate "$c" --prompt a 
 
 # Many prompts: each as if it were alone, in their order, more of them than slots.
 : >"$dir/each"
+printf '\357\273\277' >"$dir/prompts" # a byte order mark, which is no part of the first
 for i in $(seq 20); do
     p="line $i$(printf '%*s' $((i % 7)) '' | tr ' ' x)"
     echo "$p" >>"$dir/prompts"

@@ -148,11 +148,11 @@ refuse_binary(const char *path, const unsigned char *start, uint64_t bytes, spw_
     return SPW_OK;
 }
 
-/* The first byte that is not blank, of n; n: there is none. */
+/* The first byte that is neither blank nor a byte order mark, of n; n: there is none. */
 static uint64_t
 first_byte(const unsigned char *start, uint64_t n)
 {
-    uint64_t i = 0;
+    uint64_t i = spw_text_mark((const char *)start, n);
     while (i < n && strchr(" \t\r\n", start[i]) != NULL && start[i] != '\0')
         i++;
     return i;

@@ -3,6 +3,7 @@
  * find the same texts. Errors do not say where: the caller knows file and line.
  */
 #include "spw_data.h"
+#include "spw_files.h"
 #include <jansson.h>
 #include <stdio.h>
 
@@ -11,8 +12,10 @@ spw_data_line_open(spw_data_line **out, const char *line, uint64_t bytes, spw_er
 {
     json_error_t why;
     json_t *object;
-    uint64_t blank = 0;
+    uint64_t blank = 0, mark = spw_text_mark(line, bytes); /* files that were put together may have several */
     *out = NULL;
+    line += mark;
+    bytes -= mark;
     while (blank < bytes && (line[blank] == ' ' || line[blank] == '\t' || line[blank] == '\r'))
         blank++;
     if (blank == bytes)

@@ -50,7 +50,8 @@ spw_status spw_data_recognise(spw_data_format *out, const char *path, bool *warn
 
 /*
  * JSON lines, for others that read them (lines.c).
- * spw_data_line_open - a line without its end; *out is NULL for a blank one. Numbers of any size may stand in it.
+ * spw_data_line_open - a line without its end; *out is NULL for a blank one. Numbers of any size may stand in it, and a byte
+ *                      order mark before it.
  * spw_data_line_text - a field's text, which lives as long as the line.
  * Errors  SPW_ECORRUPT, without file and line: what is not a JSON object or names a member twice; a field that is missing or
  *         no string. Numbers beyond double's range are not JSON to it.

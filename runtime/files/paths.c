@@ -46,13 +46,19 @@ spw__file_write_at(int fd, const char *path, const void *data, uint64_t bytes, u
     return SPW_OK;
 }
 
+uint64_t
+spw_text_mark(const char *text, uint64_t bytes)
+{
+    return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
 spw_status
 spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat info;
     char *text = NULL;
-    uint64_t got = 0;
+    uint64_t got = 0, mark;
     spw_status st = SPW_OK;
     *text_out = NULL;
     if (fd < 0)
@@ -77,11 +83,14 @@ spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_er
         got += (uint64_t)rc;
     }
     close(fd);
-    if (st != SPW_OK)
+    if (st != SPW_OK) {
         spw_mem_free(text);
-    else
-        *text_out = text;
-    return st;
+        return st;
+    }
+    mark = spw_text_mark(text, got);
+    memmove(text, text + mark, got - mark + 1);
+    *text_out = text;
+    return SPW_OK;
 }
 
 /* Without the slashes that a folder's name may end with. */
