@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -59,6 +60,31 @@ test_llmc(void **state)
         assert_int_equal(spw_data_tokens(d), 1024 + 2 * (5 * T + 1));
         spw_data_close(d);
     }
+}
+
+/* A name with a glob's characters is that file where there is one, and a glob where there is none. */
+static void
+test_names_like_globs(void **state)
+{
+    static const char *const names[] = {"br[a]/c.txt", "w*.txt", "q?.txt"};
+    spw_data_options o;
+    spw_data *d;
+    (void)state;
+    assert_int_equal(mkdir(dataset_path("br[a]"), 0700), 0);
+    dataset_write_windows("word.txt", 5 * T, 0);
+    dataset_write_windows("qa.txt", 5 * T, 0);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        o = dataset_options(names[i]);
+        dataset_write_windows(names[i], 3 * T, 0);
+        d = dataset_open(&o);
+        assert_int_equal(spw_data_tokens(d), 3 * T);
+        spw_data_close(d);
+    }
+    assert_int_equal(unlink(dataset_path("w*.txt")), 0);
+    o = dataset_options("w*.txt");
+    d = dataset_open(&o);
+    assert_int_equal(spw_data_tokens(d), 5 * T);
+    spw_data_close(d);
 }
 
 /* A window of T + 1 tokens that is many blocks long. */
@@ -630,6 +656,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         IN_DIR(test_llmc),
+        IN_DIR(test_names_like_globs),
         IN_DIR(test_long_window),
         IN_DIR(test_megatron),
         IN_DIR(test_jsonl),

@@ -133,15 +133,19 @@ add_found(spw_data *d, const glob_t *found, const spw_data_options *o, spw_error
     return st;
 }
 
+/* A path that is there as it is written is no glob, whatever brackets it has. */
 static spw_status
 add_pattern(spw_data *d, const char *pattern, const spw_data_options *o, spw_error *err)
 {
     glob_t found;
+    struct stat info;
     spw_status st = SPW_OK;
-    int rc = glob(pattern, GLOB_ERR, NULL, &found);
+    int rc;
+    if (stat(pattern, &info) == 0)
+        return add_file(d, pattern, o, err);
+    rc = glob(pattern, GLOB_ERR, NULL, &found);
     if (rc == GLOB_NOMATCH) { /* PREFIX of a Megatron dataset? */
         char *index = spw_mem_zalloc(strlen(pattern) + 5);
-        struct stat info;
         if (index == NULL)
             return SPW_RAISE(err, SPW_ENOMEM, "name of %s", pattern);
         snprintf(index, strlen(pattern) + 5, "%s.idx", pattern);
