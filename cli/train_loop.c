@@ -94,9 +94,10 @@ add_step(train_run *r, const spw_step_result *s)
     r->sum.reduce += s->reduce;
     for (int k = 0; k < SPW_STALL_COUNT; k++)
         r->sum.stall_s[k] += s->stall_s[k];
-    if (r->steps_done == 0)
-        r->first_loss = s->loss;
-    r->last_loss = s->loss;
+    if (s->targets > 0) {
+        r->first_loss = isnan(r->first_loss) ? s->loss : r->first_loss;
+        r->last_loss = s->loss;
+    }
     r->steps_done++;
     r->skipped += s->skipped;
     r->undone_steps += s->undone > 0;
@@ -153,6 +154,7 @@ cli_train_loop(train_run *r, spw_error *err)
     r->first_step = r->at.step;
     r->saved_step = r->resumed ? r->at.step : UINT64_MAX;
     r->begin_ns = spw_now_ns();
+    r->first_loss = r->last_loss = NAN; /* no step had a target yet */
     if (r->at.step >= c->run.steps && r->rank == 0)
         printf("nothing to do: the checkpoint is of step %llu, and spillway.steps is %llu\n",
                (unsigned long long)r->at.step, (unsigned long long)c->run.steps);
