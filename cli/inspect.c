@@ -18,7 +18,7 @@ typedef struct about {
     uint64_t params;
     spw_error refusal; /* of config.json, or of the tensors */
     spw_checkpoint_state state;
-    bool is_foreign;
+    bool is_foreign, has_others; /* others: weights beside a foreign one, which are not shown */
     spw_foreign_about foreign;
 } about;
 
@@ -181,6 +181,8 @@ print_about(const about *a)
         for (uint32_t i = 0; i < d->moment_count; i++)
             printf(" %s", d->moments[i]);
         printf("%s\n", d->moment_count == 0 ? " nothing" : "");
+        if (a->has_others)
+            puts("the weights in Hugging Face's files beside it are not shown");
     }
     if (a->has_config && a->fits)
         puts("the tensors are this model's");
@@ -220,20 +222,24 @@ show(spw_hf_reader *r, bool with_digest, totals *sum, json_t *list, spw_error *e
     return list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
 }
 
-/* The parameters of another program's checkpoint. */
+/* The parameters of another program's checkpoint, found in or at path. */
 static spw_status
-inspect_foreign(const char *folder, bool with_digest, totals *sum, about *a, json_t *list, spw_error *err)
+inspect_foreign(const char *found, const char *path, bool with_digest, totals *sum, about *a, json_t *list,
+                spw_error *err)
 {
     spw_foreign *d;
     spw_hf_reader *r = NULL;
     spw_status st;
-    SPW_TRY(spw_foreign_open(&d, folder, err));
+    SPW_TRY(spw_foreign_open(&d, found, err));
     a->is_foreign = true;
+    a->has_others = spw_hf_has_weights(path);
     a->foreign = *spw_foreign_get_about(d);
     st = spw_foreign_weights(d, &r, err);
     if (st == SPW_OK && spw_foreign_model(d) != NULL) {
         a->config = *spw_foreign_model(d);
         learn_model(a, r);
+    } else if (st == SPW_OK) {
+        learn(a, path, r);
     }
     if (st == SPW_OK)
         st = show(r, with_digest, sum, list, err);
@@ -250,8 +256,8 @@ inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, abo
     char file[SPW_PATH_BYTES + 64];
     spw_hf_reader *r = NULL;
     spw_status st = SPW_OK;
-    if (is_folder && !spw_hf_has_weights(path) && spw_foreign_find(path, file, sizeof file))
-        return inspect_foreign(file, with_digest, sum, a, list, err);
+    if (is_folder && spw_foreign_find(path, file, sizeof file))
+        return inspect_foreign(file, path, with_digest, sum, a, list, err);
     st = spw_hf_reader_open(&r, path, err);
     if (st == SPW_OK && is_folder)
         learn(a, path, r);

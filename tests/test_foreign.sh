@@ -69,6 +69,32 @@ check "evaluated" run eval "$dir/y" --data "$dir/t.bin"
 expect 1 "is another program's checkpoint: spillway export" "generate says what to do" generate "$theirs" --prompt a
 expect 1 "--resume takes" "a file of it alone is none" inspect "$theirs/global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt"
 
+# As a Trainer leaves it, with weights in 16 bits and config.json in one folder with DeepSpeed's state or FSDP's: masters go first.
+rows() { grep '^  model' "$dir/out" | sed 's/  */ /g' | sort; }
+for f in deepspeed/stage3 fsdp/trainer; do
+    both=$dir/checkpoint-${f%/*}
+    cp -r "tests/vectors/$f" "$both"
+    cp "$dir/y/"* "$both"
+    echo '{"eos_token_id": 3}' >"$both/generation_config.json"
+    run inspect "tests/vectors/$f" --digest
+    rows >"$dir/want"
+    check "inspect a Trainer's of ${f%/*}" run inspect "$both" --digest
+    check "shows the masters" cmp -s <(rows) "$dir/want"
+    check "says so" said "the weights in Hugging Face's files beside it are not shown"
+    check "and that they fit its config.json" said "the tensors are this model's"
+    check "export without --model" run export "$both" --to "$both-x"
+    check "says what was taken" said "its masters are taken, not the weights in Hugging Face's files beside it"
+    check "what lies beside them came along" cmp -s "$both/generation_config.json" "$both-x/generation_config.json"
+    run inspect "$both-x" --digest
+    check "has the masters' bits" cmp -s <(rows) "$dir/want"
+    run eval "$dir/y" --data "$dir/t.bin"
+    sed 's/ sequences.*//' "$dir/out" >"$dir/loss" # not how fast
+    run eval "$both" --data "$dir/t.bin"
+    check "eval is of the 16 bits" cmp -s <(sed 's/ sequences.*//' "$dir/out") "$dir/loss"
+done
+echo damage >"$dir/checkpoint-deepspeed/global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt"
+expect 1 "in a folder of their own" "what else can be exported is said where masters cannot be read" export "$dir/checkpoint-deepspeed" --to "$dir/x2"
+
 # PyTorch's, of FSDP: in one folder, or as a Trainer leaves them.
 for f in checkpoint trainer; do
     check "inspect $f of FSDP" run inspect "tests/vectors/fsdp/$f"

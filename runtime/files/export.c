@@ -68,15 +68,12 @@ open_adapters(job *j, spw_error *err)
     return st;
 }
 
-/* The reader of the weights that a folder or another program's checkpoint has. */
+/* The masters of another program's checkpoint: they go before weights in 16 bits that lie beside it, as a Trainer saves both. */
 static spw_status
-open_weights(job *j, spw_error *err)
+open_foreign(job *j, const char *found, spw_error *err)
 {
-    char found[PATH_MAX_BYTES];
     spw_foreign *d;
     spw_status st;
-    if (spw_hf_has_weights(j->o->source) || !spw_foreign_find(j->o->source, found, sizeof found))
-        return spw_hf_reader_open(&j->folder, j->o->source, err);
     SPW_TRY(spw_foreign_open(&d, found, err));
     st = spw_foreign_weights(d, &j->folder, err);
     j->stored = SPW_F32;
@@ -84,6 +81,29 @@ open_weights(job *j, spw_error *err)
     if (j->says_model)
         j->config = *spw_foreign_model(d);
     spw_foreign_close(d);
+    return st;
+}
+
+/* The reader of the weights that a folder or another program's checkpoint has. */
+static spw_status
+open_weights(job *j, spw_error *err)
+{
+    const char *source = j->o->source;
+    char found[PATH_MAX_BYTES];
+    spw_status st;
+    if (!spw_foreign_find(source, found, sizeof found))
+        return spw_hf_reader_open(&j->folder, source, err);
+    st = open_foreign(j, found, err);
+    if (!spw_hf_has_weights(source))
+        return st;
+    if (st == SPW_OK)
+        spw_log(SPW_LOG_NOTE,
+                "%s is a checkpoint: its masters are taken, not the weights in Hugging Face's files beside it", found);
+    else
+        spw_error_wrap(err,
+                       "the masters beside Hugging Face's files in %s (which can be exported with config.json "
+                       "in a folder of their own)",
+                       source);
     return st;
 }
 
