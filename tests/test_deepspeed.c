@@ -291,6 +291,10 @@ test_weights(void **state)
                  {"model-00002-of-00002.safetensors", "model-00002-of-00002.safetensors"},
                  {"consolidated.00.pth", "consolidated.00.pth"},
                  {"a.gguf", "a.gguf"},
+                 {"model.safetensors.part", "has model.safetensors.part, which is not read"},
+                 {"pytorch_model-00001-of-00002.bin.part", "has pytorch_model-00001-of-00002.bin.part, which"},
+                 {"adapter_model.bin", "has adapter_model.bin (adapters of a model that adapter_config.json does not "
+                                       "name), which is not read"},
                  {"training_args.bin", NULL}};
     char folder[] = "/tmp/spw-weights-XXXXXX", path[200], text[400];
     (void)state;
@@ -307,6 +311,12 @@ test_weights(void **state)
             takes(text);
         assert_int_equal(remove(path), 0);
     }
+    snprintf(path, sizeof path, "%s/adapter_config.json", folder);
+    write_file(path, "{\"base_model_name_or_path\":\"owner/base\"}");
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
+    write_file(path, "x");
+    refuses(text, "has adapter_model.safetensors (adapters of owner/base, as adapter_config.json says), which is not");
+    assert_int_equal(remove(path), 0);
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     write_file(path, "version https://git-lfs.github.com/spec/v1\n");
     takes(text); /* what is in it is looked at when it is opened */

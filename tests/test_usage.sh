@@ -141,6 +141,16 @@ check "is said before the first step" test ! -s "$dir/out"
 mkdir "$dir/none" && echo "<html>" >"$dir/none/model.safetensors" && echo "and more" >>"$dir/none/model.safetensors"
 expect 1 "no complete checkpoint (step-<n>/spillway.json), and no config.json as a Hugging Face folder has" "a folder without config.json" generate "$dir/none" --prompt x
 expect 1 "model.safetensors is not a safetensors file, or damaged" "a page in place of a file" inspect "$dir/none"
+mkdir "$dir/peft" && echo '{"base_model_name_or_path": "owner/base"}' >"$dir/peft/adapter_config.json" && echo x >"$dir/peft/adapter_model.safetensors"
+adapters="has adapter_model.safetensors (adapters of owner/base, as adapter_config.json says)"
+for what in "export --to $dir/merged" "generate --prompt x" "eval --data $dir/text.txt"; do
+    expect 1 "$adapters, and no config.json" "adapters alone, to ${what%% *}" ${what%% *} "$dir/peft" ${what#* }
+done
+expect 2 "$adapters, and no config.json" "adapters alone, to train" train "$c" $none --set "model={\"path\":\"$dir/peft\"}"
+cp "$dir/a/step-2/config.json" "$dir/peft"
+for what in "export --to $dir/merged" "generate --prompt x"; do
+    expect 1 "$adapters, which is not read" "adapters with config.json, to ${what%% *}" ${what%% *} "$dir/peft" ${what#* }
+done
 expect 3 "for the device, which is host memory on the cpu" "a batch too large" plan "$c" --no-measure --set train_micro_batch_size_per_gpu=1000000 --set data.seq_length=32 --set model.n_embd=4096
 check "says what makes it smaller" grep -q "fewer sequences in a micro-batch (train_micro_batch_size_per_gpu" "$dir/err"
 

@@ -141,6 +141,7 @@ open_single(spw_hf_reader *r, const char *folder, const char *name, spw_error *e
 static spw_status
 open_files(spw_hf_reader *r, spw_error *err)
 {
+    char what[SPW_HF_WHAT_BYTES];
     struct stat info;
     if (stat(r->path, &info) != 0)
         return SPW_RAISE_SYS(err, errno, "open %s", r->path);
@@ -152,6 +153,9 @@ open_files(spw_hf_reader *r, spw_error *err)
         if (spw_dir_has(r->path, forms[i][1]))
             return open_index(r, forms[i][1], err);
     }
+    if (spw_hf_has_other_weights(r->path, what))
+        return SPW_RAISE(err, SPW_ENOENT, "%s has %s, which is not read, and none of %s, %s, %s and %s", r->path, what,
+                         forms[0][0], forms[0][1], forms[1][0], forms[1][1]);
     return SPW_RAISE(err, SPW_ENOENT, "%s has none of %s, %s, %s and %s", r->path, forms[0][0], forms[0][1],
                      forms[1][0], forms[1][1]);
 }
@@ -165,23 +169,47 @@ spw_hf_has_weights(const char *folder)
     return any;
 }
 
-bool
-spw_hf_has_other_weights(const char *folder, char name[256])
+/* Behind the name of a file of adapters: those of which model. */
+static void
+add_base(const char *folder, char what[SPW_HF_WHAT_BYTES])
 {
-    static const char *const others[] = {"pytorch_model*.bin", "model*.safetensors", "consolidated*", "*.gguf",
-                                         "tf_model.h5",        "flax_model*"};
+    char path[PATH_BYTES + 64], *text = NULL;
+    spw_error ignored = {0};
+    size_t at = strlen(what);
+    const char *base;
+    json_t *root;
+    snprintf(path, sizeof path, "%.1000s/adapter_config.json", folder);
+    (void)spw_file_read_text(path, INDEX_BYTES_MAX, &text, &ignored);
+    root = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    base = json_string_value(json_object_get(root, "base_model_name_or_path"));
+    if (base != NULL)
+        snprintf(what + at, SPW_HF_WHAT_BYTES - at, " (adapters of %.150s, as adapter_config.json says)", base);
+    else
+        snprintf(what + at, SPW_HF_WHAT_BYTES - at, " (adapters of a model that adapter_config.json does not name)");
+    json_decref(root);
+    spw_mem_free(text);
+}
+
+bool
+spw_hf_has_other_weights(const char *folder, char what[SPW_HF_WHAT_BYTES])
+{
+    static const char *const others[] = {
+        "pytorch_model*.bin", "model*.safetensors", "consolidated*",     "*.gguf",     "tf_model.h5",
+        "flax_model*",        "*.safetensors.part", "adapter_model.bin", "*.bin.part", "adapter_model.safetensors"};
     DIR *dir = opendir(folder);
     struct dirent *at;
-    name[0] = '\0';
+    what[0] = '\0';
     while (dir != NULL && (at = readdir(dir)) != NULL) {
         for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-            if (fnmatch(others[i], at->d_name, 0) == 0 && (name[0] == '\0' || strcmp(at->d_name, name) < 0))
-                snprintf(name, 256, "%s", at->d_name);
+            if (fnmatch(others[i], at->d_name, 0) == 0 && (what[0] == '\0' || strcmp(at->d_name, what) < 0))
+                snprintf(what, SPW_HF_WHAT_BYTES, "%s", at->d_name);
         }
     }
     if (dir != NULL)
         closedir(dir);
-    return name[0] != '\0';
+    if (strncmp(what, "adapter_model.", strlen("adapter_model.")) == 0)
+        add_base(folder, what);
+    return what[0] != '\0';
 }
 
 /* Of the shards that are open. */

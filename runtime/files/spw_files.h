@@ -154,7 +154,10 @@ spw_status spw_hf_config_load(spw_model_config *out, const char *folder, spw_err
  * that of the weights beside it; SPW_DTYPE_COUNT: the model's own keys only, for a section. spw_mem_free; NULL: no memory.
  */
 char *spw_hf_config_text(const spw_model_config *config, spw_dtype dtype);
-/* SPW_ENOENT with what to do, where the path is not there and may be a model's name on the hub ("owner/name"); else SPW_OK. */
+/*
+ * SPW_ENOENT with what to do, where the path is not there and may be a model's name on the hub ("owner/name"), or where it has adapters
+ * and no model; else SPW_OK.
+ */
 spw_status spw_hf_check_folder(const char *path, spw_error *err);
 /* Whether it is the config.json of a model of text and images, whose text part spw_hf_config_parse takes. */
 bool spw_hf_config_has_images(const char *json_text);
@@ -190,8 +193,12 @@ const spw_tensor_info *spw_hf_reader_tensor(const spw_hf_reader *r, uint32_t i, 
 spw_status spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
 /* Whether the folder has one of these four; it may still be damaged. */
 bool spw_hf_has_weights(const char *folder);
-/* Whether a folder without them has weights in a form or by a name that is not read; name: the first such file, by name. */
-bool spw_hf_has_other_weights(const char *folder, char name[256]);
+/*
+ * Whether a folder without them has weights in a form or by a name that is not read, or adapters alone. what: the first such file, by name; of
+ * adapters with the model that they are of.
+ */
+enum { SPW_HF_WHAT_BYTES = 256 };
+bool spw_hf_has_other_weights(const char *folder, char what[SPW_HF_WHAT_BYTES]);
 /*
  * spw_hf_reader_bind - finds every parameter of the model by its name; GPT-2's may begin with "transformer.".
  * Adapters of the model are passed over: they are no part of such a file. Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.
