@@ -4,6 +4,7 @@
  * differently there than here.
  */
 #include "checkpoint_internal.h"
+#include <fnmatch.h>
 #include <stdio.h>
 
 uint32_t
@@ -38,4 +39,21 @@ spw__adapter_config(const spw_model *m, const spw_config *c)
                      "lora_alpha", m->lora.alpha > 0 ? m->lora.alpha : (double)m->lora.rank, "lora_dropout",
                      m->lora.dropout, "target_modules", modules, "fan_in_fan_out", m->config.family == SPW_FAMILY_GPT2,
                      "bias", "none", "inference_mode", 1, "use_rslora", 0, "use_dora", 0);
+}
+
+/* peft 0.21 takes these for the experts', whose gate and up transformers 5 has as one; of Qwen2-MoE it reads them as they are. */
+void
+spw__adapter_warn(const spw_model *m)
+{
+    uint32_t id = spw__base_count(m);
+    if (m->config.experts == 0 || m->config.family == SPW_FAMILY_QWEN2_MOE)
+        return;
+    while (id < m->param_count && fnmatch("*.mlp.*_proj.lora_A.weight", m->params[id].name, 0) != 0)
+        id++;
+    if (id < m->param_count)
+        spw_log(
+            SPW_LOG_WARN,
+            "spillway.lora: peft 0.21 with transformers 5 does not load adapters of MLPs beside experts, such as %s; "
+            "spillway export merges them",
+            m->params[id].name);
 }

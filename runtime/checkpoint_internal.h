@@ -80,6 +80,7 @@ void spw__checkpoint_trim(const char *dir, uint64_t step, uint64_t keep);
 uint32_t spw__base_count(const spw_model *model);
 /* What adapter_config.json says of the model's adapters (checkpoint_adapter.c); NULL: no memory. */
 json_t *spw__adapter_config(const spw_model *model, const spw_config *config);
+void spw__adapter_warn(const spw_model *model); /* of adapters that peft does not load as they are */
 
 /* What a chunk has of one parameter, and which part of it is read or written. */
 typedef struct spw__chunk_view {

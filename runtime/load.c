@@ -117,6 +117,8 @@ spw_engine_start(spw_engine *e, bool *loaded_out, spw_error *err)
     const spw_config *c = spw__engine_config(e);
     const char *folder = spw_config_start_folder(c);
     *loaded_out = folder != NULL;
+    if (spw__engine_rank(e) == 0)
+        spw__adapter_warn(spw_engine_model(e));
     if (folder != NULL)
         return spw_engine_load_weights(e, folder, err);
     if (strcmp(c->run.start, "weights") == 0)

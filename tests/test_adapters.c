@@ -353,6 +353,62 @@ test_lora_refusals(void **state)
     }
 }
 
+/* How many adapters of the tiny model are beside a linear weight of that last name; UINT32_MAX: the target is refused. */
+static uint32_t
+count_adapters(spw_family family, const char *target, const char *last, spw_error *err)
+{
+    spw_model_config c;
+    spw_model *m;
+    char end[60];
+    uint32_t count = 0;
+    tiny_model_config(&c, family);
+    assert_int_equal(spw_model_build(&m, &c, err), SPW_OK);
+    snprintf(end, sizeof end, ".%s.lora_A.weight", last);
+    if (spw_model_add_lora(m, &(spw_lora){.rank = 2}, &target, 1, err) != SPW_OK)
+        count = UINT32_MAX;
+    for (uint32_t id = 0; count < UINT32_MAX && id < m->param_count; id++)
+        count += m->params[id].adapter && strstr(m->params[id].name, end) != NULL;
+    spw_model_destroy(m);
+    return count;
+}
+
+/* Routers have none unless a target spells one out, and then only where it is a linear layer to peft. */
+static void
+test_lora_routers(void **state)
+{
+    static const struct {
+        spw_family family;
+        const char *target, *last, *says; /* NULL: taken */
+    } cases[] = {{SPW_FAMILY_MIXTRAL, "gate", "gate", NULL},
+                 {SPW_FAMILY_QWEN3_MOE, "*.mlp.gate", "gate", NULL},
+                 {SPW_FAMILY_QWEN2_MOE, "gate", "gate", NULL},
+                 {SPW_FAMILY_QWEN2_MOE, "shared_expert_gate", "shared_expert_gate", NULL},
+                 {SPW_FAMILY_MINIMAX_M2, "gate", "gate", NULL},
+                 {SPW_FAMILY_GPT_OSS, "router", "router", "matches the target \"router\"; there are q_proj"},
+                 {SPW_FAMILY_GLM4_MOE, "gate", "gate", "matches the target \"gate\"; there are"},
+                 {SPW_FAMILY_DEEPSEEK_V2, "*.gate", "gate", "is all; the router is none, because peft"},
+                 {SPW_FAMILY_DEEPSEEK_V3, "model.layers.2.mlp.gate", "gate", "target \"model.layers.2.mlp.gate\""}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        spw_error err = {0};
+        uint32_t named = count_adapters(cases[i].family, cases[i].target, cases[i].last, &err);
+        if ((cases[i].says == NULL) != (named > 0 && named < UINT32_MAX))
+            fail_msg("\"%s\", %s: %u adapters, %s", cases[i].target, spw_family_name(cases[i].family), named,
+                     err.message);
+        if (cases[i].says != NULL && strstr(err.message, cases[i].says) == NULL)
+            fail_msg("%s", err.message);
+        assert_int_equal(count_adapters(cases[i].family, "*", cases[i].last, &err), 0);
+        assert_int_equal(count_adapters(cases[i].family, "model.layers.1.*", cases[i].last, &err), 0);
+        assert_true(count_adapters(cases[i].family, "*", "o_proj", &err) == 3);
+    }
+    {
+        spw_error err = {0};
+        assert_int_equal(count_adapters(SPW_FAMILY_MIXTRAL, "gat?", "gate", &err), UINT32_MAX);
+        assert_non_null(
+            strstr(err.message, "there are q_proj, k_proj, v_proj, o_proj, gate, and * is all but routers"));
+    }
+}
+
 int
 main(void)
 {
@@ -361,6 +417,7 @@ main(void)
         cmocka_unit_test(test_lora_starts_as_base), cmocka_unit_test(test_lora_everywhere),
         cmocka_unit_test(test_lora_resumes),        cmocka_unit_test(test_lora_bytes),
         cmocka_unit_test(test_lora_merged),         cmocka_unit_test(test_lora_refusals),
+        cmocka_unit_test(test_lora_routers),
     };
     return cmocka_run_group_tests_name("adapters", tests, NULL, NULL);
 }

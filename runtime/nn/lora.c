@@ -34,6 +34,27 @@ spw__nn_adapted(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w,
     return spw_nn_add_scaled(t, y, low, spw_lora_scale(lora));
 }
 
+/* A layer's router, or the gate of its shared expert. */
+static bool
+is_router(const char *name)
+{
+    static const char *const routers[] = {".gate", ".router", ".shared_expert_gate"};
+    bool any = false;
+    for (size_t i = 0; !any && i < sizeof routers / sizeof routers[0]; i++) {
+        size_t n = strlen(routers[i]);
+        any = strlen(name) > n && strcmp(name + strlen(name) - n, routers[i]) == 0;
+    }
+    return any;
+}
+
+/* Families whose router is a bare parameter in transformers 4: peft has adapters beside linear layers. */
+static bool
+has_bare_router(spw_family family)
+{
+    return family == SPW_FAMILY_GPT_OSS || family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_DEEPSEEK_V2 ||
+           family == SPW_FAMILY_DEEPSEEK_V3;
+}
+
 /* The name without ".weight"; false when this is no linear weight of a layer. */
 static bool
 linear_name(const spw_model *m, const spw_block *b, uint32_t id, char name[96])
@@ -45,25 +66,23 @@ linear_name(const spw_model *m, const spw_block *b, uint32_t id, char name[96])
         strcmp(p->name + n - end, ".weight") != 0)
         return false;
     snprintf(name, 96, "%.*s", (int)(n - end), p->name);
-    return true;
+    return !is_router(name) || !has_bare_router(m->config.family);
 }
 
 bool
 spw_model_is_dense(const spw_model *m, const spw_block *b, uint32_t id)
 {
-    static const char *const routers[] = {".gate", ".router", ".shared_expert_gate"};
     char name[96];
-    bool dense = !m->params[id].adapter && linear_name(m, b, id, name);
-    for (size_t i = 0; dense && i < sizeof routers / sizeof routers[0]; i++) {
-        size_t n = strlen(routers[i]);
-        dense = strlen(name) <= n || strcmp(name + strlen(name) - n, routers[i]) != 0;
-    }
-    return dense;
+    return !m->params[id].adapter && linear_name(m, b, id, name) && !is_router(name);
 }
 
+/* A router's only where the glob spells out what follows its last dot: "*" means the layers' own weights. */
 static bool
 matches(const char *glob, const char *name)
 {
+    const char *dot = strrchr(glob, '.');
+    if (is_router(name) && strpbrk(dot != NULL ? dot : glob, "*?[") != NULL)
+        return false;
     for (const char *at = name; at != NULL; at = strchr(at, '.') != NULL ? strchr(at, '.') + 1 : NULL) {
         if (fnmatch(glob, at, 0) == 0)
             return true;
@@ -148,6 +167,10 @@ static spw_status
 check(const spw_model *m, const spw_lora *lora, const char *const *targets, uint32_t count, spw_error *err)
 {
     char names[256];
+    const char *but = m->config.experts == 0 ? ""
+                      : has_bare_router(m->config.family)
+                          ? "; the router is none, because peft has no adapters beside it"
+                          : " but routers";
     if (lora->rank == 0 || lora->rank > 65536 || !(lora->alpha >= 0) || !(lora->dropout >= 0 && lora->dropout < 1))
         return SPW_RAISE(err, SPW_ECONFIG,
                          "rank %llu, alpha %g, dropout %g; they must be 1 to 65536, 0 or more, and in [0, 1)",
@@ -158,10 +181,10 @@ check(const spw_model *m, const spw_lora *lora, const char *const *targets, uint
     for (uint32_t i = 0; i < count; i++) {
         if (count_targets(m, &targets[i], 1) == 0)
             return SPW_RAISE(err, SPW_ECONFIG,
-                             "no linear weight of a layer matches the target \"%s\"; there are%s, and * is all",
-                             targets[i], names);
+                             "no linear weight of a layer matches the target \"%s\"; there are%s, and * is all%s",
+                             targets[i], names, but);
     }
-    return count > 0 ? SPW_OK : SPW_RAISE(err, SPW_ECONFIG, "no targets; there are%s, and * is all", names);
+    return count > 0 ? SPW_OK : SPW_RAISE(err, SPW_ECONFIG, "no targets; there are%s, and * is all%s", names, but);
 }
 
 spw_status
