@@ -202,6 +202,14 @@ hurt model.safetensors
 expect 1 "model.safetensors: digest is" "a damaged weight" export "$dir/hurt" --to "$dir/no"
 expect 1 "model.safetensors: digest is" "nor trained from" train "$c" --set "$(folder "$dir/hurt")" --set spillway.checkpoint_dir=
 
+# auto_map names Python files, which do not come along: what is written is a model of transformers' own.
+check "a folder with auto_map" run export tests/vectors/families/phi3 --to "$dir/phi3"
+check "auto_map stays behind" test "$(grep -c auto_map tests/vectors/families/phi3/config.json "$dir/phi3/config.json" | cut -d: -f2 | xargs)" = "1 0"
+cp -r tests/vectors/families/deepseek_v3 "$dir/kimi"
+sed -i 's/"model_type": "deepseek_v3"/"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}/' "$dir/kimi/config.json"
+check "Kimi's, whose class is one's in that file" run export "$dir/kimi" --to "$dir/kimi-out"
+check "is DeepSeek-V3" test "$(grep -cE '"model_type": "deepseek_v3"|auto_map|kimi' "$dir/kimi-out/config.json")" = 1
+
 # Refusals.
 expect 1 "exists" "a folder that exists" export "$dir/a" --to "$dir/x1"
 expect 2 "--to" "no target" export "$dir/a"

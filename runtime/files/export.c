@@ -460,6 +460,9 @@ spw_hf_config_carry(char **text_out, const spw_model_config *config, const char 
         json_decref(whole);
     }
     (void)json_object_del(root, "quantization_config"); /* what is written is not quantised */
+    (void)json_object_del(root, "auto_map"); /* Python files that are not written; transformers has the class itself */
+    if (source != NULL)
+        json_object_set_new(root, "model_type", json_string(spw_family_name(config->family))); /* not "kimi_k2" */
     if (json_object_get(root, "dtype") != NULL)
         json_object_set_new(root, "dtype", json_string(names[dtype]));
     if (json_object_get(root, "torch_dtype") != NULL || json_object_get(root, "dtype") == NULL)

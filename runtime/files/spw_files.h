@@ -162,7 +162,8 @@ spw_status spw_hf_check_folder(const char *path, spw_error *err);
 /* Whether it is the config.json of a model of text and images, whose text part spw_hf_config_parse takes. */
 bool spw_hf_config_has_images(const char *json_text);
 /*
- * The text of the source folder's own config.json, whatever else it says, with this dtype; source NULL: the text above, and
+ * The text of the source folder's own config.json, whatever else it says, with this dtype, not quantised, and of transformers' own class (no
+ * auto_map); source NULL: the text above, and
  * so for a model of text and images, but for its token ids: the weights that are written are those of its text part.
  */
 spw_status spw_hf_config_carry(char **text_out, const spw_model_config *config, const char *source, spw_dtype dtype,
