@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static const char usage[] =
@@ -470,11 +471,23 @@ open_standard_files(void)
         close(fd);
 }
 
+/* A checkpoint of hundreds of ranks is read with all its files open, and the soft limit is often 1024 where many more may be. */
+static void
+allow_open_files(void)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0)
+        return;
+    files.rlim_cur = files.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &files); /* a refusal leaves what was */
+}
+
 int
 main(int argc, char **argv)
 {
     int rc;
     open_standard_files();
+    allow_open_files();
     if (argc < 2) {
         fputs(usage, stderr);
         return EXIT_USAGE;

@@ -69,6 +69,11 @@ check "evaluated" run eval "$dir/y" --data "$dir/t.bin"
 expect 1 "is another program's checkpoint: spillway export" "generate says what to do" generate "$theirs" --prompt a
 expect 1 "--resume takes" "a file of it alone is none" inspect "$theirs/global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt"
 
+# All files of all ranks are open at once: the soft limit, often 1024, is raised to the hard one.
+few() { (ulimit -S -n 10 && exec timeout -s KILL 60 "$spw" "$@" >"$dir/out" 2>"$dir/err"); }
+check "export with few open files" few export "$theirs" --to "$dir/few" --model "$dir/start"
+check "is the same" cmp -s "$dir/x/model.safetensors" "$dir/few/model.safetensors"
+
 # As a Trainer leaves it, with weights in 16 bits and config.json in one folder with DeepSpeed's state or FSDP's: masters go first.
 rows() { grep '^  model' "$dir/out" | sed 's/  */ /g' | sort; }
 for f in deepspeed/stage3 fsdp/trainer; do

@@ -234,7 +234,8 @@ spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t 
 
 /*
  * A checkpoint that another program wrote, by any number of ranks: the parts of each tensor are read where they lie in the ranks' files, nothing
- * is put together elsewhere. Pickles in it are read and never run. Three kinds are known:
+ * is put together elsewhere. Pickles in it are read and never run. All files are open at once, those whose tensors are read twice, so RLIMIT_NOFILE
+ * must allow that (the program raises it). Three kinds are known:
  *   DeepSpeed  what save_checkpoint() writes in ZeRO stage 1, 2 or 3, also with state that was on NVMe
  *   PyTorch    torch.distributed.checkpoint, of a model and its optimizer, as FSDP's users write it; tensors are cut by rows. Or a full
  *              state dict: optimizer.bin, by names, beside pytorch_model_fsdp.bin or a Hugging Face folder's weights
