@@ -137,16 +137,16 @@ static const char export_usage[] =
     "Writes a Hugging Face folder, which transformers and model.path read: config.json, weights, and the tokenizer's "
     "files\n"
     "where the source has them. SRC is a checkpoint or a folder of checkpoints (the newest), DeepSpeed's, FSDP's and\n"
-    "llm.c's too (their masters), a Hugging Face folder, or a model file of llm.c. Tensors pass one block at a time, "
-    "so memory "
-    "stays "
-    "small\n"
-    "whatever the model. Adapters are merged.\n"
+    "llm.c's too, a Hugging Face folder, or a model file of llm.c. It may be a Trainer's checkpoint-N. Of other\n"
+    "programs' checkpoints the masters are taken, also where 16-bit weights lie beside them. Adapters are merged. "
+    "Tensors\n"
+    "pass one block at a time, so memory stays small whatever the model.\n"
     "\n"
     "  --to DIR            a folder that does not exist yet\n"
     "  --dtype T           type of the weights (default: as stored; fp32 from a checkpoint gives its masters)\n"
     "  --shard-size BYTES  new files of at most so many bytes (5GB), with an index\n"
-    "  --model FOLDER      whose config.json and tokenizer belong to SRC, where it has none: DeepSpeed's, FSDP's\n";
+    "  --model FOLDER      whose config.json and tokenizer belong to SRC, where it has none: DeepSpeed's, FSDP's, but\n"
+    "                      not a Trainer's checkpoint-N that has config.json itself\n";
 
 static const char inspect_usage[] =
     "spillway inspect PATH [--digest] [--json]\n"
@@ -155,7 +155,9 @@ static const char inspect_usage[] =
     "Face folder (one file or shards), a\n"
     "checkpoint, also DeepSpeed's or FSDP's, or the newest complete one in a folder: name, "
     "dtype, shape, bytes. Of a folder also\n"
-    "what its config.json describes, and whether the tensors are those of that model.\n"
+    "what its config.json describes, and whether the tensors are those of that model. Of a Trainer's checkpoint-N "
+    "with\n"
+    "DeepSpeed's or FSDP's state the masters are shown.\n"
     "\n"
     "  --digest  reads every tensor and shows the XXH3 (64 bit) of its bytes\n"
     "  --json    the same as one JSON object\n";

@@ -97,6 +97,7 @@ for f in deepspeed/stage3 fsdp/trainer; do
     run eval "$both" --data "$dir/t.bin"
     check "eval is of the 16 bits" cmp -s <(sed 's/ sequences.*//' "$dir/out") "$dir/loss"
 done
+expect 0 "It may be a Trainer's checkpoint-N" "help says so" help export
 echo damage >"$dir/checkpoint-deepspeed/global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt"
 expect 1 "in a folder of their own" "what else can be exported is said where masters cannot be read" export "$dir/checkpoint-deepspeed" --to "$dir/x2"
 
