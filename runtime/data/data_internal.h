@@ -114,4 +114,28 @@ uint32_t spw__data_draw_next(data_draw *draw, uint64_t *index_out);
 uint64_t spw__data_chat_key(const spw_data_options *o);
 uint64_t spw__data_encode_key(const spw_data_options *o); /* of the encoder and what texts begin with */
 
+/* Files whose windows are numbered together, and drawn by weight. */
+typedef struct data_source {
+    const char *name; /* while it is opened, for messages */
+    uint32_t file_first, file_count;
+    double weight;
+    uint64_t windows[2];
+} data_source;
+
+struct spw_data {
+    data_file *files;
+    uint32_t file_count, capacity, fds_kept;
+    data_source sources[SPW_DATA_SOURCES_MAX];
+    uint32_t source_count;
+    data_mix mix[2]; /* by split */
+    bool mixed;      /* sources were given, with weights */
+    bool warned_of_lines;
+    bool split_moved; /* runs before held out other windows, and as many as this */
+    uint64_t held_before;
+    uint64_t made_bytes; /* of text that became tokens now */
+    uint64_t seq_length, seed, vocab, bytes, tokens, windows[2];
+    spw_documents documents;
+    char formats[200], encoder[64], chat[256];
+};
+
 #endif
