@@ -49,7 +49,8 @@ open_data(job *j, spw_error *err)
                           .messages_field = c->data.messages_field,
                           .cache_dir = c->data.cache_dir};
     if (j->format != NULL && !spw_data_format_parse(j->format, &o.format))
-        return SPW_RAISE(err, SPW_ECONFIG, "--format %s is not known: auto, text, llm.c, megatron or jsonl", j->format);
+        return SPW_RAISE(err, SPW_ECONFIG, "--format %s is not known: auto, text, llm.c, llmq, megatron or jsonl",
+                         j->format);
     (void)spw_documents_parse(c->data.documents, &o.documents);
     if (words)
         SPW_TRY(cli_text_open(&j->words, &j->weights, j->tokenizer, err));

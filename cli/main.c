@@ -123,7 +123,7 @@ static const char eval_usage[] =
     "  --batches N      stops after N batches, drawn from all sequences in the order of the data's seed (default: "
     "all)\n"
     "  --batch-size N   sequences that are computed together (default: the checkpoint's micro-batch, else 1)\n"
-    "  --format F       auto, text, llm.c, megatron or jsonl (default auto, as data.format)\n"
+    "  --format F       auto, text, llm.c, llmq, megatron or jsonl (default auto, as data.format)\n"
     "  --text-field F   of JSON lines, which the data must have then, and with --chat\n"
     "  --chat LAYOUT    JSON lines are conversations, and the assistant's turns count: as data.chat (default: the\n"
     "                   checkpoint's)\n"

@@ -309,7 +309,8 @@ find_format(const job *j, uint64_t input_idx, bool *warned, spw_error *err)
 {
     spw_data_format *f = &j->formats[input_idx];
     if (j->format != NULL) {
-        if (!spw_data_format_parse(j->format, f) || *f == SPW_DATA_LLMC || *f == SPW_DATA_MEGATRON)
+        if (!spw_data_format_parse(j->format, f) || *f == SPW_DATA_LLMC || *f == SPW_DATA_LLMQ ||
+            *f == SPW_DATA_MEGATRON)
             return SPW_RAISE(err, SPW_ECONFIG, "--format %s is none of auto, text, jsonl", j->format);
         if (*f != SPW_DATA_AUTO)
             return SPW_OK;

@@ -325,7 +325,7 @@ const key_row spw__config_rows[] = {
      "instead of path: list of paths or {path, weight}; sequences are drawn by weight (1), from each in epochs of its "
      "own",
      NULL},
-    TEXT("data.format", data.format, "\"auto\"", "auto|text|llm.c|megatron|jsonl",
+    TEXT("data.format", data.format, "\"auto\"", "auto|text|llm.c|llmq|megatron|jsonl",
          "auto: by each file's content, then its extension (.bin, .jsonl, .ndjson, .json that begins with an object), "
          "else text; compressed files, tables and the like are refused unless this says text"),
     TEXT("data.text_field", data.text_field, "\"text\"", NULL,

@@ -83,6 +83,28 @@ dataset_write_llmc(const char *name, uint64_t magic, uint64_t version, uint64_t 
 }
 
 void
+dataset_write_llmq(const char *name, uint64_t version, uint64_t count, uint64_t base, bool loss)
+{
+    FILE *f = fopen(dataset_path(name), "wb");
+    assert_non_null(f);
+    fwrite("BIN.TOK\n", 1, 8, f);
+    dataset_put(f, version, 4);
+    dataset_put(f, 4, 4);
+    dataset_put(f, count, 4);
+    for (int i = 20; i < 1024; i++)
+        fputc('*', f); /* what its writer leaves there */
+    for (uint64_t i = 0; i < count; i++)
+        dataset_put(f, base + i, 4);
+    for (uint64_t i = 0; loss && i < count; i += 8) {
+        uint64_t bits = 0;
+        for (uint64_t k = 0; k < 8; k++)
+            bits |= (uint64_t)((i + k) % 3 != 0) << k;
+        dataset_put(f, bits, 1);
+    }
+    fclose(f);
+}
+
+void
 dataset_write_megatron(const char *prefix, int code, int width, uint64_t base, const uint32_t *lengths,
                        uint64_t sequences, const uint64_t *documents, uint64_t ends)
 {

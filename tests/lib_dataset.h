@@ -19,6 +19,8 @@ void dataset_write_bytes(const char *name, const void *data, size_t bytes);
 void dataset_write_text(const char *name, const char *text);
 /* Bytes whose window w starts with byte first + w. */
 void dataset_write_windows(const char *name, int bytes, int first);
+/* llmq's stream of `count` tokens, i is base + i; every third has no loss where loss is so asked for. */
+void dataset_write_llmq(const char *name, uint64_t version, uint64_t count, uint64_t base, bool loss);
 /* llm.c's stream of `count` tokens; token i is base + i. */
 void dataset_write_llmc(const char *name, uint64_t magic, uint64_t version, uint64_t count, uint64_t base);
 /* Megatron's dataset: sequences of the lengths given; token i is base + i. documents: first sequence of each, and the end. */

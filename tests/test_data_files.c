@@ -62,6 +62,39 @@ test_llmc(void **state)
     }
 }
 
+/* llmq's streams, with a bit of loss for each token too; of a window that is longer than is read at once. */
+static void
+test_llmq(void **state)
+{
+    enum { LONG = 70000 };
+    int32_t *tokens = calloc(LONG, sizeof *tokens), *targets = calloc(LONG, sizeof *targets);
+    (void)state;
+    assert_true(tokens != NULL && targets != NULL);
+    for (int run = 0; run < 4; run++) {
+        bool bits = run % 2 == 1;
+        spw_data_options o = dataset_options("a.bin");
+        spw_data *d;
+        dataset_write_llmq("a.bin", (uint64_t)run / 2 + 1, 2 * LONG + 3, 1000, bits);
+        o.seq_length = LONG;
+        d = dataset_open(&o);
+        assert_string_equal(spw_data_formats(d), "llmq i32");
+        assert_int_equal(spw_data_tokens(d), 2 * LONG + 3);
+        assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), 2);
+        for (uint64_t p = 0; p < 2; p++) {
+            dataset_fill(d, SPW_SPLIT_TRAIN, p, 1, tokens, targets);
+            assert_int_equal((tokens[0] - 1000) % LONG, 0);
+            for (int t = 0; t < LONG; t++) {
+                int32_t next = tokens[0] + t + 1;
+                assert_int_equal(tokens[t], tokens[0] + t);
+                assert_int_equal(targets[t], bits && (next - 1000) % 3 == 0 ? -1 : next);
+            }
+        }
+        spw_data_close(d);
+    }
+    free(tokens);
+    free(targets);
+}
+
 /* A name with a glob's characters is that file where there is one, and a glob where there is none. */
 static void
 test_names_like_globs(void **state)
@@ -656,6 +689,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         IN_DIR(test_llmc),
+        IN_DIR(test_llmq),
         IN_DIR(test_names_like_globs),
         IN_DIR(test_long_window),
         IN_DIR(test_megatron),

@@ -74,6 +74,32 @@ test_refused_llmc(void **state)
 }
 
 static void
+test_refused_llmq(void **state)
+{
+    spw_data_options o = dataset_options("a.bin");
+    (void)state;
+    dataset_write_llmq("a.bin", 2, 31, 0, true);
+    dataset_patch("a.bin", 8, 3, 4);
+    dataset_refuse(&o, SPW_EUNSUPPORTED, "a.bin", "version at offset 8 is 3", NULL);
+    dataset_patch("a.bin", 8, 2, 4);
+    dataset_patch("a.bin", 12, 2, 4);
+    dataset_refuse(&o, SPW_EUNSUPPORTED, "a token has 2 bytes", NULL);
+    dataset_patch("a.bin", 12, 4, 4);
+    dataset_patch("a.bin", 16, 40, 4);
+    dataset_refuse(&o, SPW_ECORRUPT, "token count at offset 16 is 40", "1184 bytes, or 1189", "it has 1152", NULL);
+    dataset_patch("a.bin", 16, 0x80000001, 4);
+    dataset_refuse(&o, SPW_ECORRUPT, "token count at offset 16 is negative", NULL);
+    dataset_patch("a.bin", 16, 31, 4);
+    assert_int_equal(truncate(dataset_path("a.bin"), 1100), 0);
+    dataset_refuse(&o, SPW_ECORRUPT, "it has 1100", "truncated", NULL);
+    assert_int_equal(truncate(dataset_path("a.bin"), 1000), 0);
+    dataset_refuse(&o, SPW_ECORRUPT, "a.bin has 1000 bytes", NULL);
+    o.format = SPW_DATA_LLMQ;
+    dataset_write_llmc("a.bin", 20240520, 1, 31, 0);
+    dataset_refuse(&o, SPW_ECORRUPT, "does not begin with BIN.TOK", NULL);
+}
+
+static void
 test_refused_megatron(void **state)
 {
     static const uint32_t lengths[] = {12, 20, 19};
@@ -274,8 +300,13 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        IN_DIR(test_errors),         IN_DIR(test_refused_llmc), IN_DIR(test_refused_megatron),
-        IN_DIR(test_refused_others), IN_DIR(test_json),         IN_DIR(test_settings_for_lines),
+        IN_DIR(test_errors),
+        IN_DIR(test_refused_llmc),
+        IN_DIR(test_refused_llmq),
+        IN_DIR(test_refused_megatron),
+        IN_DIR(test_refused_others),
+        IN_DIR(test_json),
+        IN_DIR(test_settings_for_lines),
         IN_DIR(test_refused_binary),
     };
     return cmocka_run_group_tests_name("data_refused", tests, NULL, NULL);

@@ -26,7 +26,8 @@ typedef struct data_file {
     uint64_t untargeted,
         cut;                /* windows without a target, and documents that one does not hold, where that was counted */
     uint64_t begin, tokens; /* byte offset of the first token in store, and how many there are */
-    int32_t delimiter;      /* llm.c: the token that ends a document; -1: none */
+    int32_t delimiter;      /* llm.c, llmq: the token that ends a document; -1: none */
+    uint64_t loss_at;       /* llmq: byte offset in store of a bit for each token; 0: all have loss */
     char *index;            /* Megatron: the .idx file */
     uint64_t entries, ends; /* its sequences, and the length of its document array */
     uint64_t window_count[2]; /* by split; the held-out ones follow the others */
@@ -42,8 +43,9 @@ spw__data_file_find(data_file *out, const char *path, const spw_data_options *o,
 /* A found file as tokens: checks what its format lets one check, or finds or makes them in the cache. */
 spw_status spw__data_file_open(data_file *f, const spw_data_options *o, spw_error *err);
 void spw__data_file_close(data_file *f); /* accepts a zeroed one */
-/* The same, for the two formats that have a header; f->path and f->store are set. */
+/* The same, for the formats that have a header; f->path and f->store are set. */
 spw_status spw__data_llmc_open(data_file *f, int fd, const spw_data_options *o, spw_error *err);
+spw_status spw__data_llmq_open(data_file *f, int fd, const spw_data_options *o, spw_error *err);
 spw_status spw__data_megatron_open(data_file *f, int fd, spw_error *err);
 /* Megatron: for every document that begins at x, first < x <= first + count, targets[x - first - 1] becomes -1, and tokens[x - first],
  * if it is one of count, gets the mark (0: none). */

@@ -12,9 +12,10 @@
 #include <unistd.h>
 
 enum { LLMC_HEADER_BYTES = 1024, LLMC_U16 = 20240520, LLMC_U32 = 20240801 };
+#define LLMQ_MAGIC "BIN.TOK\n"
 enum { START_BYTES = 4096, FIRST_LINE_BYTES = 1 << 20 };
 
-static const char *const format_names[SPW_DATA_FORMAT_COUNT] = {"auto", "text", "llm.c", "megatron", "jsonl"};
+static const char *const format_names[SPW_DATA_FORMAT_COUNT] = {"auto", "text", "llm.c", "llmq", "megatron", "jsonl"};
 
 const char *
 spw_data_format_name(spw_data_format f)
@@ -74,7 +75,6 @@ static const struct {
     uint32_t count;
     const char *what, *advice;
 } known[] = {
-    {"BIN.TOK\n", 8, "an llmq token stream", "llm.c's and Megatron's are read"},
     {"\x1f\x8b", 2, "compressed with gzip", "unpack it with gunzip"},
     {"\x28\xb5\x2f\xfd", 4, "compressed with zstd", "unpack it with unzstd"},
     {"BZh", 3, "compressed with bzip2", "unpack it with bunzip2"},
@@ -252,6 +252,10 @@ recognise(spw_data_format *out, int fd, const char *path, const unsigned char *s
         *out = SPW_DATA_LLMC;
         return SPW_OK;
     }
+    if (bytes >= 8 && memcmp(start, LLMQ_MAGIC, 8) == 0) {
+        *out = SPW_DATA_LLMQ;
+        return SPW_OK;
+    }
     if (bytes >= 9 && memcmp(start, "MMIDIDX\0\0", 9) == 0) {
         *out = SPW_DATA_MEGATRON;
         return SPW_OK;
@@ -269,7 +273,7 @@ recognise(spw_data_format *out, int fd, const char *path, const unsigned char *s
     if (ends_in(path, ".bin"))
         return SPW_RAISE(
             err, SPW_ECORRUPT,
-            "data: %s is neither llm.c's (magic at offset 0 is %llu, not %d or %d) nor Megatron's (no .idx "
+            "data: %s is neither llm.c's (magic at offset 0 is %llu, not %d or %d) nor llmq's nor Megatron's (no .idx "
             "beside it); " AS_TEXT,
             path, (unsigned long long)magic, LLMC_U16, LLMC_U32);
     if (ends_in(path, ".idx"))
@@ -337,6 +341,47 @@ spw__data_llmc_open(data_file *f, int fd, const spw_data_options *o, spw_error *
     return SPW_OK;
 }
 
+/*
+ *   0  "BIN.TOK\n" | 8  i32 version 1 or 2 | 12  i32 bytes of a token, 4 | 16  i32 token count | up to 1024 the vocabulary's size and what is not
+ *   always there | tokens | behind them, if the file has so many bytes more: a bit for each token, the lowest first
+ */
+spw_status
+spw__data_llmq_open(data_file *f, int fd, const spw_data_options *o, spw_error *err)
+{
+    unsigned char header[20];
+    uint64_t version, width, count, size, bits;
+    if (f->bytes < LLMC_HEADER_BYTES)
+        return SPW_RAISE(err, SPW_ECORRUPT, "data: %s has %llu bytes, llmq's header alone has %d", f->path,
+                         (unsigned long long)f->bytes, LLMC_HEADER_BYTES);
+    SPW_TRY(spw__data_read(fd, f->path, 0, header, sizeof header, err));
+    if (memcmp(header, LLMQ_MAGIC, 8) != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "data: %s does not begin with BIN.TOK, as llmq's files do", f->path);
+    version = spw__data_le(header + 8, 4);
+    width = spw__data_le(header + 12, 4);
+    count = spw__data_le(header + 16, 4);
+    if ((version != 1 && version != 2) || width != 4)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "data: %s: version at offset 8 is %llu and a token has %llu bytes; 1 and 2, and 4, are known",
+                         f->path, (unsigned long long)version, (unsigned long long)width);
+    if (count > INT32_MAX)
+        return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: token count at offset 16 is negative", f->path);
+    size = LLMC_HEADER_BYTES + count * 4;
+    bits = (count + 7) / 8;
+    if (f->bytes != size && f->bytes != size + bits)
+        return SPW_RAISE(
+            err, SPW_ECORRUPT,
+            "data: %s: token count at offset 16 is %llu: a file of %llu bytes, or %llu with a bit for each, "
+            "but it has %llu%s",
+            f->path, (unsigned long long)count, (unsigned long long)size, (unsigned long long)(size + bits),
+            (unsigned long long)f->bytes, f->bytes < size ? " (truncated)" : "");
+    f->element = E_I32;
+    f->begin = LLMC_HEADER_BYTES;
+    f->tokens = count;
+    f->delimiter = o->end_of_text_set ? o->end_of_text : -1;
+    f->loss_at = f->bytes > size ? size : 0;
+    return SPW_OK;
+}
+
 /* Megatron's dataset by any of its names: PREFIX, PREFIX.bin, PREFIX.idx. */
 static spw_status
 name_file(data_file *f, const char *path, spw_error *err)
@@ -391,6 +436,8 @@ spw__data_file_open(data_file *f, const spw_data_options *o, spw_error *err)
     f->bytes = (uint64_t)info.st_size;
     if (f->format == SPW_DATA_LLMC)
         return spw__data_llmc_open(f, f->fd, o, err);
+    if (f->format == SPW_DATA_LLMQ)
+        return spw__data_llmq_open(f, f->fd, o, err);
     if (f->format == SPW_DATA_TEXT) {
         f->element = E_U8;
         f->tokens = f->bytes;

@@ -7,6 +7,7 @@
  *
  *   text       any file; bytes are tokens (vocabulary 256), or what the encoder makes of it
  *   llm.c      1024 bytes of int32 header (magic 20240520: uint16 tokens, 20240801: uint32), then the tokens
+ *   llmq       1024 bytes of header ("BIN.TOK\n"), int32 tokens, and where some have no loss a bit for each, 1: it has
  *   Megatron   PREFIX.bin with the tokens (u8, i8, i16, u16, i32, i64) and PREFIX.idx with lengths, offsets, documents
  *   JSON lines an object a line; a field holds the text of one document, another may hold a prompt before it, or a field
  *              holds a conversation (spw_chat.h)
@@ -28,14 +29,15 @@ typedef struct spw_data spw_data;
 typedef enum spw_split { SPW_SPLIT_TRAIN, SPW_SPLIT_VALIDATION } spw_split;
 
 typedef enum spw_data_format {
-    SPW_DATA_AUTO, /* by content (llm.c, Megatron's index), then by extension (.bin, .jsonl, .ndjson, .json), else text */
+    SPW_DATA_AUTO, /* by content (llm.c, llmq, Megatron's index), then by extension (.bin, .jsonl, .ndjson, .json), else text */
     SPW_DATA_TEXT,
     SPW_DATA_LLMC,
+    SPW_DATA_LLMQ,
     SPW_DATA_MEGATRON,
     SPW_DATA_JSONL,
     SPW_DATA_FORMAT_COUNT
 } spw_data_format;
-const char *spw_data_format_name(spw_data_format f); /* "auto", "text", "llm.c", "megatron", "jsonl" */
+const char *spw_data_format_name(spw_data_format f); /* "auto", "text", "llm.c", "llmq", "megatron", "jsonl" */
 bool spw_data_format_parse(const char *name, spw_data_format *out);
 
 /*
@@ -64,7 +66,8 @@ void spw_data_line_close(spw_data_line *line); /* NULL is fine */
 
 /*
  * What stands between two documents. A document is a text file, a JSON line, an entry of Megatron's document index, or in
- * an llm.c stream what ends with the end-of-text token (which there begins the next one; the boundary is behind it).
+ * an llm.c stream what ends with the end-of-text token (which there begins the next one; the boundary is behind it), and of llmq, whose files
+ * do not say which token that is, with the one that is set.
  */
 typedef enum spw_documents {
     SPW_DOCUMENTS_PACKED,   /* nothing: windows cut through the stream */
@@ -119,7 +122,7 @@ typedef struct spw_data_options {
     spw_data_encode_fn encode; /* NULL: bytes are tokens */
     void *encode_ctx;
     uint64_t encode_key; /* names the encoder in the cache: a checksum of its vocabulary */
-    /* Ends every document of text that is encoded, and of JSON lines; delimits llm.c streams. Not set: none after encoded
+    /* Ends every document of text that is encoded, and of JSON lines; delimits llm.c's and llmq's streams. Not set: none after encoded
      * text, a newline after bytes of JSON lines, 50256 and 128000 in llm.c's 16 and 32 bit streams. */
     int32_t end_of_text;
     bool end_of_text_set;

@@ -32,6 +32,23 @@ decode(const unsigned char *p, data_element e, uint32_t *flags)
     }
 }
 
+/* Where the file has a bit for each token, targets whose bit is 0 have no loss. */
+static spw_status
+hide_targets(const data_file *f, int fd, uint64_t first, uint64_t T, int32_t *targets, spw_error *err)
+{
+    unsigned char block[BLOCK_BYTES];
+    for (uint64_t t = 0, n; t < T; t += n) {
+        uint64_t token = first + t + 1, skip = token % 8; /* the target of t */
+        n = T - t < 8 * BLOCK_BYTES - skip ? T - t : 8 * BLOCK_BYTES - skip;
+        SPW_TRY(spw__data_read(fd, f->store, f->loss_at + token / 8, block, (skip + n + 7) / 8, err));
+        for (uint64_t i = 0; i < n; i++) {
+            if ((block[(skip + i) / 8] >> (skip + i) % 8 & 1) == 0)
+                targets[t + i] = -1;
+        }
+    }
+    return SPW_OK;
+}
+
 static spw_status
 read_window(const spw_data *d, const data_file *f, int fd, uint64_t first, int32_t *tokens, int32_t *targets,
             spw_error *err)
@@ -64,6 +81,8 @@ read_window(const spw_data *d, const data_file *f, int fd, uint64_t first, int32
         }
         done += n;
     }
+    if (f->loss_at > 0)
+        SPW_TRY(hide_targets(f, fd, first, T, targets, err));
     return mask && f->format == SPW_DATA_MEGATRON ? spw__data_megatron_mask(f, first, T, mark, tokens, targets, err)
                                                   : SPW_OK;
 }
