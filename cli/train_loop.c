@@ -24,6 +24,8 @@ save(train_run *r, bool wait, spw_error *err)
     if (r->config.run.checkpoint_dir[0] == '\0' || r->at.step == r->saved_step)
         return SPW_OK;
     r->at.bytes_written = r->written;
+    if (r->skipped_in_row > 0)
+        r->config.run.keep_last = 0; /* it may be the weights: what was saved before stays */
     SPW_TRY(spw_checkpoint_begin(&r->saving, r->engine, &r->config, r->config.run.checkpoint_dir, &r->at, err));
     r->saved_step = r->at.step;
     return wait ? cli_train_finish_save(r, err) : SPW_OK;

@@ -84,6 +84,9 @@ expect 1 "steps 3 to 12 were skipped, because the norm of their gradients is not
     --set optimizer.params.weight_decay=1e6 --set spillway.steps=40 --set spillway.checkpoint_interval=1 --set spillway.keep_last=2 --set spillway.checkpoint_dir="$dir/inf" --set spillway.run_log=
 check "with what to do" grep -q "go on from a checkpoint of before step 2, with a lower learning rate" "$dir/err"
 check "and what was saved before" test "$(ls "$dir/inf" | xargs)" = "step-1 step-2"
+check "a run that ends in the middle of such" run train "$c" --set optimizer.params.lr=1e6 --set optimizer.params.weight_decay=1e6 --set spillway.steps=6 \
+    --set spillway.checkpoint_interval=1 --set spillway.keep_last=1 --set spillway.checkpoint_dir="$dir/inf6" --set spillway.run_log=
+check "keeps what was saved before" test -e "$dir/inf6/step-2" -a -e "$dir/inf6/step-6" -a ! -e "$dir/inf6/step-1"
 expect 1 "the weights that this run began with are no good" "so does going on from them" train "$c" --resume "$dir/inf" --set optimizer.params.lr=1e6 \
     --set optimizer.params.weight_decay=1e6 --set spillway.steps=40 --set spillway.checkpoint_dir= --set spillway.run_log=
 expect 1 "the loss is not finite" "eval of such weights" eval "$dir/inf" --data "$dir/text.txt" --batches 1 --json
