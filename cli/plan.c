@@ -357,7 +357,7 @@ add_rope(spw_plan *p, const spw_config *c)
     snprintf(d->reason, sizeof d->reason, "%s", reason);
 }
 
-/* A plan may be for another machine; here is where it would be refused. */
+/* A plan may be for another machine; here is where it would be refused: a folder in which nothing is to lie is not looked at. */
 static void
 warn_of_folders(const spw_config *c, const spw_plan *p)
 {
@@ -368,12 +368,19 @@ warn_of_folders(const spw_config *c, const spw_plan *p)
                           : !S_ISDIR(info.st_mode)                ? "not a folder"
                           : access(p->paths[i], W_OK | X_OK) != 0 ? strerror(errno)
                                                                   : NULL;
-        if (why != NULL)
+        if (why != NULL && p->path_bytes[i] > 0)
             fprintf(stderr, "spillway: warning: train will not start here: folder %s: %s\n", p->paths[i], why);
     }
     if (c->run.checkpoint_dir[0] != '\0' &&
         cli_check_folder("spillway.checkpoint_dir", c->run.checkpoint_dir, &err) != SPW_OK)
         fprintf(stderr, "spillway: warning: train will not start here: %s\n", err.message);
+}
+
+/* What train's process will be before its memory is taken: it has data and checkpoints open besides. */
+static uint64_t
+process_of_train(void)
+{
+    return spw_round_up(spw_process_rss_bytes(), 1 << 20) + (1 << 20);
 }
 
 static int
@@ -398,6 +405,7 @@ plan_config(const job *j)
                                &(spw_engine_options){.config = &r.config,
                                                      .model = r.model,
                                                      .plan_only = true,
+                                                     .process_bytes = process_of_train(),
                                                      .plan_out = &plan,
                                                      .weights_from = spw_config_start_folder(&r.config)},
                                &err);

@@ -182,7 +182,7 @@ spw_swap_open(spw_swap **out, spw_aio *aio, const char *dir, const char *job, ui
     }
     dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir_fd < 0) {
-        st = SPW_RAISE_SYS(err, errno, "nvme_path %s", dir);
+        st = SPW_RAISE_SYS(err, errno, errno == ENOENT ? "nvme_path %s (mkdir -p makes it)" : "nvme_path %s", dir);
         s->job_dir[0] = '\0';
         spw_swap_close(s);
         return st;

@@ -164,6 +164,8 @@ spw_config_help(void (*line)(void *ctx, const char *text), void *ctx)
         if (row->class != C_UNBUILT && row->max > 0 &&
             (row->type == K_U64 || row->type == K_U32 || row->type == K_I32 || row->type == K_REAL))
             snprintf(range, sizeof range, " in [%.4g, %.4g]", row->min, row->max);
+        else if (row->choices != NULL)
+            snprintf(range, sizeof range, " of %s", row->choices + (row->choices[0] == '|'));
         snprintf(text, sizeof text, "  %s%s: %s%s = %s  %s%s", row->key, also, types[row->type], range,
                  row->type == K_SECTION  ? "{...}"
                  : row->fallback != NULL ? row->fallback

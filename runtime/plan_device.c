@@ -178,11 +178,13 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
     if (p->cache_device < floor_bytes || budget < fixed)
         return SPW_RAISE(
             err, SPW_ENOFIT,
-            "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); a smaller "
-            "micro-batch, sequence, spillway.tile_tokens, tile_vocab or micro_batches_per_pass lowers it%s",
+            "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); %s lowers it%s",
             spw_format_bytes(have, sizeof have, budget),
             spw_format_bytes(need, sizeof need, fixed + floor_bytes + parts_room(in, &g, floor_bytes)),
             (unsigned long long)(fixed + floor_bytes + parts_room(in, &g, floor_bytes)),
+            in->inference
+                ? "a smaller number or length of texts at a time"
+                : "a smaller micro-batch, sequence, spillway.tile_tokens, tile_vocab or micro_batches_per_pass",
             p->activation_count[SPW_TIER_DEVICE] > 0 ? ", and so does spillway.activations auto" : "");
     return SPW_OK;
 }

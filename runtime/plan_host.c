@@ -376,10 +376,11 @@ spw__plan_host(spw_plan *p, const plan_input *in, spw_error *err)
         p->lack = SPW_LACK_HOST;
         p->least_bytes = fixed + p->slots_host;
         return SPW_RAISE(err, SPW_ENOFIT,
-                         "spillway.host_memory is %s, this configuration needs at least %s (%llu bytes); smaller "
-                         "spillway.chunk_elems, grad_dtype bf16 or offloading to nvme lower it",
+                         "spillway.host_memory is %s, this configuration needs at least %s (%llu bytes); %s lower it",
                          spw_format_bytes(have, sizeof have, budget),
-                         spw_format_bytes(need, sizeof need, p->least_bytes), (unsigned long long)p->least_bytes);
+                         spw_format_bytes(need, sizeof need, p->least_bytes), (unsigned long long)p->least_bytes,
+                         in->inference ? "weights on nvme or as codes (--nvme, --codes)"
+                                       : "smaller spillway.chunk_elems, grad_dtype bf16 or offloading to nvme");
     }
     /* Slots up to the useful number, in one order, so that more memory never means fewer of one kind. */
     while ((w_nvme && p->weight_slots < w_want) || (r_nvme && p->record_slots < r_want)) {
