@@ -24,8 +24,6 @@ save(train_run *r, bool wait, spw_error *err)
     if (r->config.run.checkpoint_dir[0] == '\0' || r->at.step == r->saved_step)
         return SPW_OK;
     r->at.bytes_written = r->written;
-    if (r->skipped_in_row > 0)
-        r->config.run.keep_last = 0; /* it may be the weights: what was saved before stays */
     SPW_TRY(spw_checkpoint_begin(&r->saving, r->engine, &r->config, r->config.run.checkpoint_dir, &r->at, err));
     r->saved_step = r->at.step;
     return wait ? cli_train_finish_save(r, err) : SPW_OK;
@@ -182,15 +180,21 @@ cli_train_loop(train_run *r, spw_error *err)
         r->at.data_position += per_step;
         r->at.updates = spw_engine_updates(r->engine);
         r->at.tokens += (double)s.tokens;
+        save_due = save_due || (c->run.checkpoint_interval > 0 && step % c->run.checkpoint_interval == 0);
+        SPW_TRY(cli_train_count_written(r, err));
+        if (c->run.delayed_update > 0 && !s.skipped &&
+            (save_due ||
+             (step == c->run.steps && c->run.save_at_end))) { /* lets the late update run: what is saved is evaluated */
+            SPW_TRY(save(r, !c->run.save_in_background, err));
+            save_due = false;
+        }
         if (c->run.eval_interval > 0 && (step % c->run.eval_interval == 0 || step == c->run.steps))
             SPW_TRY(evaluate(r, &eval_loss, err));
-        SPW_TRY(cli_train_count_written(r, err));
         add_step(r, &s);
         cli_train_log_step(r, step, &s, eval_loss);
         cli_train_tell_monitor(r, step, &s, eval_loss);
         cli_train_show_step(r, step, &s, eval_loss);
         SPW_TRY(check_skipped(r, step, &s, lowest, err));
-        save_due = save_due || (c->run.checkpoint_interval > 0 && step % c->run.checkpoint_interval == 0);
         if (save_due && r->skipped_in_row == 0) { /* else it might be the last good one that keep_last removes */
             SPW_TRY(save(r, !c->run.save_in_background, err));
             save_due = false;
@@ -203,5 +207,7 @@ cli_train_loop(train_run *r, spw_error *err)
     if (r->stopped && r->rank == 0)
         printf("stopped by a signal after step %llu of %llu\n", (unsigned long long)r->at.step,
                (unsigned long long)c->run.steps);
+    if (r->skipped_in_row > 0)
+        r->config.run.keep_last = 0; /* it may be the weights: what was saved before stays */
     return c->run.save_at_end || r->spent || r->stopped ? save(r, true, err) : cli_train_finish_save(r, err);
 }

@@ -99,7 +99,7 @@ prepare_sgd(float c[SPW_OPT_COEFS], const spw_opt_hp *hp, spw_error *err)
                          hp->momentum, hp->dampening);
     c[0] = (float)hp->lr;
     c[1] = (float)hp->momentum;
-    c[2] = hp->step == 1 ? 1.0f : (float)(1.0 - hp->dampening);
+    c[2] = hp->step == 1 || hp->momentum == 0.0 ? 1.0f : (float)(1.0 - hp->dampening); /* of what has a buffer */
     c[3] = (float)hp->weight_decay;
     c[4] = hp->nesterov ? 1.0f : 0.0f;
     return SPW_OK;

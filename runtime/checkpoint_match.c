@@ -59,6 +59,14 @@ typedef struct match {
     const spw_config *saved, *now;
 } match;
 
+/* What is frozen has no record: only its weights, as the format stores them. */
+static bool
+same_frozen(const spw_config *saved, const spw_config *now)
+{
+    bool frozen = now->run.freeze.count > 0 || now->run.lora.rank > 0;
+    return !frozen || spw_state_weight_dtype(saved->run.state_format) == spw_state_weight_dtype(now->run.state_format);
+}
+
 /*
  * Two state formats that hold the same numbers and turn into each other without loss. And with another number of ranks the
  * same batch is shared out in another way. When saves come decides only where they apply updates that would have been made a step late.
@@ -72,7 +80,7 @@ excused(const match *m, const char *key)
     if (strcmp(key, "spillway.checkpoint_interval") == 0)
         return m->saved->run.delayed_update == 0 || m->now->run.delayed_update == 0;
     return strcmp(key, "spillway.state_format") == 0 && spw_state_exact(m->saved->run.state_format) &&
-           spw_state_exact(m->now->run.state_format);
+           spw_state_exact(m->now->run.state_format) && same_frozen(m->saved, m->now);
 }
 
 static void

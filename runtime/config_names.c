@@ -144,6 +144,9 @@ spw__config_unknown_key(const config_reader *r, const char *key)
             g.elsewhere[0] = '\0';
         }
     }
+    if (strncmp(key, "model.", 6) == 0 &&
+        (strcmp(g.near, key) == 0 || strcmp(g.elsewhere, key) == 0)) /* a key of the section, but not of this family */
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: \"%s\" is a key of other values of model.model_type", r->name, key);
     if (g.elsewhere[0] != '\0') {
         int section = (int)(spw__config_last_part(g.elsewhere) - g.elsewhere);
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; \"%s\" belongs in %.*s; did you mean \"%s\"?",

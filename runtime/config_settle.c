@@ -254,6 +254,43 @@ spw__config_scheduler_takes(const char *type, const char *param)
     return type[0] != '\0' && !cycle && !range;
 }
 
+/* DeepSpeed's ways to leave a value to it are "auto" and null: then nothing was said. */
+static bool
+given(const json_t *section, const char *key)
+{
+    const json_t *v = json_object_get(section, key);
+    const char *text = json_string_value(v);
+    return v != NULL && !json_is_null(v) && (text == NULL || strcmp(text, "auto") != 0);
+}
+
+static bool
+is_auto(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text != NULL && strcmp(text, "auto") == 0;
+}
+
+/* DeepSpeed's defaults that hang on a type. */
+static void
+settle_by_type(const config_reader *r, const json_t *root)
+{
+    spw_config *c = r->out;
+    const json_t *params = json_object_get(json_object_get(root, "scheduler"), "params");
+    if (strcmp(c->optimizer.type, "Adagrad") == 0 &&
+        !given(json_object_get(json_object_get(root, "optimizer"), "params"), "eps"))
+        c->optimizer.eps = 1e-10;
+    if (strcmp(c->scheduler.type, "WarmupDecayLR") == 0 && !given(params, "warmup_max_lr") &&
+        !is_auto(params, "warmup_max_lr")) { /* which stands for the optimizer's */
+        c->scheduler.warmup_max_lr = 0.001;
+        if (c->optimizer.lr != 0.001)
+            spw_log(
+                SPW_LOG_WARN,
+                "%s: scheduler.params.warmup_max_lr is not given: of WarmupDecayLR it is 0.001 then, as in DeepSpeed, "
+                "and not optimizer.params.lr %g",
+                r->name, c->optimizer.lr);
+    }
+}
+
 static spw_status
 check_scheduler(const config_reader *r, json_t *params)
 {
@@ -274,15 +311,6 @@ check_scheduler(const config_reader *r, json_t *params)
     return SPW_OK;
 }
 
-/* DeepSpeed's ways to leave a value to it are "auto" and null: then nothing was said. */
-static bool
-given(const json_t *section, const char *key)
-{
-    const json_t *v = json_object_get(section, key);
-    const char *text = json_string_value(v);
-    return v != NULL && !json_is_null(v) && (text == NULL || strcmp(text, "auto") != 0);
-}
-
 static spw_dtype
 default_grad_dtype(const spw_config *c, const json_t *data_types)
 {
@@ -291,13 +319,6 @@ default_grad_dtype(const spw_config *c, const json_t *data_types)
     for (int i = 0; name != NULL && i < SPW_DTYPE_COUNT; i++)
         found = strcmp(name, spw_dtype_name((spw_dtype)i)) == 0 ? i : found;
     return (spw_dtype)found;
-}
-
-static bool
-is_auto(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-    return text != NULL && strcmp(text, "auto") == 0;
 }
 
 /* By the configuration, or by a scheduler that does not go by the optimizer's. */
@@ -412,6 +433,7 @@ settle_all(const config_reader *r, const json_t *root)
                          spw_state_name(c->run.state_format));
     SPW_TRY(spw__config_note(r, check_device(r)));
     SPW_TRY(spw__config_note(r, check_start(r)));
+    settle_by_type(r, root);
     SPW_TRY(spw__config_note(r, check_scheduler(r, json_object_get(json_object_get(root, "scheduler"), "params"))));
     if (c->run.chunk_elems % 4096 != 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.chunk_elems %llu is not a multiple of 4096", r->name,

@@ -16,7 +16,7 @@ param_from(const spw_engine *e, uint32_t unit_idx, uint64_t element, uint64_t *e
     if (k == l->param_first[unit_idx + 1])
         return NULL;
     at = spw__layout_in_unit(l, l->param_ids[k], unit_idx);
-    *end = at.first + at.elems;
+    *end = spw_round_up(at.first + at.elems, SPW_STATE_GROUP); /* what shares a scale with it is updated with it */
     return &e->model->params[l->param_ids[k]];
 }
 
@@ -73,7 +73,7 @@ spw__check_groups(const spw_engine *e, spw_error *err)
     return SPW_OK;
 }
 
-/* Cuts every chunk into stretches of one parameter group; padding goes with what follows. */
+/* Cuts every chunk into stretches of one parameter group; padding goes with what follows, but for what shares a scale with what is before. */
 spw_status
 spw__make_ranges(spw_engine *e, spw_error *err)
 {
@@ -91,6 +91,7 @@ spw__make_ranges(spw_engine *e, spw_error *err)
             const spw_param *p = param_from(e, c->unit_idx, c->first + at, &end);
             const spw_opt_coef *coef = &e->coefs[p != NULL ? coef_of(e, p) : MATRIX];
             end = p == NULL || end - c->first > c->elems ? c->elems : end - c->first;
+            SPW_ASSERT(end % SPW_STATE_GROUP == 0);
             if (count > e->range_first[i] && e->ranges[count - 1].coef == coef)
                 count--;
             e->ranges[count++] = (spw_opt_range){end, coef};
@@ -128,8 +129,8 @@ spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *er
         for (uint32_t kind = MATRIX; kind < KINDS; kind++) {
             spw_opt_hp with = hp;
             with.weight_decay = decay_of(c, g, kind);
-            if (own != NULL && !isnan(own->lr)) /* on the same schedule */
-                with.lr = c->optimizer.lr > 0 ? lr * (own->lr / c->optimizer.lr) : own->lr;
+            if (own != NULL && !isnan(own->lr))
+                with.lr = spw_schedule_group_lr(c, hp.step, lr, own->lr);
             if (own != NULL && !isnan(own->beta1)) {
                 with.beta1 = own->beta1;
                 with.beta2 = own->beta2;

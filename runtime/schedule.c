@@ -80,33 +80,52 @@ range_lr(const spw_config *c, double t)
 
 /* WarmupLR, WarmupDecayLR and WarmupCosineLR; behind the first update. */
 static double
-warmup_lr(const spw_config *c, uint64_t i)
+warmup_lr(const spw_config *c, uint64_t i, double base)
 {
     uint64_t n = c->scheduler.warmup_num_steps < 2 ? 2 : c->scheduler.warmup_num_steps;
     uint64_t total = c->scheduler.total_num_steps;
     double low = c->scheduler.warmup_min_lr, gamma = warmup(c, i, n);
-    double high = isnan(c->scheduler.warmup_max_lr) ? c->optimizer.lr : c->scheduler.warmup_max_lr;
+    double high = isnan(c->scheduler.warmup_max_lr) ? base : c->scheduler.warmup_max_lr;
     if (strcmp(c->scheduler.type, "WarmupCosineLR") == 0) {
         double start = c->scheduler.warmup_min_ratio, end = c->scheduler.cos_min_ratio;
-        return c->optimizer.lr * (i < n ? start + (1 - start) * gamma : end + (1 - end) * cosine(i, n, total));
+        return base * (i < n ? start + (1 - start) * gamma : end + (1 - end) * cosine(i, n, total));
     }
     if (i >= n && strcmp(c->scheduler.type, "WarmupDecayLR") == 0)
         gamma = i < total ? (double)(total - i) / (double)(total > n ? total - n : 1) : 0;
     return low + (high - low) * gamma;
 }
 
-double
-spw_schedule_lr(const spw_config *c, uint64_t update)
+/* base: in the place of the optimizer's rate. */
+static double
+scheduled(const spw_config *c, uint64_t update, double base)
 {
     const char *type = c->scheduler.type;
     uint64_t t = update > 0 ? update - 1 : 0;
     if (type[0] == '\0')
-        return c->optimizer.lr;
+        return base;
     if (strcmp(type, "OneCycle") == 0)
         return cycle_lr(c, (double)t);
     if (strcmp(type, "LRRangeTest") == 0)
         return range_lr(c, (double)t);
     if (t == 0) /* a cosine's own start is not asked for there */
         return strcmp(type, "WarmupCosineLR") == 0 ? 0 : c->scheduler.warmup_min_lr;
-    return warmup_lr(c, t - 1);
+    return warmup_lr(c, t - 1, base);
+}
+
+double
+spw_schedule_lr(const spw_config *c, uint64_t update)
+{
+    return scheduled(c, update, c->optimizer.lr);
+}
+
+double
+spw_schedule_group_lr(const spw_config *c, uint64_t update, double lr, double own)
+{
+    const char *type = c->scheduler.type;
+    double about = strcmp(type, "OneCycle") == 0      ? c->scheduler.cycle_max_lr
+                   : strcmp(type, "LRRangeTest") == 0 ? c->scheduler.range_min_lr
+                   : type[0] != '\0' && strcmp(type, "WarmupCosineLR") != 0 && !isnan(c->scheduler.warmup_max_lr)
+                       ? c->scheduler.warmup_max_lr
+                       : c->optimizer.lr;
+    return about > 0 ? lr * (own / about) : scheduled(c, update, own);
 }

@@ -192,10 +192,13 @@ void spw_config_help(void (*line)(void *ctx, const char *text), void *ctx);
 
 /*
  * spw_schedule_lr - learning rate of an update, counted from 1: skipped steps do not count, as DeepSpeed's schedulers stand still there.
+ * spw_schedule_group_lr - of a group with a rate of its own, where the others have lr: it follows the same curve, and has its own rate where that
+ * has the one that the schedule is about (the largest; of LRRangeTest the least).
  * spw_schedule_betas - OneCycle's moments where it cycles them; else *beta1 and *beta2 stay as they are.
  * Source  DeepSpeed's documented schedulers; OneCycle, LRRangeTest: Smith 2018 (1803.09820).
  */
 double spw_schedule_lr(const spw_config *config, uint64_t update);
+double spw_schedule_group_lr(const spw_config *config, uint64_t update, double lr, double own);
 void spw_schedule_betas(const spw_config *config, uint64_t update, double *beta1, double *beta2);
 
 #ifdef __cplusplus

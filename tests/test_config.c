@@ -84,6 +84,7 @@ test_refused(void **state)
         {"spillway.stage=3", "\"stage\" belongs in zero_optimization; did you mean \"zero_optimization.stage\""},
         {"nonsense=1", "unknown key \"nonsense\""},
         {"model.n_layers=3", "unknown key \"model.n_layers\"; did you mean \"model.n_layer\""},
+        {"model.rope_interleave=true", "\"model.rope_interleave\" is a key of other values of model.model_type"},
         {"spillway.steps=\"x\"", "run.json: spillway.steps: expected integer, got string \"x\""},
         {"spillway.steps=1.5", "spillway.steps: expected integer in [1, 1e+12], got number 1.5"},
         {"spillway.steps=true", "spillway.steps: expected integer, got true"},
@@ -805,6 +806,75 @@ test_schedules(void **state)
     assert_true(spw_schedule_lr(&c, 77) == 6e-4);
 }
 
+/* With two keys set. */
+static void
+parse_both(const char *first, const char *second)
+{
+    const char *const sets[] = {first, second};
+    spw_error err = {0};
+    if (spw_config_parse(&c, whole, "run.json", sets, 2, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+}
+
+/* A group with a rate of its own has it where the others have the schedule's, and follows the same curve, whatever the optimizer's is. */
+static void
+test_group_rates(void **state)
+{
+    static const struct {
+        const char *scheduler, *lr;
+        uint64_t update;
+        double factor; /* of the group's rate */
+    } cases[] = {
+        {"{}", "3e-4", 9, 1},
+        {"{\"type\":\"WarmupLR\",\"params\":{\"warmup_max_lr\":1e-5,\"warmup_num_steps\":4}}", "1e-3", 99, 1},
+        {"{\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":10,\"warmup_type\":\"linear\"}}", "1e-3", 7, 0.5},
+        {"{\"type\":\"OneCycle\",\"params\":{\"cycle_min_lr\":1e-3,\"cycle_max_lr\":1e-2,"
+         "\"cycle_first_step_size\":4}}",
+         "1e-3", 5, 1},
+        {"{\"type\":\"OneCycle\",\"params\":{\"cycle_min_lr\":1e-3,\"cycle_max_lr\":1e-2,"
+         "\"cycle_first_step_size\":4}}",
+         "1e-3", 1, 0.1},
+        {"{\"type\":\"LRRangeTest\",\"params\":{\"lr_range_test_min_lr\":1e-4}}", "0.5", 1, 1},
+        {"{\"type\":\"WarmupCosineLR\",\"params\":{\"warmup_num_steps\":10,\"total_num_steps\":30}}", "1e-3", 12,
+         0.993845},
+        {"{\"type\":\"WarmupCosineLR\",\"params\":{\"warmup_num_steps\":10,\"total_num_steps\":30}}", "0", 12,
+         0.993845},
+        {"{\"type\":\"WarmupCosineLR\",\"params\":{\"warmup_num_steps\":10,\"total_num_steps\":30}}", "0", 1, 0}};
+    char text[400], rate[60];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        double own;
+        snprintf(text, sizeof text, "scheduler=%s", cases[i].scheduler);
+        snprintf(rate, sizeof rate, "optimizer.params.lr=%s", cases[i].lr);
+        parse_both(text, rate);
+        own = spw_schedule_group_lr(&c, cases[i].update, spw_schedule_lr(&c, cases[i].update), 7e-5);
+        if (!(fabs(own - cases[i].factor * 7e-5) < 1e-10))
+            fail_msg("case %zu: %g, not %g of 7e-5", i, own, cases[i].factor);
+    }
+}
+
+/* DeepSpeed's defaults that hang on a type; "auto" is what a Trainer fills in. */
+static void
+test_defaults_by_type(void **state)
+{
+    static const char *const decay =
+        "scheduler={\"type\":\"WarmupDecayLR\",\"params\":{\"warmup_num_steps\":2,\"total_num_steps\":9%s}}";
+    char text[200];
+    (void)state;
+    snprintf(text, sizeof text, decay, "");
+    parse_both(text, "optimizer.params.lr=1e-5");
+    assert_true(spw_schedule_lr(&c, 4) == 0.001);
+    snprintf(text, sizeof text, decay, ",\"warmup_max_lr\":\"auto\"");
+    parse_both(text, "optimizer.params.lr=1e-5");
+    assert_true(spw_schedule_lr(&c, 4) == 1e-5);
+    parse_both("optimizer.type=Adagrad", "optimizer.params={\"lr\":0.1}");
+    assert_true(c.optimizer.eps == 1e-10);
+    parse_both("optimizer.type=Adagrad", "optimizer.params={\"lr\":0.1,\"eps\":1e-7}");
+    assert_true(c.optimizer.eps == 1e-7);
+    parse_both("optimizer.type=AdamW", "optimizer.params={\"lr\":0.1}");
+    assert_true(c.optimizer.eps == 1e-8);
+}
+
 /* Updates, learning rates and beta1 of DeepSpeed 0.19.8's own classes, which were stepped as its engine does it. */
 static void
 test_cycles(void **state)
@@ -935,6 +1005,8 @@ main(void)
         cmocka_unit_test(test_dump_settings),
         cmocka_unit_test(test_schedules),
         cmocka_unit_test(test_cycles),
+        cmocka_unit_test(test_group_rates),
+        cmocka_unit_test(test_defaults_by_type),
         cmocka_unit_test(test_help),
         cmocka_unit_test(test_paths),
         cmocka_unit_test(test_home),

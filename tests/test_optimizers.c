@@ -518,6 +518,24 @@ test_agrees_with_pytorch(void **state)
     assert_true(worst < 400);
 }
 
+/* As in PyTorch: without momentum there is nothing that is dampened. */
+static void
+test_dampening_alone(void **state)
+{
+    enum { N = SPW_STATE_GROUP };
+    float w[N] = {0}, record[2 * N] = {0}, g[N];
+    spw_opt_chunk c = {.format = SPW_STATE_FP32, .elems = N, .weights = w, .record = record, .grad = g};
+    (void)state;
+    for (int i = 0; i < N; i++)
+        g[i] = 1;
+    for (uint64_t t = 1; t <= 3; t++) {
+        spw_opt_hp hp = {.lr = 0.5, .dampening = 0.25, .step = t, .grad_scale = 1};
+        spw_opt_coef coef = prepared(&spw_opt_sgd, &hp);
+        spw_opt_step(&c, &(spw_opt_range){N, &coef}, 1);
+    }
+    assert_true(w[0] == -1.5f && w[N - 1] == -1.5f);
+}
+
 static void
 test_code_bounds(void **state)
 {
@@ -779,6 +797,7 @@ main(void)
         cmocka_unit_test(test_pieces),
         cmocka_unit_test(test_fused_equals_blocks),
         cmocka_unit_test(test_agrees_with_pytorch),
+        cmocka_unit_test(test_dampening_alone),
         cmocka_unit_test(test_code_bounds),
         cmocka_unit_test(test_stochastic_rounding),
         cmocka_unit_test(test_lossy_moments_decay),
