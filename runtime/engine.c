@@ -327,8 +327,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
                          (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
     SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_bits, piece_rows,
                             e->rank % parts, parts, err));
-    if (o->weights_from != NULL && c->run.frozen_in_place && c->zero.offload_param == SPW_TIER_NVME &&
-        spw__layout_trained(&e->layout) < e->layout.elems)
+    if (o->weights_from != NULL && spw__in_place_wanted(e))
         SPW_TRY(spw__in_place_find(e, o->weights_from, err));
     spw_topology_read(&topology, "", NULL);
     SPW_TRY(spw__open_device(e, &gpu, err));

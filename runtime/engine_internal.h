@@ -251,6 +251,8 @@ void spw__ahead_see(spw_engine *e, double squares);
 /* Finds the pieces of path's weights, a folder or a file, and tells the layout's chunks. Before the plan. */
 spw_status spw__in_place_find(spw_engine *e, const char *path, spw_error *err);
 void spw__in_place_free(spw_engine *e);
+/* Whether frozen weights would stay in the files that a run begins with. */
+bool spw__in_place_wanted(const spw_engine *e);
 
 /* ---------------------------------------------------------------- engine_groups.c: who takes which coefficients */
 

@@ -74,6 +74,13 @@ find_all(spw_engine *e, const spw_hf_reader *r, spw_error *err)
     return SPW_OK;
 }
 
+bool
+spw__in_place_wanted(const spw_engine *e)
+{
+    return e->config.run.frozen_in_place && e->config.zero.offload_param == SPW_TIER_NVME &&
+           spw__layout_trained(&e->layout) < e->layout.elems;
+}
+
 spw_status
 spw__in_place_find(spw_engine *e, const char *path, spw_error *err)
 {
