@@ -32,10 +32,10 @@ cli_text_open(cli_text *t, const spw_weights *w, const char *asked, spw_error *e
     SPW_TRY(spw_tokenizer_open(&t->tokenizer, path, err));
     t->begin = spw_tokenizer_begin(t->tokenizer);
     t->end = spw_tokenizer_end(t->tokenizer);
-    if (spw_tokenizer_vocab(t->tokenizer) > t->vocab) {
-        spw_status st =
-            SPW_RAISE(err, SPW_EINVAL, "the tokenizer of %s has %llu tokens, the model a vocabulary of %llu", path,
-                      (unsigned long long)spw_tokenizer_vocab(t->tokenizer), (unsigned long long)t->vocab);
+    if (spw_tokenizer_vocab_own(t->tokenizer) > t->vocab) {
+        spw_status st = SPW_RAISE(
+            err, SPW_EINVAL, "the tokenizer of %s has tokens up to %llu, the model a vocabulary of %llu, from 0", path,
+            (unsigned long long)spw_tokenizer_vocab_own(t->tokenizer) - 1, (unsigned long long)t->vocab);
         cli_text_close(t);
         return st;
     }

@@ -18,7 +18,7 @@ spw_config_tokenizer(const spw_config *c)
                : NULL;
 }
 
-/* Its ids must be rows of the model's embedding. */
+/* Its ids must be rows of the model's embedding, but for added tokens: a text with one beyond is refused where it is read. */
 static spw_status
 open_tokenizer(spw_tokenizer **out, const spw_config *c, spw_error *err)
 {
@@ -27,10 +27,10 @@ open_tokenizer(spw_tokenizer **out, const spw_config *c, spw_error *err)
     if (path == NULL)
         return SPW_OK;
     SPW_TRY(spw_tokenizer_open(out, path, err));
-    if (spw_tokenizer_vocab(*out) <= c->model.vocab)
+    if (spw_tokenizer_vocab_own(*out) <= c->model.vocab)
         return SPW_OK;
-    (void)SPW_RAISE(err, SPW_ECONFIG, "data.tokenizer %s has %llu tokens, the model's vocab_size is %llu", path,
-                    (unsigned long long)spw_tokenizer_vocab(*out), (unsigned long long)c->model.vocab);
+    (void)SPW_RAISE(err, SPW_ECONFIG, "data.tokenizer %s has tokens up to %llu, the model's vocab_size is %llu, from 0",
+                    path, (unsigned long long)spw_tokenizer_vocab_own(*out) - 1, (unsigned long long)c->model.vocab);
     spw_tokenizer_close(*out);
     *out = NULL;
     return SPW_ECONFIG;

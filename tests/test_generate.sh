@@ -117,7 +117,7 @@ expect 1 "prompt 2 has 25 tokens, the model has 24 positions" "a prompt longer t
     generate "$f/gpt2" --ids --prompt 1 --prompt "$(seq -s , 25)"
 cp -r "$f/llama" "$dir/tok"
 cp tests/vectors/tok_gpt2.json "$dir/tok/tokenizer.json"
-expect 1 "the model a vocabulary of 41" "a tokenizer of a larger vocabulary" generate "$dir/tok" --prompt hello
+expect 1 "has tokens up to 1199, the model a vocabulary of 41" "a tokenizer of a larger vocabulary" generate "$dir/tok" --prompt hello
 
 # A tokenizer of its own: the small one that the tokenizer tests have.
 python3 - "$dir" <<'PY'
@@ -140,6 +140,34 @@ cp tests/vectors/tok_gpt2.json "$dir/words2/tokenizer.json"
 cp "$dir/out" "$dir/words.out"
 run generate "$dir/words2" --prompt "line 7" --tokens 8 --temperature 0
 check "or lies beside the weights" same words.out
+# Tokens that were added beyond the model's vocabulary (an image's place, say) do not matter until a text has one.
+python3 - "$dir" <<'PY'
+import json, sys
+d = sys.argv[1]
+t = json.load(open("tests/vectors/tok_gpt2.json"))
+t["added_tokens"].append({"id": 1201, "content": "<image>", "single_word": False, "lstrip": False, "rstrip": False,
+                          "normalized": False, "special": False})
+json.dump(t, open(d + "/words2/tokenizer.json", "w"))
+json.dump({**json.load(open(d + "/w.json")), "data": {"path": d + "/data/text", "seq_length": 32, "tokenizer": d + "/words2"}},
+          open(d + "/w2.json", "w"))
+t["model"]["vocab"]["uncommon"] = 1201
+t["added_tokens"].pop()
+json.dump(t, open(d + "/data/larger.json", "w"))
+PY
+run generate "$dir/words2" --prompt "line 7" --tokens 8 --temperature 0
+check "a tokenizer with an added token beyond the model's vocabulary" same words.out
+expect 1 "prompt 2: token 1201 is outside the vocabulary of 1201" "which no prompt may have" \
+    generate "$dir/words2" --prompt "line 7" --prompt "an <image>"
+check "eval takes it" run eval "$dir/words2" --data "$dir/data/text"
+check "plan too" run plan "$dir/w2.json"
+check "and train" run train "$dir/w2.json" --set spillway.checkpoint_dir="$dir/words3" --quiet
+{ cat "$dir/data/text"; echo "an <image>"; } >"$dir/data/image"
+expect 1 "token 1201 is outside the vocabulary of 1201" "but not in the data" train "$dir/w2.json" --set data.path="$dir/data/image" \
+    --set spillway.checkpoint_dir="$dir/words3"
+expect 1 "has tokens up to 1201, the model a vocabulary of 1201" "a token of its own beyond it" generate "$dir/words" --prompt a \
+    --tokenizer "$dir/data/larger.json"
+expect 2 "has tokens up to 1201, the model's vocab_size is 1201" "in training too" train "$dir/w2.json" \
+    --set data.tokenizer="$dir/data/larger.json"
 check "eval reads token files without one" run eval "$dir/words" --data "$dir/data/t.bin"
 cp "$dir/out" "$dir/words.eval"
 expect 1 "tokenizer.json" "but no text" eval "$dir/words" --data "$dir/data/text"

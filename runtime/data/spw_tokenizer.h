@@ -48,8 +48,13 @@ void spw_tokens_free(spw_tokens *tokens);
 spw_status spw_tokenizer_open(spw_tokenizer **out, const char *path, spw_error *err);
 void spw_tokenizer_close(spw_tokenizer *t); /* NULL is fine */
 
-/* The highest id plus 1. A model's vocab_size may be larger, never smaller. */
+/* The highest id plus 1. */
 uint64_t spw_tokenizer_vocab(const spw_tokenizer *t);
+/*
+ * The same without added tokens, as any text may need it: a model's vocab_size may be larger, never smaller. Added tokens may lie
+ * beyond a model's vocab_size (Gemma 3's for images); a text that has one is no text for that model.
+ */
+uint64_t spw_tokenizer_vocab_own(const spw_tokenizer *t);
 
 /*
  * spw_tokenizer_encode - appends the ids of a text to tokens.

@@ -325,6 +325,15 @@ spw_tokenizer_vocab(const spw_tokenizer *t)
     return t->vocab;
 }
 
+uint64_t
+spw_tokenizer_vocab_own(const spw_tokenizer *t)
+{
+    uint64_t count = t->vocab;
+    while (count > 0 && (t->tokens[count - 1].flags == 0 || (t->tokens[count - 1].flags & TOK_ADDED)))
+        count--;
+    return count;
+}
+
 const char *
 spw_tokenizer_text(const spw_tokenizer *t, int32_t id, uint64_t *bytes_out)
 {
