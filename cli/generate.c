@@ -55,7 +55,21 @@ show_tokens(const job *j, const int32_t *ids, uint64_t count, bool first)
     fflush(stdout);
 }
 
-/* Text as JSON: bytes that are not UTF-8 become U+FFFD. */
+/* Of the character that bytes begin with, by the library's own rule; 0: they begin with none. */
+static uint64_t
+character_bytes(const char *bytes, uint64_t count)
+{
+    for (uint64_t n = 1; n <= 4 && n <= count; n++) {
+        json_t *s = json_stringn(bytes, n);
+        if (s != NULL) {
+            json_decref(s);
+            return n;
+        }
+    }
+    return 0;
+}
+
+/* Text as JSON: bytes that are not UTF-8, such as a character's that --tokens cut, become U+FFFD each. */
 static json_t *
 json_bytes(const char *bytes, uint64_t count)
 {
@@ -64,13 +78,13 @@ json_bytes(const char *bytes, uint64_t count)
     uint64_t end = 0;
     if (s != NULL)
         return s;
-    replaced = spw_mem_calloc(3 * count + 1, 1); /* what is above ASCII is replaced, byte by byte */
+    replaced = spw_mem_calloc(3 * count + 1, 1);
     if (replaced == NULL)
         return json_null();
-    for (uint64_t i = 0; i < count; i++) {
-        bool plain = (unsigned char)bytes[i] < 128;
-        memcpy(replaced + end, plain ? &bytes[i] : "\xef\xbf\xbd", plain ? 1 : 3);
-        end += plain ? 1 : 3;
+    for (uint64_t i = 0, n; i<count; i += n> 0 ? n : 1) {
+        n = character_bytes(bytes + i, count - i);
+        memcpy(replaced + end, n > 0 ? bytes + i : "\xef\xbf\xbd", n > 0 ? n : 3);
+        end += n > 0 ? n : 3;
     }
     s = json_stringn(replaced, end);
     spw_mem_free(replaced);

@@ -94,6 +94,9 @@ run generate "$c" --prompts "$dir/prompts" --tokens 15 --temperature 1 --json
 check "20 prompts give what each gives alone" same each
 run generate "$c" --prompt "line 1" --prompt "a" --tokens 5 --temperature 0
 check "texts of several prompts are told apart" test "$(grep -c '^--- [12]$' "$dir/out")" -eq 2
+run generate "$c" --prompt $'Gr\xc3\xb6\xc3\x9fe \xf0\x9f\x98\x80 \xc0\x80\xff \xe2\x82' --tokens 1 --json
+check "bytes that are not UTF-8 are replaced in JSON, they alone" \
+    grep -qF '"prompt":"Größe 😀 ��� ��"' "$dir/out"
 
 # Folders: one file, shards, another dtype; a cut by the end token; tokens as numbers.
 for name in gpt2 llama3 mistral qwen2_window qwen3; do
