@@ -274,6 +274,7 @@ test_paths(void **state)
 {
     char dir[256], path[400], *text = NULL;
     spw_error err = {0};
+    FILE *f;
     (void)state;
     tiny_dir_make(dir);
     snprintf(path, sizeof path, "%s/a/b/c", dir);
@@ -294,6 +295,13 @@ test_paths(void **state)
         assert_string_equal(text, found[marks]);
         spw_mem_free(text);
     }
+    f = fopen(path, "wb");
+    assert_non_null(f);
+    fwrite("one\ntwo\0three", 1, 13, f); /* a zero byte would end it */
+    fclose(f);
+    assert_int_equal(spw_file_read_text(path, 100, &text, &err), SPW_ECORRUPT);
+    assert_null(text);
+    assert_non_null(strstr(err.message, "/c/t, line 2: a zero byte, at byte 7"));
     assert_int_equal(spw_dir_make(path, &err), SPW_EINVAL);
     snprintf(path, sizeof path, "%s/a", dir);
     assert_int_equal(spw_dir_remove(path, &err), SPW_OK);

@@ -92,6 +92,10 @@ done
 echo >>"$dir/prompts"
 run generate "$c" --prompts "$dir/prompts" --tokens 15 --temperature 1 --json
 check "20 prompts give what each gives alone" same each
+printf 'line 1\nline\0 2\nline 3\n' >"$dir/zero"
+expect 1 "$dir/zero, line 2: a zero byte" "a zero byte in the prompts is said" generate "$c" --prompts "$dir/zero" --tokens 1
+printf '%s\0' "$(cat "$dir/c.json")" >"$dir/zero.json"
+expect 2 "$dir/zero.json, line 5: a zero byte" "and in a configuration" train "$dir/zero.json"
 run generate "$c" --prompt "line 1" --prompt "a" --tokens 5 --temperature 0
 check "texts of several prompts are told apart" test "$(grep -c '^--- [12]$' "$dir/out")" -eq 2
 run generate "$c" --prompt $'Gr\xc3\xb6\xc3\x9fe \xf0\x9f\x98\x80 \xc0\x80\xff \xe2\x82' --tokens 1 --json

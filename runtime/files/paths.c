@@ -52,6 +52,19 @@ spw_text_mark(const char *text, uint64_t bytes)
     return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
+/* Text ends at its first zero byte for whoever reads it: what is behind one would be lost without a word. */
+static spw_status
+refuse_zeros(const char *path, const char *text, uint64_t bytes, spw_error *err)
+{
+    uint64_t end = strlen(text), line = 1;
+    if (end >= bytes)
+        return SPW_OK;
+    for (uint64_t i = 0; i < end; i++)
+        line += text[i] == '\n';
+    return SPW_RAISE(err, SPW_ECORRUPT, "%s, line %llu: a zero byte, at byte %llu: this is no text", path,
+                     (unsigned long long)line, (unsigned long long)end);
+}
+
 spw_status
 spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err)
 {
@@ -83,6 +96,8 @@ spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_er
         got += (uint64_t)rc;
     }
     close(fd);
+    if (st == SPW_OK)
+        st = refuse_zeros(path, text, got, err);
     if (st != SPW_OK) {
         spw_mem_free(text);
         return st;

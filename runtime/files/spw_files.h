@@ -311,7 +311,7 @@ spw_status spw_export(const spw_export_options *options, spw_export_report *repo
 spw_status spw_file_read_at(int fd, const char *path, void *data, uint64_t bytes, uint64_t offset, spw_error *err);
 /* Bytes of the byte order mark that text in UTF-8 may begin with, as some editors write it: 3, or 0. */
 uint64_t spw_text_mark(const char *text, uint64_t bytes);
-/* Whole small files. read: without a byte order mark. write: temporary file in the same folder, fsync, rename, fsync of the folder. */
+/* Whole small files. read: without a byte order mark; SPW_ECORRUPT for one with a zero byte, which is no text. write: temporary file in the same folder, fsync, rename, fsync of the folder. */
 spw_status spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err); /* spw_mem_free */
 spw_status spw_file_write_text(const char *path, const char *text, spw_error *err);
 bool spw_dir_has(const char *folder, const char *name);    /* something of that name is there */
