@@ -65,6 +65,8 @@ LAYOUTS = [
         "<|begin_of_text|>", two(header("user")), header("assistant"), system=two(header("system")), trim=True)),
     ("mistral", "mistral", new("[INST]", "[/INST]"), turns("<s>", *INST)),
     ("mistral-tekken", "mixed", new("<s>", "</s>", "[INST]", "[/INST]"), turns("<s>", ("[INST]", "[/INST]"), ("", "</s>", ""))),
+    ("mistral-v7", "mixed", new("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"), turns(
+        "<s>", ("[INST]", "[/INST]"), ("", "</s>", ""), system=("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"))),
     ("mistral-v1", "llama2", [], turns("<s>", (" [INST] ", " [/INST]"), (" ", "</s>", ""))),
     ("mistral-v1", "across", [], turns("<s>", (" [INST] ", " [/INST]"), (" ", "</s>", ""))),
     ("gemma", "bare", new("<bos>", "<start_of_turn>", "<end_of_turn>"), turns("<bos>", ("<start_of_turn>user\n", "<end_of_turn>\n"), (

@@ -140,6 +140,10 @@ test_vectors(void **state)
     json_decref(all);
 }
 
+#define INST_TOKENS                                                                                                    \
+    "{\"content\":\"<s>\",\"special\":true},{\"content\":\"</s>\",\"special\":true},"                                  \
+    "{\"content\":\"[INST]\",\"special\":true},{\"content\":\"[/INST]\",\"special\":true}"
+
 #define IM_TOKENS                                                                                                      \
     "[{\"content\":\"<|im_start|>\",\"special\":true,\"lstrip\":false,\"rstrip\":false,\"normalized\":"                \
     "false},"                                                                                                          \
@@ -244,6 +248,18 @@ test_auto(void **state)
                                        "\"rstrip\":false,\"normalized\":false}]");
     c = open_chat("auto", t);
     assert_non_null(strstr(spw_chat_says(c), "auto: phi4, "));
+    spw_chat_close(c);
+    spw_tokenizer_close(t);
+    t = open_spelled("mixed", "[" INST_TOKENS "]");
+    c = open_chat("auto", t);
+    assert_non_null(strstr(spw_chat_says(c), "auto: mistral-tekken, "));
+    spw_chat_close(c);
+    spw_tokenizer_close(t);
+    t = open_spelled("mixed", "[" INST_TOKENS ",{\"content\":\"[SYSTEM_PROMPT]\",\"special\":true},"
+                              "{\"content\":\"[/SYSTEM_PROMPT]\",\"special\":true}]");
+    c = open_chat("auto", t);
+    assert_string_equal(spw_chat_says(c), "auto: mistral-v7, whose <s> </s> [INST] [/INST] [SYSTEM_PROMPT] "
+                                          "[/SYSTEM_PROMPT] the tokenizer has");
     spw_chat_close(c);
     spw_tokenizer_close(t);
     t = open_spelled("gpt2", IM_TOKENS ",{\"content\":\"<bos>\",\"special\":true,\"lstrip\":false,\"rstrip\":"

@@ -46,7 +46,7 @@ static const chat_layout layouts[] = {
      .turns = {HEADER("system"), HEADER("user"), HEADER("assistant"), {NULL, NULL}},
      .tokens = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
      .trim = true},
-    /* Where [INST] is a token: Mistral 7B v0.3 and Mixtral 8x22B; with Tekken's vocabulary, Nemo and later. */
+    /* Where [INST] is a token: Mistral 7B v0.3 and Mixtral 8x22B; with Tekken's vocabulary, Nemo and Ministral. */
     {.name = "mistral",
      .begin = "<s>",
      .end = "",
@@ -59,7 +59,14 @@ static const chat_layout layouts[] = {
      .turns = {{NULL, NULL}, {"[INST]", "[/INST]"}, {"", "</s>"}, {NULL, NULL}},
      .tokens = {"<s>", "</s>", "[INST]", "[/INST]"},
      .vocabulary = CHAT_BY_BYTES},
-    /* Where it is text: Mistral 7B v0.1 and v0.2, Mixtral 8x7B. */
+    /* With Tekken's vocabulary and tokens for the system: Mistral Small 3, 3.1 and 3.2. */
+    {.name = "mistral-v7",
+     .begin = "<s>",
+     .end = "",
+     .turns = {{"[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}, {"[INST]", "[/INST]"}, {"", "</s>"}, {NULL, NULL}},
+     .tokens = {"<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
+     .vocabulary = CHAT_BY_BYTES},
+    /* Where [INST] is text: Mistral 7B v0.1 and v0.2, Mixtral 8x7B. */
     {.name = "mistral-v1",
      .begin = "<s>",
      .end = "",
@@ -103,7 +110,7 @@ enum { LAYOUTS = sizeof layouts / sizeof layouts[0] };
 const char *
 spw_chat_names(void)
 {
-    return "chatml, llama3, mistral, mistral-tekken, mistral-v1, gemma, phi3, phi4, deepseek or zephyr";
+    return "chatml, llama3, mistral, mistral-tekken, mistral-v7, mistral-v1, gemma, phi3, phi4, deepseek or zephyr";
 }
 
 /* ---------------------------------------------------------------- of the table */
