@@ -284,6 +284,19 @@ encode_all(job *j, uint64_t *longest, spw_error *err)
     return SPW_OK;
 }
 
+/* longrope's factors are one choice for all slots: by the longest text that there can be. */
+static void
+say_factors(const job *j)
+{
+    const spw_model_config *m = &j->weights.config.model;
+    if (m->rope == SPW_ROPE_LONG && j->positions > m->rope_positions)
+        fprintf(stderr,
+                "spillway: the longest prompt and its --tokens can come to %llu tokens, more than the model's original "
+                "%llu: every text of this run is by longrope's long factors (fewer --tokens, or long prompts in a run "
+                "of their own, leave the others the short ones)\n",
+                (unsigned long long)j->positions, (unsigned long long)m->rope_positions);
+}
+
 static spw_status
 open_all(job *j, uint32_t *slots, spw_error *err)
 {
@@ -298,6 +311,7 @@ open_all(job *j, uint32_t *slots, spw_error *err)
     SPW_TRY(encode_all(j, &longest, err));
     limit = j->weights.config.model.positions;
     j->positions = longest + j->tokens < limit ? longest + j->tokens : limit;
+    say_factors(j);
     piece = j->weights.is_checkpoint ? j->weights.config.data.seq_length : PIECE_MAX;
     *slots = j->text_count < SLOTS_MAX ? (uint32_t)j->text_count : SLOTS_MAX;
     SPW_TRY(spw_model_from_config(&j->model, &j->weights.config, err));

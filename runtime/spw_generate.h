@@ -77,7 +77,7 @@ typedef struct spw_generator_options {
     const spw_config *config; /* tiers, budgets, device and threads; read during create only */
     const spw_model *model;   /* borrowed; outlives the generator */
     uint32_t slots;           /* sequences at once */
-    uint64_t positions;       /* tokens that one can have, prompt included; at most the model's */
+    uint64_t positions;       /* tokens that one can have, prompt included; at most the model's; longrope's T */
     uint64_t piece;           /* tokens of a prompt that a forward pass takes, longer ones need several; 0: all */
     const char *weights_from; /* as of spw_engine_options */
     spw_plan *plan_out;       /* as of spw_engine_options */

@@ -117,6 +117,10 @@ run generate "$f/mistral" --ids --prompt 5,7,1,30,2,8 --tokens 14 --temperature 
 check "the end-of-text token ends a text" grep -q '"tokens":\[17,20\],"stop":"end"' "$dir/out"
 run generate "$f/qwen3" --ids --prompt "5 7" --tokens 3 --temperature 0 --json
 check "else the number of tokens does" grep -q '"stop":"tokens"' "$dir/out"
+run generate "$f/phi3_long" --ids --prompt 10,4 --prompt 5 --tokens 10 --temperature 0
+check "longrope within the original 12 positions says nothing" test ! -s "$dir/err"
+run generate "$f/phi3_long" --ids --prompt 10,4 --prompt 5 --tokens 11 --temperature 0
+check "beyond them all texts are by the long factors, and that is said" grep -q "can come to 13 tokens, more than the model's original 12: every text" "$dir/err"
 expect 1 "tokenizer.json" "a folder without a tokenizer, with words" generate "$f/llama" --prompt hello
 expect 1 "not a list of token numbers" "words for numbers" generate "$f/llama" --ids --prompt "5,x"
 expect 1 "outside the vocabulary of 41" "a number that is no token" generate "$f/llama" --ids --prompt "5,41"
