@@ -92,8 +92,8 @@ static spw_status
 put_content(spw_chat *c, const char *text, uint64_t bytes, bool trim, bool loss, spw_error *err)
 {
     if (trim) {
-        uint64_t begin = spw__tok_space_after(text, 0, bytes);
-        bytes = spw__tok_space_before(text, begin, bytes) - begin;
+        uint64_t begin = spw__tok_space_after(text, 0, bytes, false);
+        bytes = spw__tok_space_before(text, begin, bytes, false) - begin;
         text += begin;
     }
     if (c->t->nfc)
@@ -395,9 +395,9 @@ encode_all(const spw_chat *c, spw_tokens *tokens, spw_tokens *targets, spw_error
         const mark *m = i < c->mark_count ? &c->marks[i] : NULL;
         uint64_t next = m != NULL ? m->at : c->bytes, end = next;
         if (i > 0 && c->marks[i - 1].token->rstrip && c->text != NULL)
-            done = spw__tok_space_after(c->text, done, end);
+            done = spw__tok_space_after(c->text, done, end, false);
         if (m != NULL && m->token->lstrip && c->text != NULL)
-            end = spw__tok_space_before(c->text, done, end);
+            end = spw__tok_space_before(c->text, done, end, false);
         if (done < end)
             SPW_TRY(encode_between(c, done, end, tokens, targets, err));
         if (m != NULL)

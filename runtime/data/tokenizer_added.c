@@ -47,6 +47,7 @@ spw__tok_added_build(spw_tokenizer *t, spw_error *err)
                              t->added[i - 1].id, t->added[i].id);
     }
     st = build_set(&t->raw, t->added, t->added_count, false, err);
+    t->normal.signs = t->chars_early;
     if (st == SPW_OK)
         st = build_set(&t->normal, t->added, t->added_count, true, err);
     if (st != SPW_OK || !(t->nfc || t->chars_early) || t->normal.count == 0)
@@ -120,14 +121,14 @@ spw__tok_added_find(const spw_tokenizer *t, const char *spelled)
 }
 
 uint64_t
-spw__tok_space_before(const char *text, uint64_t floor, uint64_t end)
+spw__tok_space_before(const char *text, uint64_t floor, uint64_t end, bool signs)
 {
     while (end > floor) {
         uint64_t at = end - 1;
         uint32_t cp;
         while (at > floor && end - at < 4 && ((unsigned char)text[at] & 0xc0) == 0x80)
             at--;
-        if (spw__utf8_next(text + at, end - at, &cp) != end - at || !spw__is_space(cp))
+        if (spw__utf8_next(text + at, end - at, &cp) != end - at || !spw__is_space(cp) || (signs && cp == ' '))
             break;
         end = at;
     }
@@ -135,11 +136,11 @@ spw__tok_space_before(const char *text, uint64_t floor, uint64_t end)
 }
 
 uint64_t
-spw__tok_space_after(const char *text, uint64_t at, uint64_t bytes)
+spw__tok_space_after(const char *text, uint64_t at, uint64_t bytes, bool signs)
 {
     while (at < bytes) {
         uint32_t cp, length = spw__utf8_next(text + at, bytes - at, &cp);
-        if (length == 0 || !spw__is_space(cp))
+        if (length == 0 || !spw__is_space(cp) || (signs && cp == ' '))
             break;
         at += length;
     }
@@ -148,7 +149,8 @@ spw__tok_space_after(const char *text, uint64_t at, uint64_t bytes)
 
 /*
  * The next token at or after *search, which moves behind it. What stands before `floor` has been used up: white space is
- * taken from there on only. A special token that is not wanted still hides what overlaps with it.
+ * taken from there on only, and a token with lstrip that lies before it, white space itself, is none. A special token that is not
+ * wanted still hides what overlaps with it.
  */
 bool
 spw__tok_added_next(const tok_added_set *set, const char *text, uint64_t bytes, bool special, uint64_t *search,
@@ -158,16 +160,22 @@ spw__tok_added_next(const tok_added_set *set, const char *text, uint64_t bytes, 
         return false;
     for (uint64_t at = *search; at < bytes; at++) {
         const tok_added *a;
+        uint64_t end;
         if (!set->starts[(unsigned char)text[at]] || (a = longest(set, text + at, bytes - at)) == NULL)
             continue;
         if (a->special && !special) {
             at += a->bytes - 1;
             continue;
         }
+        end = a->rstrip ? spw__tok_space_after(text, at + a->bytes, bytes, set->signs) : at + a->bytes;
+        if (a->lstrip && floor >= end) {
+            at += a->bytes - 1;
+            continue;
+        }
         *search = at + a->bytes;
         out->id = a->id;
-        out->begin = a->lstrip ? spw__tok_space_before(text, floor < at ? floor : at, at) : at;
-        out->end = a->rstrip ? spw__tok_space_after(text, at + a->bytes, bytes) : at + a->bytes;
+        out->begin = a->lstrip ? spw__tok_space_before(text, floor < at ? floor : at, at, set->signs) : at;
+        out->end = end;
         return true;
     }
     return false;

@@ -42,6 +42,7 @@ typedef struct tok_added_set {
     tok_added *list; /* sorted by bytes */
     uint32_t count;
     bool starts[256]; /* by first byte */
+    bool signs;       /* a plain space stands for U+2581, which is no white space to lstrip and rstrip */
 } tok_added_set;
 typedef struct tok_match {
     uint64_t begin, end;
@@ -154,9 +155,9 @@ bool spw__tok_added_next(const tok_added_set *set, const char *text, uint64_t by
                          uint64_t floor, tok_match *out);
 
 const tok_added *spw__tok_added_find(const spw_tokenizer *t, const char *spelled); /* NULL: there is none */
-/* Where white space that ends at `end` begins, at `floor` or later; where what begins at `at` ends. */
-uint64_t spw__tok_space_before(const char *text, uint64_t floor, uint64_t end);
-uint64_t spw__tok_space_after(const char *text, uint64_t at, uint64_t bytes);
+/* Where white space that ends at `end` begins, at `floor` or later; where what begins at `at` ends. signs: as in tok_added_set. */
+uint64_t spw__tok_space_before(const char *text, uint64_t floor, uint64_t end, bool signs);
+uint64_t spw__tok_space_after(const char *text, uint64_t at, uint64_t bytes, bool signs);
 
 /* tokenizer_chars.c: vocabularies by characters. */
 /* The text as such a vocabulary sees it: *out lies in s until its next use. */
