@@ -43,9 +43,14 @@ read_end_tokens(spw_weights *w, spw_error *err)
         for (size_t i = 0; i < (json_is_array(ids) ? json_array_size(ids) : 1); i++) {
             const json_t *id = json_is_array(ids) ? json_array_get(ids, i) : ids;
             json_int_t value = json_integer_value(id);
-            if (json_is_integer(id) && value >= 0 && (uint64_t)value < w->config.model.vocab &&
-                w->end_token_count < SPW_END_TOKENS_MAX)
-                w->end_tokens[w->end_token_count++] = (int32_t)value;
+            if (!json_is_integer(id) || value < 0 || (uint64_t)value >= w->config.model.vocab)
+                continue;
+            if (w->end_token_count == SPW_END_TOKENS_MAX) {
+                json_decref(root);
+                return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s/%s: eos_token_id has more than %d tokens", w->path,
+                                 names[k], SPW_END_TOKENS_MAX);
+            }
+            w->end_tokens[w->end_token_count++] = (int32_t)value;
         }
         json_decref(root);
     }

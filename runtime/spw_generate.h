@@ -21,7 +21,7 @@ extern "C" {
 
 /* ---------------------------------------------------------------- weights */
 
-enum { SPW_END_TOKENS_MAX = 8 };
+enum { SPW_END_TOKENS_MAX = 64 };
 
 /* A checkpoint, or a Hugging Face folder. Large: not for the stack. */
 typedef struct spw_weights {

@@ -115,6 +115,12 @@ for name in gpt2 llama3 mistral qwen2_window qwen3; do
 done
 run generate "$f/mistral" --ids --prompt 5,7,1,30,2,8 --tokens 14 --temperature 0 --json
 check "the end-of-text token ends a text" grep -q '"tokens":\[17,20\],"stop":"end"' "$dir/out"
+cp -r "$f/mistral" "$dir/ends"
+echo "{\"eos_token_id\": [$(seq -s , 21 40),20]}" >"$dir/ends/generation_config.json"
+run generate "$dir/ends" --ids --prompt 5,7,1,30,2,8 --tokens 14 --temperature 0 --json
+check "so does each of a long list" grep -q '"tokens":\[17\],"stop":"end"' "$dir/out"
+echo "{\"eos_token_id\": [$(yes 40 | head -n 65 | paste -sd ,)]}" >"$dir/ends/generation_config.json"
+expect 1 "$dir/ends/generation_config.json: eos_token_id has more than 64 tokens" "which has an end" generate "$dir/ends" --ids --prompt 5
 run generate "$f/qwen3" --ids --prompt "5 7" --tokens 3 --temperature 0 --json
 check "else the number of tokens does" grep -q '"stop":"tokens"' "$dir/out"
 run generate "$f/phi3_long" --ids --prompt 10,4 --prompt 5 --tokens 10 --temperature 0
