@@ -464,8 +464,8 @@ most_turns(const spw_engine_options *o, const char **why)
 }
 
 /* In as few turns as there is room for. */
-spw_status
-spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
+static spw_status
+create_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err)
 {
     const char *why;
     uint32_t asked = o->config->run.expert_turns, most = most_turns(o, &why), turns = 1;
@@ -490,6 +490,31 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
             return st;
         }
     }
+}
+
+/*
+ * Frozen weights stay in their files where there is room for what reads them there, and are copied to swap where there is not: who goes on from a
+ * checkpoint fits where the run that wrote it did, which had drawn them.
+ */
+spw_status
+spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
+{
+    spw_engine_options copied = *o;
+    spw_error first = {0};
+    spw_status st = create_in_turns(out, o, &first);
+    if (st == SPW_ENOFIT && o->weights_from != NULL && o->config->run.frozen_in_place) {
+        spw_engine_destroy(*out); /* a plan alone, of what does not fit */
+        copied.weights_from = NULL;
+        first = (spw_error){0};
+        st = create_in_turns(out, &copied, &first);
+        if (st == SPW_OK && !o->plan_only)
+            spw_log(SPW_LOG_NOTE,
+                    "frozen weights are copied from %s: there is no memory for what would read them there",
+                    o->weights_from);
+    }
+    if (st != SPW_OK && err != NULL)
+        *err = first;
+    return st;
 }
 
 void

@@ -366,8 +366,6 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
 {
     const spw_config *c = &e->config;
     uint64_t units = e->layout.unit_count, chunks = e->layout.chunk_count, params = e->layout.param_count;
-    /* Who goes on from a checkpoint of this run reads what is frozen in its file, and must fit where this run does. */
-    bool later = e->in_place.file_count == 0 && c->run.checkpoint_dir[0] != '\0' && spw__in_place_wanted(e);
     spw_store_config store = {.unit_count = e->layout.unit_count,
                               .chunk_count = e->layout.chunk_count,
                               .worker_count = spw__engine_workers(e),
@@ -376,13 +374,13 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
                                                 : c->zero.optimizer_path.count,
                               .weight_slot_count = c->run.weight_slots,
                               .record_slot_count = c->run.record_slots,
-                              .file_count = later ? 1 : e->in_place.file_count,
+                              .file_count = e->in_place.file_count,
                               .aio = spw__engine_aio(c)};
     uint64_t own = spw__layout_trained(&e->layout) / 4096 * sizeof *e->partials +
                    MODE_COUNT * trace_capacity * sizeof(uint32_t) + e->future_max * sizeof *e->future +
                    units * (sizeof *e->notes + sizeof *e->buffers + 4 * sizeof(uint64_t)) +
                    (params + 2 * chunks) * sizeof *e->ranges + (chunks + 1) * sizeof *e->range_first;
-    own += (later ? chunks + params : e->in_place.piece_count) * sizeof *e->in_place.pieces;
+    own += e->in_place.piece_count * sizeof *e->in_place.pieces;
     uint64_t batches = e->micro_max * e->rows * 2 * sizeof(int32_t);
     if (!e->host_addressable)
         own += spw__losses_bytes(e);
