@@ -165,7 +165,11 @@ cli_train(int argc, char **argv)
     st = cli_train_open_first(&r, resume, found, &err);
     rc = all_well(&r, st, &err);
     if (rc == EXIT_DONE) {
-        st = cli_train_prepare(&r, found, &err);
+        st = cli_train_prepare(&r, &err);
+        rc = all_well(&r, st, &err);
+    }
+    if (rc == EXIT_DONE) {
+        st = cli_train_compare(&r, found, &err);
         rc = all_well(&r, st, &err);
     }
     if (rc == EXIT_DONE) {

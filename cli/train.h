@@ -45,7 +45,9 @@ typedef struct train_run {
  */
 spw_status cli_train_open_first(train_run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err);
 /* And up to the model. */
-spw_status cli_train_prepare(train_run *r, const char *found, spw_error *err);
+spw_status cli_train_prepare(train_run *r, spw_error *err);
+/* Whether this is the training of the first rank, and of the checkpoint. With the other ranks. */
+spw_status cli_train_compare(train_run *r, const char *found, spw_error *err);
 /* Whether it fits, before ranks wait for each other in what takes the memory. One rank finds out there. */
 spw_status cli_train_check_fit(train_run *r, spw_plan *plan, spw_error *err);
 /* Takes everything and fills it, with the other ranks. */

@@ -1,6 +1,7 @@
 /*
- * How a run of spillway train comes to its first step, in phases that all ranks go through: outputs and the data, the checkpoint to go
- * on from and the model, the plan, the engine with its state. What would spoil the run is said here: refused, or as a warning.
+ * How a run of spillway train comes to its first step, in phases that all ranks go through: outputs and the data, the model, whether
+ * this is the training of the other ranks and of the checkpoint to go on from, the plan, the engine with its state. What would spoil
+ * the run is said here: refused, or as a warning.
  */
 #include "train.h"
 #include <dirent.h>
@@ -31,9 +32,55 @@ summarize_data(train_run *r)
     snprintf(d->encoder, sizeof d->encoder, "%s", spw_data_encoder(r->data));
 }
 
+static void
+print_rank_difference(void *ctx, const char *text)
+{
+    fprintf(stderr, "  rank %u: %s\n", ((const train_run *)ctx)->rank, text);
+}
+
+/* Rank 0's configuration on all ranks; *text is the caller's to free. A rank without memory for it says so, or others would wait. */
+static spw_status
+bring_config(train_run *r, char **text, spw_error *err)
+{
+    uint64_t bytes = 0;
+    *text = r->rank == 0 ? spw_config_dump(&r->config) : NULL;
+    if (*text != NULL)
+        bytes = strlen(*text) + 1;
+    SPW_TRY(spw_broadcast(r->talk, &bytes, sizeof bytes, 0, err));
+    if (r->rank > 0)
+        *text = bytes > 0 ? spw_mem_zalloc(bytes) : NULL;
+    if (*text == NULL) {
+        spw_comm_abort(r->comm, "no memory for rank 0's configuration");
+        return SPW_RAISE(err, SPW_ENOMEM, "rank 0's configuration");
+    }
+    return spw_broadcast(r->talk, *text, bytes, 0, err);
+}
+
+/* Ranks that train differently are refused: each would change its part of one model by rules of its own. */
+static spw_status
+compare_ranks(train_run *r, spw_error *err)
+{
+    spw_checkpoint_state first = r->at;
+    uint32_t count = 0;
+    char *text;
+    spw_status st = bring_config(r, &text, err);
+    if (st == SPW_OK)
+        st = spw_broadcast(r->talk, &first, sizeof first, 0, err);
+    if (st == SPW_OK)
+        st = spw_checkpoint_compare_ranks(text, &first, &r->config, &r->at, print_rank_difference, r, &count, err);
+    spw_mem_free(text);
+    SPW_TRY(st);
+    if (count == 0)
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ECONFIG,
+                     "this rank would train differently than rank 0 (%u difference%s, above): start all ranks with the "
+                     "same configuration, --set, data and --resume",
+                     count, count > 1 ? "s" : "");
+}
+
 /* Another training than the checkpoint's is refused, unless it is meant; either way every difference is shown. */
 static spw_status
-compare(const train_run *r, const char *checkpoint, spw_error *err)
+compare_checkpoint(const train_run *r, const char *checkpoint, spw_error *err)
 {
     uint32_t count;
     void *ctx = (void *)(uintptr_t)r;
@@ -136,7 +183,7 @@ cli_train_open_first(train_run *r, const char *resume, char found[SPW_PATH_BYTES
 }
 
 spw_status
-cli_train_prepare(train_run *r, const char *found, spw_error *err)
+cli_train_prepare(train_run *r, spw_error *err)
 {
     const spw_config *c = &r->config;
     uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
@@ -144,13 +191,19 @@ cli_train_prepare(train_run *r, const char *found, spw_error *err)
         SPW_TRY(spw_config_open_data(&r->data, c, err));
     SPW_TRY(spw_data_check_targets(r->data, err)); /* steps would go through, with a loss of nothing */
     summarize_data(r);
-    if (r->resumed)
-        SPW_TRY(compare(r, found, err));
     r->tokens = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
     r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
     if (r->tokens == NULL || r->targets == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "batch of %llu tokens", (unsigned long long)(batches * c->micro_batch));
     return spw_model_from_config(&r->model, c, err);
+}
+
+spw_status
+cli_train_compare(train_run *r, const char *found, spw_error *err)
+{
+    if (r->world > 1)
+        SPW_TRY(compare_ranks(r, err));
+    return r->resumed ? compare_checkpoint(r, found, err) : SPW_OK;
 }
 
 static spw_status

@@ -1,7 +1,8 @@
 /*
  * Would going on from a checkpoint compute what its own run would have computed? Compares the configuration in its
  * manifest with the one to go on with, key by key, over the keys that decide the result, and what is known of the data.
- * Where state lives, how it is moved and how long training goes on are free.
+ * Where state lives, how it is moved and how long training goes on are free. Do two ranks train the same? Compares in
+ * the same way, over those keys and the ones by which ranks do the same thing at the same time.
  */
 #include "checkpoint_internal.h"
 #include <stdio.h>
@@ -39,24 +40,58 @@ static const char *const deciding[] = {"model.",
                                        "spillway.decay_norm_and_bias",
                                        "spillway.nearest_moments"};
 
+/* Free for a checkpoint, but alike on all ranks: by these they call each other. */
+static const char *const together[] = {"zero_optimization.stage",
+                                       "zero_optimization.zero_hpz_partition_size",
+                                       "zero_optimization.mics_shard_size",
+                                       "zero_optimization.mics_hierarchical_params_gather",
+                                       "spillway.chunk_elems",
+                                       "spillway.start",
+                                       "spillway.expert_turns",
+                                       "spillway.steps",
+                                       "spillway.eval_interval",
+                                       "spillway.eval_batches",
+                                       "spillway.checkpoint_dir",
+                                       "spillway.save_at_end",
+                                       "spillway.save_in_background",
+                                       "spillway.write_budget",
+                                       "spillway.write_budget_action"};
+
+static bool
+is_among(const char *key, const char *const *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t n = strlen(list[i]);
+        if (list[i][n - 1] == '.' ? strncmp(key, list[i], n) == 0 : strcmp(key, list[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
 bool
 spw__config_decides(const char *key)
 {
     if (strcmp(key, "data.cache_dir") == 0 || strcmp(key, "data.chat") == 0) /* what a layout says is in the encoder */
         return false;
-    for (size_t i = 0; i < sizeof deciding / sizeof deciding[0]; i++) {
-        size_t n = strlen(deciding[i]);
-        if (deciding[i][n - 1] == '.' ? strncmp(key, deciding[i], n) == 0 : strcmp(key, deciding[i]) == 0)
-            return true;
-    }
-    return false;
+    return is_among(key, deciding, sizeof deciding / sizeof deciding[0]);
+}
+
+/* A path may be another on each host. What lies there is in the model's section, or in the description of the data. */
+static bool
+is_alike_on_ranks(const char *key)
+{
+    if (strcmp(key, "model.path") == 0 || strcmp(key, "data.path") == 0 || strcmp(key, "data.tokenizer") == 0)
+        return false;
+    return spw__config_decides(key) || is_among(key, together, sizeof together / sizeof together[0]);
 }
 
 typedef struct match {
     void (*line)(void *ctx, const char *text);
     void *ctx;
     uint32_t count;
-    const spw_config *saved, *now;
+    const spw_config *saved, *now; /* of ranks: NULL */
+    const char *there, *here;      /* what is compared, in messages */
+    bool ranks;
 } match;
 
 /* What is frozen has no record: only its weights, as the format stores them. */
@@ -87,7 +122,7 @@ static void
 tell(match *m, const char *key, const char *saved, const char *now)
 {
     char text[1100];
-    snprintf(text, sizeof text, "%.200s: %.400s in the checkpoint, %.400s now", key, saved, now);
+    snprintf(text, sizeof text, "%.200s: %.400s %s, %.400s %s", key, saved, m->there, now, m->here);
     m->line(m->ctx, text);
     m->count++;
 }
@@ -106,11 +141,44 @@ show(const json_t *v, const json_t *other)
     return text;
 }
 
+/* Sources without their paths; everything else as it is. */
+static json_t *
+shares(const json_t *sources)
+{
+    json_t *list = json_array(), *one;
+    size_t i;
+    json_array_foreach(sources, i, one)
+    {
+        json_t *share = json_is_object(one) ? json_copy(one) : json_object();
+        json_object_del(share, "path");
+        json_array_append_new(list, share);
+    }
+    return list;
+}
+
+/* Where only a path differs. */
+static bool
+same_on_ranks(const char *key, const json_t *first, const json_t *own)
+{
+    json_t *a, *b;
+    bool same;
+    if (strcmp(key, "spillway.checkpoint_dir") == 0)
+        return (json_string_length(first) == 0) == (json_string_length(own) == 0);
+    if (strcmp(key, "data.sources") != 0)
+        return false;
+    a = shares(first);
+    b = shares(own);
+    same = json_equal(a, b);
+    json_decref(a);
+    json_decref(b);
+    return same;
+}
+
 static spw_status
 compare_value(match *m, const char *key, const json_t *saved, const json_t *now, spw_error *err)
 {
     char *a, *b;
-    if (saved == now || json_equal(saved, now) || excused(m, key))
+    if (saved == now || json_equal(saved, now) || (m->ranks ? same_on_ranks(key, saved, now) : excused(m, key)))
         return SPW_OK;
     a = show(saved, now);
     b = show(now, saved);
@@ -141,7 +209,7 @@ compare_object(match *m, const char *prefix, json_t *saved, json_t *now, spw_err
                 continue;
             if (json_is_object(a) || json_is_object(b)) {
                 SPW_TRY(compare_object(m, key, json_is_object(a) ? a : NULL, json_is_object(b) ? b : NULL, err));
-            } else if (spw__config_decides(key)) {
+            } else if (m->ranks ? is_alike_on_ranks(key) : spw__config_decides(key)) {
                 SPW_TRY(compare_value(m, key, a, b, err));
             }
         }
@@ -149,21 +217,25 @@ compare_object(match *m, const char *prefix, json_t *saved, json_t *now, spw_err
     return SPW_OK;
 }
 
-/* Both as this version prints them: what one does not say has its default. */
+/* Both as spw_config_dump() prints them, NULL where it had no memory: what one does not say has its default. */
+static spw_status
+compare_texts(match *m, const char *saved, const char *now, spw_error *err)
+{
+    json_t *a = saved != NULL ? json_loads(saved, 0, NULL) : NULL, *b = now != NULL ? json_loads(now, 0, NULL) : NULL;
+    spw_status st = a != NULL && b != NULL ? compare_object(m, "", a, b, err)
+                                           : SPW_RAISE(err, SPW_ENOMEM, "comparing configurations");
+    json_decref(a);
+    json_decref(b);
+    return st;
+}
+
 static spw_status
 compare_config(match *m, spw_error *err)
 {
-    char *text[2] = {spw_config_dump(m->saved), spw_config_dump(m->now)};
-    json_t *root[2] = {NULL, NULL};
-    spw_status st = SPW_OK;
-    for (int i = 0; i < 2; i++)
-        root[i] = text[i] != NULL ? json_loads(text[i], 0, NULL) : NULL;
-    st = root[0] != NULL && root[1] != NULL ? compare_object(m, "", root[0], root[1], err)
-                                            : SPW_RAISE(err, SPW_ENOMEM, "comparing configurations");
-    for (int i = 0; i < 2; i++) {
-        json_decref(root[i]);
-        spw_mem_free(text[i]);
-    }
+    char *saved = spw_config_dump(m->saved), *now = spw_config_dump(m->now);
+    spw_status st = compare_texts(m, saved, now, err);
+    spw_mem_free(saved);
+    spw_mem_free(now);
     return st;
 }
 
@@ -212,7 +284,7 @@ spw_status
 spw__config_compare(const spw_config *saved, const spw_config *now, spw__difference_fn line, void *ctx, uint32_t *count,
                     spw_error *err)
 {
-    match m = {line, ctx, 0, saved, now};
+    match m = {line, ctx, 0, saved, now, "in the checkpoint", "now", false};
     spw_status st = compare_config(&m, err);
     *count = m.count;
     return st;
@@ -223,7 +295,7 @@ spw_checkpoint_compare(const char *path, const spw_config *config, const spw_dat
                        void (*line)(void *ctx, const char *text), void *ctx, uint32_t *count_out, spw_error *err)
 {
     spw_config *saved = spw_mem_zalloc(sizeof *saved);
-    match m = {line, ctx, 0, saved, config};
+    match m = {line, ctx, 0, saved, config, "in the checkpoint", "now", false};
     char file[SPW_PATH_BYTES + 64];
     spw_manifest then;
     spw_status st = saved == NULL ? SPW_RAISE(err, SPW_ENOMEM, "configuration of %s", path) : SPW_OK;
@@ -242,6 +314,25 @@ spw_checkpoint_compare(const char *path, const spw_config *config, const spw_dat
         compare_data(&m, path, &then.state.data, data);
     spw__manifest_free(&then);
     spw_mem_free(saved);
+    *count_out = m.count;
+    return st;
+}
+
+spw_status
+spw_checkpoint_compare_ranks(const char *first_config, const spw_checkpoint_state *first, const spw_config *config,
+                             const spw_checkpoint_state *state, void (*line)(void *ctx, const char *text), void *ctx,
+                             uint32_t *count_out, spw_error *err)
+{
+    match m = {line, ctx, 0, NULL, NULL, "on rank 0", "here", true};
+    char *own = spw_config_dump(config);
+    spw_status st = compare_texts(&m, first_config, own, err);
+    spw_mem_free(own);
+    if (st == SPW_OK) {
+        compare_number(&m, "step of the checkpoint to go on from", first->step, state->step);
+        compare_number(&m, "sequences that it has seen", first->data_position, state->data_position);
+        compare_number(&m, "updates that it has made", first->updates, state->updates);
+        compare_data(&m, "rank 0", &first->data, &state->data);
+    }
     *count_out = m.count;
     return st;
 }

@@ -299,6 +299,17 @@ spw_status
 spw_checkpoint_compare(const char *path, const spw_config *config, const spw_data_summary *data,
                        void (*line)(void *ctx, const char *text), void *ctx, uint32_t *count_out, spw_error *err);
 /*
+ * spw_checkpoint_compare_ranks - what of this rank's configuration, data and checkpoint to go on from is not rank 0's.
+ *   first_config, first  rank 0's: the text of spw_config_dump(), and where it begins, its data described
+ *   line, count_out      as spw_checkpoint_compare()'s
+ * Free are budgets, paths, and where and how state is kept and moved: they may differ from host to host. For data on another path
+ * the description decides. Not collective: the caller brings rank 0's here.
+ */
+spw_status
+spw_checkpoint_compare_ranks(const char *first_config, const spw_checkpoint_state *first, const spw_config *config,
+                             const spw_checkpoint_state *state, void (*line)(void *ctx, const char *text), void *ctx,
+                             uint32_t *count_out, spw_error *err);
+/*
  * Loads weights, and records unless the engine is for inference; compares the files with the digests in the manifest, the optimizer's
  * while it is read. Collective.
  * Errors  SPW_ECORRUPT naming the file; SPW_EINVAL of another model. What the engine holds is then undefined until a load succeeds.

@@ -77,14 +77,61 @@ check "JSON lines on 4 ranks" lines -n 4
 check "become tokens once" test "$(grep -c 'making tokens of' "$dir/err")" -eq 1
 
 # A rank that does not fit: all end with 3, whoever ends first.
-by_hand() { RANK=$1 LOCAL_RANK=$1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout -s KILL 120 "$spw" train "$dir/tiny.json" --quiet --set spillway.host_memory="$2"; }
+by_hand() { # rank, its options
+    RANK=$1 LOCAL_RANK=$1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout -s KILL 120 \
+        "$spw" train "$dir/tiny.json" --quiet "${@:2}" >"$dir/out$1" 2>"$dir/err$1"
+}
 port=$((30000 + $$ % 2700)) # below those that the kernel gives to connections, above those of other tests
-by_hand 0 8GiB >"$dir/out" 2>"$dir/err" &
-by_hand 1 4MiB >"$dir/out1" 2>"$dir/err1"
+by_hand 0 --set spillway.host_memory=8GiB &
+by_hand 1 --set spillway.host_memory=4MiB
 check "rank 1 does not fit" test $? -eq 3
 wait $!
 check "rank 0, which does, ends with the same code" test $? -eq 3
 check "rank 1 shows the table" grep -q '^  plan ' "$dir/err1"
+
+# Ranks that were started by hand with something else: each would change its part of one model by rules of its own.
+pair() { # what both have; what rank 1 has besides is in others
+    by_hand 0 "$@" &
+    by_hand 1 "$@" $others
+    rc=$?
+    wait $!
+    rc="$? $rc"
+}
+differs() { # name, what rank 1 has besides, what is said of it; then what both have
+    others=$2 want=$3 name=$1
+    shift 3
+    rm -f "$dir/log"
+    pair "$@"
+    check "rank 1 with another $name: both end with 2" test "$rc" = "2 2"
+    cat "$dir/err0" "$dir/err1" >"$dir/err"
+    check "which is named" says "  rank 1: $want"
+    check "before the first step" test ! -e "$dir/log"
+}
+port=$((port + 1))
+differs "learning rate" "--set optimizer.params.lr=0.1" "optimizer.params.lr: 0.002 on rank 0, 0.1 here"
+differs seed "--set spillway.seed=4" "spillway.seed: 3 on rank 0, 4 here"
+differs batch "--set train_batch_size=8" "train_batch_size: 12 on rank 0, 8 here"
+differs "number of steps" "--set spillway.steps=5" "spillway.steps: 6 on rank 0, 5 here"
+differs "model" "--set model.n_layer=1" "model.n_layer: 2 on rank 0, 1 here"
+differs "ZeRO stage" "--set zero_optimization.stage=2" "zero_optimization.stage: 3 on rank 0, 2 here" --set zero_optimization.offload_param.device=none
+differs "evaluation" "--set spillway.eval_interval=0" "spillway.eval_interval: 3 on rank 0, 0 here"
+differs "folder of checkpoints" "--set spillway.checkpoint_dir=" "spillway.checkpoint_dir: \"$dir/cd\" on rank 0, \"\" here" --set spillway.checkpoint_dir="$dir/cd"
+differs "interval of saves" "--set spillway.checkpoint_interval=2" "spillway.checkpoint_interval: 3 on rank 0, 2 here" --set spillway.checkpoint_interval=3
+head -n 1000 "$dir/text.txt" >"$dir/less.txt"
+differs "text" "--set data.path=$dir/less.txt" "bytes of training data: "
+differs "share of a source" "--set data.sources=[{\"path\":\"$dir/text.txt\",\"weight\":2},\"$dir/less.txt\"]" "data.sources: " \
+    --set data.path=null --set data.sources="[\"$dir/text.txt\",\"$dir/less.txt\"]"
+train --set spillway.checkpoint_dir="$dir/r" --set spillway.checkpoint_interval=1 --set spillway.steps=3
+differs "checkpoint to go on from" "--resume $dir/r/step-2" "step of the checkpoint to go on from: 3 on rank 0, 2 here" --resume "$dir/r/step-3"
+# What may be another thing on each host.
+cp "$dir/text.txt" "$dir/copy.txt"
+mkdir "$dir/swap2"
+others="--set zero_optimization.offload_param.nvme_path=$dir/swap2 --set zero_optimization.offload_optimizer.nvme_path=$dir/swap2
+        --set spillway.host_memory=6GiB --set aio.queue_depth=8 --set data.path=$dir/copy.txt --set spillway.optimizer_threads=1"
+rm -f "$dir/log"
+pair --set spillway.steps=6
+check "other swap, budgets, threads and a copy of the text are taken" test "$rc" = "0 0"
+check "and have the losses of one" near
 
 # Mistakes are said once.
 train -n 3 --set spillway.nix=1
