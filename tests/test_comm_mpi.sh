@@ -41,3 +41,17 @@ done
 launch x SPW_MPI_PLUGIN=/nowhere/spillway-mpi.so
 grep -q 'MPI is not there: SPW_MPI_PLUGIN: /nowhere' "$log"
 tell $? "without the plugin ranks say what is missing"
+# Variables of another MPI's launcher, which this library does not know: each process would be a world of one.
+for set in 'PMI_SIZE=2 PMI_RANK=0' 'PMIX_RANK=0 SLURM_STEP_NUM_TASKS=2'; do
+    timeout -s KILL 60 env $set "$bin" rank >"$log" 2>&1 </dev/null
+    grep -q 'a launcher started 2 processes.* finds 1: .*use this one.s mpirun' "$log"
+    tell $? "the launcher of another MPI is refused: ${set%% *}"
+done
+# Inside another launcher's process the inner mpirun counts.
+for ranks in 1 2; do
+    timeout -s KILL 200 env PMI_SIZE=3 PMI_RANK=0 mpirun -n $ranks --oversubscribe "$bin" rank >"$log" 2>&1 </dev/null ||
+        grep -q 'exiting improperly' "$log"
+    rc=$?
+    grep -q '^ok 1' "$log" || rc=1
+    tell $rc "mpirun -n $ranks in another launcher's process"
+done

@@ -219,6 +219,11 @@ open_transport(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
     SPW_TRY(spw__launch_read(&launch, comm->options.backend, err));
     if (launch.backend == SPW_COMM_MPI) {
         SPW_TRY(spw__mpi_load(&comm->transport, deadline_ns, err));
+        if (comm->transport->world == 1 && launch.started > 1) /* each would train the whole by itself */
+            return SPW_RAISE(err, SPW_ECONFIG,
+                             "a launcher started %u processes (%s), but MPI here (%s) finds 1: the launcher belongs to "
+                             "another MPI; use this one's mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                             launch.started, launch.reason, comm->transport->about);
     } else if (launch.backend == SPW_COMM_TCP && launch.world > 1) {
         SPW_TRY(spw__tcp_open(&comm->transport, &launch, deadline_ns, comm->options.join_timeout_s, err));
     }

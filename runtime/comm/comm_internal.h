@@ -31,6 +31,7 @@ enum {
 typedef struct spw__launch {
     spw_comm_backend backend; /* never SPW_COMM_AUTO */
     uint32_t rank, world;     /* of tcp */
+    uint32_t started;         /* of mpi: so many processes at least, by its launcher; 0: it does not say */
     char host[256], port[16]; /* of tcp: where rank 0 listens */
     char reason[160];
 } spw__launch;

@@ -50,23 +50,31 @@ mpi_sign(void)
     return NULL;
 }
 
-/* Whether the MPI launcher says that it started this process alone; where it does not say how many, Slurm does. */
-static bool
-mpi_alone(void)
+/*
+ * How many processes MPI launchers say that they started, or where they do not, Slurm; 0: nobody says. One inside another leaves
+ * both its own number and the outer one's.
+ */
+static void
+mpi_sizes(uint32_t *least, uint32_t *most)
 {
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE"};
-    static const char *const tasks[] = {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}; /* of the step, of the job */
-    bool said = false;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        if (variable(sizes[i]) != NULL && strcmp(variable(sizes[i]), "1") != 0)
-            return false;
-        said = said || variable(sizes[i]) != NULL;
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE",
+                                        "SLURM_STEP_NUM_TASKS"};
+    *least = *most = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        uint32_t size = variable(names[i]) != NULL ? (uint32_t)strtoul(variable(names[i]), NULL, 10) : 0;
+        if (size == 0 || (strncmp(names[i], "SLURM", 5) == 0 && *most > 0))
+            continue;
+        *least = *most == 0 || size < *least ? size : *least;
+        *most = size > *most ? size : *most;
     }
-    for (size_t i = 0; !said && i < sizeof tasks / sizeof *tasks; i++) {
-        if (variable(tasks[i]) != NULL)
-            return strcmp(variable(tasks[i]), "1") == 0;
-    }
-    return said;
+}
+
+/* Whether this process was started alone, by all that is said: of the step, or else of the job. */
+static bool
+mpi_alone(uint32_t most)
+{
+    const char *job = variable("SLURM_NTASKS");
+    return most == 1 || (most == 0 && job != NULL && strcmp(job, "1") == 0);
 }
 
 spw_status
@@ -114,6 +122,7 @@ spw_status
 spw__launch_read(spw__launch *out, spw_comm_backend wanted, spw_error *err)
 {
     const char *sign = mpi_sign();
+    uint32_t least, most;
     bool torch = variable("RANK") != NULL && variable("WORLD_SIZE") != NULL;
     bool slurm = variable("SLURM_PROCID") != NULL && variable("SLURM_NTASKS") != NULL;
     memset(out, 0, sizeof *out);
@@ -130,8 +139,10 @@ spw__launch_read(spw__launch *out, spw_comm_backend wanted, spw_error *err)
     }
     if (torch && variable("MASTER_ADDR") != NULL)
         return read_tcp(out, "RANK", "WORLD_SIZE", err);
-    if (sign != NULL && !mpi_alone()) {
+    mpi_sizes(&least, &most);
+    if (sign != NULL && !mpi_alone(most)) {
         out->backend = SPW_COMM_MPI;
+        out->started = least;
         snprintf(out->reason, sizeof out->reason, "%s is set", sign);
         return SPW_OK;
     }
