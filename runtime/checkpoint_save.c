@@ -408,14 +408,18 @@ static void
 release(spw_checkpoint_job *job, bool remove)
 {
     spw_error ignored = {0}; /* the first error is the one to tell */
+    const spw_checkpoint_job **saving = spw__engine_saving(job->e);
     spw_st_writer_destroy(job->model);
     spw_st_writer_destroy(job->optimizer);
     spw_st_writer_destroy(job->adapter);
     spw_bounce_destroy(job->bounce);
     spw_mem_free(job->rank);
     free(job->adapter_config);
-    if (remove && spw__engine_rank(job->e) == 0 && access(job->partial, F_OK) == 0)
-        (void)spw_dir_remove(job->partial, &ignored);
+    if (*saving == job) {
+        *saving = NULL;
+        if (remove && spw__engine_rank(job->e) == 0 && access(job->partial, F_OK) == 0)
+            (void)spw_dir_remove(job->partial, &ignored);
+    }
     spw_mem_free(job->config);
     spw_mem_free(job->model_config);
     pthread_mutex_destroy(&job->lock);
@@ -464,6 +468,19 @@ chunks_to_come(const spw_checkpoint_job *job)
     return count;
 }
 
+/* One save at a time: another one's folder may have the same name. Before anything is touched, on all ranks alike. */
+static spw_status
+take_turn(spw_checkpoint_job *job, spw_error *err)
+{
+    const spw_checkpoint_job **saving = spw__engine_saving(job->e);
+    spw_error own = {0};
+    if (*saving != NULL)
+        (void)SPW_RAISE(&own, SPW_EINVAL, "the save of %s is under way", (*saving)->final);
+    SPW_TRY(spw__engine_consent(job->e, &own, job->state.step, err));
+    *saving = job;
+    return SPW_OK;
+}
+
 /* The first rank makes the files, the others open them, and all of them know whether all of them could. */
 static spw_status
 prepare_together(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
@@ -472,6 +489,7 @@ prepare_together(spw_checkpoint_job *job, const spw_config *config, spw_error *e
     double changed = config->run.checkpoint_links && spw__checkpoint_unchanged(job->e) ? 0 : 1;
     int64_t owner, none = 0;
     int rc;
+    SPW_TRY(take_turn(job, err));
     SPW_TRY(spw_engine_sum(job->e, &changed, 1, err));
     job->unchanged = changed == 0;
     job->contents = spw__checkpoint_contents(job->e);

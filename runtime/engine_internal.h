@@ -190,6 +190,7 @@ struct spw_engine {
     double expert_peak; /* of this step so far */
     bool counting;      /* false: something else than steps has moved bytes since */
     saved_model saved;
+    const spw_checkpoint_job *saving; /* NULL: none is under way */
 };
 
 /* Of the thread's own computing: when it began, and what it had waited before. */

@@ -32,6 +32,12 @@ spw__engine_saved(spw_engine *e)
     return &e->saved;
 }
 
+const spw_checkpoint_job **
+spw__engine_saving(spw_engine *e)
+{
+    return &e->saving;
+}
+
 void
 spw_engine_set_rates(spw_engine *e, const spw_rates *rates)
 {

@@ -315,6 +315,8 @@ typedef struct saved_model {
     uint64_t device, inode, bytes, changed_ns;
 } saved_model;
 saved_model *spw__engine_saved(spw_engine *e);
+/* The save under way; it points to NULL: none is. */
+const spw_checkpoint_job **spw__engine_saving(spw_engine *e);
 /* Enough for products of any width to fill a device: tokens by width take 64 MiB in bf16. By the model alone: it decides about rounding. */
 static inline uint64_t
 spw__tile_tokens(const spw_config *c, const spw_model *model)

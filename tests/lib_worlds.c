@@ -172,6 +172,18 @@ least_device(const spw_config *config, const spw_model *model)
     return p.least_bytes;
 }
 
+/* A second save of the step meanwhile is refused on all ranks, and leaves the first alone. */
+static spw_status
+save_once(const world *w, spw_engine *e, const spw_config *c, const spw_checkpoint_state *at, spw_error *err)
+{
+    spw_checkpoint_job *job, *second;
+    spw_error refusal = {0};
+    SPW_TRY(spw_checkpoint_begin(&job, e, c, w->save, at, err));
+    if (spw_checkpoint_begin(&second, e, c, w->save, at, &refusal) != SPW_EINVAL)
+        return SPW_RAISE(err, SPW_EINVAL, "a second save of the step was not refused: %s", refusal.message);
+    return spw_checkpoint_finish(job, NULL, err);
+}
+
 /* In the process of one rank; with one rank in this process. */
 static spw_status
 run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
@@ -242,7 +254,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     w->out->taken[rank] = spw_region_bytes_live() - regions + swap_bytes(spw_engine_plan(e), rank) +
                           (e->host_addressable ? 0 : spw_gpu_bytes_live(e->gpu));
     if (w->save != NULL)
-        SPW_TRY(spw_checkpoint_save(e, &c, w->save, &at, NULL, err));
+        SPW_TRY(save_once(w, e, &c, &at, err));
     SPW_TRY(spw_store_sweep(spw_engine_store(e), SPW_SWEEP_VISIT, take_chunk, &v, err));
     spw_engine_destroy(e);
     spw_model_destroy(model);

@@ -209,11 +209,11 @@ test_left_out(void **state)
     tiny_dir_remove(dir);
 }
 
-/* One at a time; no sweep meanwhile; a folder that cannot be made starts nothing. */
+/* One at a time, and the first is not touched; no sweep meanwhile; a folder that cannot be made starts nothing. */
 static void
 test_refusals(void **state)
 {
-    char dir[256], folder[300], file[320];
+    char dir[256], folder[300], file[320], found[SPW_PATH_BYTES];
     spw_checkpoint_job *job, *other;
     spw_step_result result;
     spw_config c;
@@ -226,11 +226,16 @@ test_refusals(void **state)
     run_open(&r, &c);
     expect_ok(&r, run_step(&r, &c, 0, &result));
     expect_ok(&r, spw_checkpoint_begin(&job, r.e, &c, folder, &(spw_checkpoint_state){.step = 1}, &r.err));
-    assert_int_equal(spw_checkpoint_begin(&other, r.e, &c, folder, &(spw_checkpoint_state){.step = 2}, &r.err),
-                     SPW_EINVAL);
-    assert_null(other);
+    for (uint64_t step = 1; step < 3; step++) {
+        assert_int_equal(spw_checkpoint_begin(&other, r.e, &c, folder, &(spw_checkpoint_state){.step = step}, &r.err),
+                         SPW_EINVAL);
+        assert_null(other);
+        assert_non_null(strstr(r.err.message, "ckpt/step-1 is under way"));
+    }
     assert_int_equal(spw_engine_init_params(r.e, 1, &r.err), SPW_EINVAL);
     expect_ok(&r, spw_checkpoint_finish(job, NULL, &r.err));
+    expect_ok(&r, spw_checkpoint_find(folder, found, &r.err));
+    expect_ok(&r, spw_checkpoint_load(r.e, found, &r.err));
     expect_ok(&r, spw_file_write_text(file, "not a folder", &r.err));
     assert_int_not_equal(spw_checkpoint_begin(&other, r.e, &c, file, &(spw_checkpoint_state){.step = 2}, &r.err),
                          SPW_OK);
