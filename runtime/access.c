@@ -447,7 +447,7 @@ spw_access_set_full(spw_engine *e, const spw_access *a, const float *values, uin
 
 struct spw_gathered {
     spw_engine *e;
-    uint64_t updates; /* the engine's, at begin */
+    uint64_t updates, fills; /* the engine's, at begin */
     uint32_t count;
     target *targets; /* (count) */
     float **values;  /* (count) */
@@ -507,7 +507,7 @@ spw_gathered_begin(spw_gathered **out, spw_engine *e, const char *const *params,
         (void)SPW_RAISE(&own, SPW_ENOMEM, "gathered parameters");
         return spw__engine_consent(e, &own, 0, err);
     }
-    *g = (spw_gathered){.e = e, .updates = e->updates, .count = count};
+    *g = (spw_gathered){.e = e, .updates = e->updates, .fills = e->fills, .count = count};
     (void)prepare_gathered(g, params, &own);
     st = spw__engine_consent(e, &own, meaning_of_all(g, false, 0), err);
     for (uint32_t i = 0; st == SPW_OK && i < count; i++)
@@ -537,6 +537,8 @@ check_write_back(const spw_gathered *g, int32_t from, spw_error *err)
     if (g->updates != e->updates)
         return SPW_RAISE(err, SPW_ESTALE, "the parameters were gathered after update %llu, the engine is at %llu",
                          (unsigned long long)g->updates, (unsigned long long)e->updates);
+    if (g->fills != e->fills)
+        return SPW_RAISE(err, SPW_ESTALE, "the parameters were loaded or drawn anew since they were gathered");
     if (g->count == 0)
         return SPW_OK;
     return resolve(e, &(spw_access){.param = e->model->params[g->targets[0].param_id].name}, true, &(target){0}, err);

@@ -158,6 +158,7 @@ struct spw_engine {
     spw_store_use *future; /* (future_max); between ranks as many more for the store */
     uint32_t future_max;
     uint64_t updates, step_count;
+    uint64_t fills; /* how often all parameters were loaded or drawn */
     ahead_policy ahead;
     struct {
         bool pending;     /* the last step left its update to the next one, and gradients lie in the store */

@@ -180,6 +180,7 @@ spw_status
 spw__engine_fill(spw_engine *e, spw_store_fn fn, void *ctx, spw_error *err)
 {
     SPW_TRY(spw__engine_forget(e, err));
+    e->fills++;
     SPW_TRY(spw_store_sweep(e->store, SPW_SWEEP_INIT, fn, ctx, err));
     memset(e->generations, 0, e->layout.unit_count * sizeof *e->generations); /* as the store counts them now */
     e->grads_there = e->late.pending = false;

@@ -528,6 +528,38 @@ test_errors(void **state)
     tiny_dir_remove(dir);
 }
 
+/* What fills the engine anew makes gathered copies old, also where the number of updates stays. */
+static void
+test_gathered_before_a_load(void **state)
+{
+    static const char *const names[] = {"wte.weight"};
+    char dir[256], found[SPW_PATH_BYTES], file[SPW_PATH_BYTES + 32];
+    spw_config c;
+    run r = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    tiny_config(&c, SPW_STATE_SPLIT);
+    run_open(&r, &c, 7);
+    expect_ok(&r, spw_checkpoint_save(r.e, &c, dir, &(spw_checkpoint_state){0}, found, &r.err));
+    snprintf(file, sizeof file, "%s/model.safetensors", found);
+    for (int way = 0; way < 3; way++) {
+        spw_gathered *g;
+        uint64_t digest;
+        expect_ok(&r, spw_engine_init_params(r.e, 8, &r.err));
+        expect_ok(&r, spw_gathered_begin(&g, r.e, names, 1, &r.err));
+        spw_gathered_values(g, 0, NULL)[0] = 5;
+        expect_ok(&r, way == 0   ? spw_engine_init_params(r.e, 9, &r.err)
+                      : way == 1 ? spw_engine_load_weights(r.e, file, &r.err)
+                                 : spw_checkpoint_load(r.e, found, &r.err));
+        assert_int_equal(spw_engine_updates(r.e), 0);
+        digest = tiny_digest(r.e);
+        assert_int_equal(spw_gathered_end(g, 0, &r.err), SPW_ESTALE);
+        assert_int_equal(tiny_digest(r.e), digest);
+    }
+    run_close(&r);
+    tiny_dir_remove(dir);
+}
+
 /* Lion has one moment; a frozen parameter has its weight alone, and an engine for inference nothing but weights. */
 static void
 test_what_is_not_there(void **state)
@@ -1073,17 +1105,12 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_placement),
-        cmocka_unit_test(test_between_steps),
-        cmocka_unit_test(test_gradients),
-        cmocka_unit_test(test_skipped),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_what_is_not_there),
-        cmocka_unit_test(test_gathered),
-        cmocka_unit_test(test_release),
-        cmocka_unit_test(test_external_parameter),
-        cmocka_unit_test(test_save_16bit),
-        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_every_placement), cmocka_unit_test(test_between_steps),
+        cmocka_unit_test(test_gradients),       cmocka_unit_test(test_skipped),
+        cmocka_unit_test(test_errors),          cmocka_unit_test(test_what_is_not_there),
+        cmocka_unit_test(test_gathered),        cmocka_unit_test(test_gathered_before_a_load),
+        cmocka_unit_test(test_release),         cmocka_unit_test(test_external_parameter),
+        cmocka_unit_test(test_save_16bit),      cmocka_unit_test(test_ranks),
     };
     return cmocka_run_group_tests_name("access", tests, NULL, NULL);
 }
