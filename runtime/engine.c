@@ -471,6 +471,7 @@ create_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err)
     uint32_t asked = o->config->run.expert_turns, most = most_turns(o, &why), turns = 1;
     spw_status st;
     *out = NULL;
+    SPW_TRY(spw_model_check(o->model, err));
     if (asked > 1 && most == 1 && !o->inference)
         return SPW_RAISE(err, SPW_ECONFIG, "spillway.expert_turns is %u: %s", asked, why);
     if (asked > 0 || most == 1)

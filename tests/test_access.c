@@ -713,6 +713,73 @@ borrowing_model(bool borrows)
     return m;
 }
 
+enum fault { NO_FAULT, PARAM_TOO_MUCH, BLOCK_TOO_MUCH, USE_TOO_MUCH, USE_OF_NONE, NOT_USED, SAME_NAME, FAULTS };
+
+static spw_model *
+faulty_model(enum fault fault)
+{
+    spw_model *m = NULL, *good = borrowing_model(true);
+    uint32_t params = good->param_count + (fault == NOT_USED) - (fault == PARAM_TOO_MUCH), again = 0;
+    spw_block *b = NULL;
+    assert_int_equal(spw_model_create(&m, &good->config, params, good->block_count - (fault == BLOCK_TOO_MUCH), NULL),
+                     SPW_OK);
+    for (uint32_t id = 0; id < good->param_count; id++) {
+        const spw_param *p = &good->params[id];
+        bool same = fault == SAME_NAME && strcmp(p->name, "1.norm") == 0;
+        (void)spw_model_add_param(m, same ? "0.norm" : p->name, p->rows, p->cols, p->ndim, p->init, p->init_std);
+    }
+    if (fault == NOT_USED)
+        (void)spw_model_add_param(m, "lonely", 1, 32, 1, SPW_INIT_ONES, 0);
+    for (uint32_t i = 0; i < good->block_count; i++) {
+        b = spw_model_add_block(m, good->blocks[i].name, good->blocks[i].forward);
+        for (uint32_t k = 0; k < good->blocks[i].param_count; k++)
+            spw_block_use(m, b, good->blocks[i].param_ids[k]);
+    }
+    for (; fault == USE_TOO_MUCH && again <= SPW_BLOCK_PARAMS_MAX; again++)
+        spw_block_use(m, b, 0);
+    if (fault == USE_OF_NONE)
+        spw_block_use(m, b, spw_model_find_param(m, "none"));
+    spw_model_destroy(good);
+    return m;
+}
+
+/* A model of one's own that was put together wrongly is refused before anything is made of it, and nothing is written beside it. */
+static void
+test_faulty_models(void **state)
+{
+    static const char *const says[FAULTS] = {NULL,
+                                             "norm.bias is one more than the 7",
+                                             "block head is one more than the 3",
+                                             "block head uses more than 2048 parameters",
+                                             "block head uses parameter 4294967295 of 8",
+                                             "no block uses parameter lonely",
+                                             "two parameters have the name 0.norm"};
+    (void)state;
+    for (int fault = NO_FAULT; fault < FAULTS; fault++) {
+        spw_model *m = faulty_model((enum fault)fault);
+        spw_engine *e = NULL;
+        spw_error err = {0};
+        spw_config c;
+        tiny_config(&c, SPW_STATE_SPLIT);
+        c.model = m->config;
+        assert_int_equal(spw_engine_create(&e, &(spw_engine_options){.config = &c, .model = m, .resumes = true}, &err),
+                         fault == NO_FAULT ? SPW_OK : SPW_EINVAL);
+        if (fault != NO_FAULT && strstr(err.message, says[fault]) == NULL)
+            fail_msg("said %s instead of %s", err.message, says[fault]);
+        spw_engine_destroy(e);
+        spw_model_destroy(m);
+    }
+    { /* not even room for one */
+        spw_model *m = NULL;
+        spw_model_config mc = {.family = SPW_FAMILY_CUSTOM, .width = 32, .vocab = 61};
+        assert_int_equal(spw_model_create(&m, &mc, 0, 0, NULL), SPW_OK);
+        spw_block_use(m, spw_model_add_block(m, "embed", spw_gpt2_embed_forward),
+                      spw_model_add_param(m, "wte", 61, 32, 2, SPW_INIT_NORMAL, 0.05f));
+        assert_int_equal(spw_model_check(m, NULL), SPW_EINVAL);
+        spw_model_destroy(m);
+    }
+}
+
 static void
 only_lent_gradient(void *ctx, spw_engine *e)
 {
@@ -1105,12 +1172,19 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_placement), cmocka_unit_test(test_between_steps),
-        cmocka_unit_test(test_gradients),       cmocka_unit_test(test_skipped),
-        cmocka_unit_test(test_errors),          cmocka_unit_test(test_what_is_not_there),
-        cmocka_unit_test(test_gathered),        cmocka_unit_test(test_gathered_before_a_load),
-        cmocka_unit_test(test_release),         cmocka_unit_test(test_external_parameter),
-        cmocka_unit_test(test_save_16bit),      cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_every_placement),
+        cmocka_unit_test(test_between_steps),
+        cmocka_unit_test(test_gradients),
+        cmocka_unit_test(test_skipped),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_what_is_not_there),
+        cmocka_unit_test(test_gathered),
+        cmocka_unit_test(test_gathered_before_a_load),
+        cmocka_unit_test(test_faulty_models),
+        cmocka_unit_test(test_release),
+        cmocka_unit_test(test_external_parameter),
+        cmocka_unit_test(test_save_16bit),
+        cmocka_unit_test(test_ranks),
     };
     return cmocka_run_group_tests_name("access", tests, NULL, NULL);
 }

@@ -191,13 +191,16 @@ spw_status
 spw_model_add_lora(spw_model *m, const spw_lora *lora, const char *const *targets, uint32_t count, spw_error *err)
 {
     spw_param *params;
+    uint32_t params_max;
     SPW_TRY(check(m, lora, targets, count, err));
-    params = spw_mem_calloc(m->param_count + 2 * (uint64_t)count_targets(m, targets, count), sizeof *params);
+    params_max = m->param_count + 2 * count_targets(m, targets, count);
+    params = spw_mem_calloc(params_max + (uint64_t)1, sizeof *params);
     if (params == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "adapters");
     memcpy(params, m->params, m->param_count * sizeof *params);
     spw_mem_free(m->params);
     m->params = params;
+    m->params_max = params_max;
     m->lora = *lora;
     for (uint32_t id = 0; id < m->param_count; id++)
         params[id].frozen = true;

@@ -4,6 +4,7 @@
  */
 #include "nn_internal.h"
 #include <fnmatch.h>
+#include <stdarg.h>
 #include <stdio.h>
 
 spw_status
@@ -15,8 +16,10 @@ spw_model_create(spw_model **out, const spw_model_config *config, uint32_t param
     if (m == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "model");
     m->config = *config;
-    m->params = spw_mem_calloc(params_max, sizeof *m->params);
-    m->blocks = spw_mem_calloc(blocks_max, sizeof *m->blocks);
+    m->params_max = params_max;
+    m->blocks_max = blocks_max;
+    m->params = spw_mem_calloc(params_max + (uint64_t)1, sizeof *m->params); /* the last takes what is too much */
+    m->blocks = spw_mem_calloc(blocks_max + (uint64_t)1, sizeof *m->blocks);
     if (m->params == NULL || m->blocks == NULL) {
         spw_model_destroy(m);
         return SPW_RAISE(err, SPW_ENOMEM, "model of %u parameters", params_max);
@@ -35,11 +38,26 @@ spw_model_destroy(spw_model *model)
     spw_mem_free(model);
 }
 
+/* The first mistake of who puts the model together, whose calls return no status: spw_model_check() tells. */
+static void
+note_fault(spw_model *m, const char *fmt, ...)
+{
+    va_list args;
+    if (m->fault[0] != '\0')
+        return;
+    va_start(args, fmt);
+    vsnprintf(m->fault, sizeof m->fault, fmt, args);
+    va_end(args);
+}
+
 uint32_t
 spw_model_add_param(spw_model *m, const char *name, uint64_t rows, uint64_t cols, uint32_t ndim, spw_init init,
                     float std)
 {
-    spw_param *p = &m->params[m->param_count];
+    uint32_t id = m->param_count < m->params_max ? m->param_count++ : m->params_max;
+    spw_param *p = &m->params[id];
+    if (id == m->params_max)
+        note_fault(m, "parameter %.95s is one more than the %u that spw_model_create was told of", name, id);
     snprintf(p->name, sizeof p->name, "%s", name);
     p->rows = rows;
     p->cols = cols;
@@ -47,13 +65,16 @@ spw_model_add_param(spw_model *m, const char *name, uint64_t rows, uint64_t cols
     p->init = init;
     p->init_std = std;
     p->owner_block = UINT32_MAX;
-    return m->param_count++;
+    return id;
 }
 
 spw_block *
 spw_model_add_block(spw_model *m, const char *name, spw_forward_fn forward)
 {
-    spw_block *b = &m->blocks[m->block_count++];
+    uint32_t idx = m->block_count < m->blocks_max ? m->block_count++ : m->blocks_max;
+    spw_block *b = &m->blocks[idx];
+    if (idx == m->blocks_max)
+        note_fault(m, "block %.63s is one more than the %u that spw_model_create was told of", name, idx);
     snprintf(b->name, sizeof b->name, "%s", name);
     b->forward = forward;
     return b;
@@ -62,9 +83,33 @@ spw_model_add_block(spw_model *m, const char *name, spw_forward_fn forward)
 void
 spw_block_use(spw_model *m, spw_block *b, uint32_t param_id)
 {
+    if (param_id >= m->param_count) {
+        note_fault(m, "block %s uses parameter %u of %u", b->name, param_id, m->param_count);
+        return;
+    }
+    if (b->param_count == SPW_BLOCK_PARAMS_MAX) {
+        note_fault(m, "block %s uses more than %d parameters", b->name, SPW_BLOCK_PARAMS_MAX);
+        return;
+    }
     b->param_ids[b->param_count++] = param_id;
     if (m->params[param_id].owner_block == UINT32_MAX)
         m->params[param_id].owner_block = (uint32_t)(b - m->blocks);
+}
+
+spw_status
+spw_model_check(const spw_model *m, spw_error *err)
+{
+    if (m->fault[0] != '\0')
+        return SPW_RAISE(err, SPW_EINVAL, "model: %s", m->fault);
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        const char *name = m->params[id].name;
+        if (m->params[id].owner_block == UINT32_MAX)
+            return SPW_RAISE(err, SPW_EINVAL, "model: no block uses parameter %s", name);
+        /* built-in families give each a name of its own, and may have very many */
+        if (m->config.family == SPW_FAMILY_CUSTOM && spw_model_find_param(m, name) != id)
+            return SPW_RAISE(err, SPW_EINVAL, "model: two parameters have the name %s", name);
+    }
+    return SPW_OK;
 }
 
 uint32_t

@@ -362,7 +362,8 @@ typedef struct spw_lora {
 struct spw_model {
     spw_model_config config;
     spw_lora lora;
-    uint32_t param_count, block_count;
+    uint32_t param_count, block_count, params_max, blocks_max;
+    char fault[240]; /* the first mistake in putting it together; "": none */
     spw_param *params;
     spw_block *blocks;
 };
@@ -372,7 +373,10 @@ struct spw_model {
  * Errors  SPW_ECONFIG naming the key: sizes that are 0 or do not divide.
  */
 spw_status spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err);
-/* An empty chain for user blocks: config.width and config.vocab must be set. */
+/*
+ * An empty chain for user blocks: config.width and config.vocab must be set. At most so many parameters and blocks are added below,
+ * which return no status: what is too much is left out, and no engine takes such a model (spw_model_check).
+ */
 spw_status spw_model_create(spw_model **out, const spw_model_config *config, uint32_t params_max, uint32_t blocks_max,
                             spw_error *err);
 void spw_model_destroy(spw_model *model);
@@ -386,6 +390,11 @@ spw_block *spw_model_add_block(spw_model *model, const char *name, spw_forward_f
  */
 void spw_block_use(spw_model *model, spw_block *block, uint32_t param_id);
 uint32_t spw_model_find_param(const spw_model *model, const char *name); /* its id; UINT32_MAX: there is none */
+/*
+ * Whether an engine takes the model, which asks this first. SPW_EINVAL with what is wrong: more of something than there is room for, a
+ * parameter that is not there, one that no block uses, a name twice.
+ */
+spw_status spw_model_check(const spw_model *model, spw_error *err);
 /*
  * spw_model_add_lora - freezes all parameters and puts adapters beside the linear weights that targets match.
  *   targets  (count) globs on the linear's name, without ".weight" ("model.layers.0.self_attn.q_proj"), or on what is left
