@@ -140,6 +140,27 @@ spw_optimizer_find(const char *name)
     return NULL;
 }
 
+/* Tensors of checkpoints and parts of a parameter go by them, beside those that each parameter has anyway. */
+static spw_status
+check_moment_names(const spw_optimizer *o, spw_error *err)
+{
+    static const char *const taken[] = {"master", "weight", "grad"};
+    for (uint32_t k = 0; k < o->moment_count; k++) {
+        const char *name = o->moment_names[k];
+        bool again = false;
+        if (name == NULL || name[0] == '\0')
+            return SPW_RAISE(err, SPW_EINVAL, "optimizer %s: moment %u has no name", o->name, k);
+        for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+            again = again || strcmp(name, taken[i]) == 0;
+        for (uint32_t i = 0; i < k; i++)
+            again = again || strcmp(name, o->moment_names[i]) == 0;
+        if (again)
+            return SPW_RAISE(err, SPW_EINVAL, "optimizer %s: moment %u is called %s, as something else is", o->name, k,
+                             name);
+    }
+    return SPW_OK;
+}
+
 spw_status
 spw_optimizer_register(const spw_optimizer *o, spw_error *err)
 {
@@ -148,9 +169,7 @@ spw_optimizer_register(const spw_optimizer *o, spw_error *err)
     if (o->moment_count > SPW_MOMENTS_MAX)
         return SPW_RAISE(err, SPW_EINVAL, "optimizer %s: %u moments, at most %d", o->name, o->moment_count,
                          SPW_MOMENTS_MAX);
-    for (uint32_t k = 0; k < o->moment_count; k++)
-        if (o->moment_names[k] == NULL || o->moment_names[k][0] == '\0')
-            return SPW_RAISE(err, SPW_EINVAL, "optimizer %s: moment %u has no name", o->name, k);
+    SPW_TRY(check_moment_names(o, err));
     if (spw_optimizer_find(o->name) != NULL || third_party_count == THIRD_PARTY_MAX)
         return SPW_RAISE(err, SPW_EINVAL, "optimizer %s: the name is taken, or there are %d already", o->name,
                          THIRD_PARTY_MAX);

@@ -42,7 +42,7 @@ typedef void (*spw_opt_rule)(const float *coef, uint32_t n, float *w, float *m0,
 typedef struct spw_optimizer {
     const char *name;                          /* as in the configuration, in any case */
     uint32_t moment_count;                     /* fp32 arrays beside the master: 0 to SPW_MOMENTS_MAX */
-    const char *moment_names[SPW_MOMENTS_MAX]; /* in checkpoints */
+    const char *moment_names[SPW_MOMENTS_MAX]; /* in checkpoints; each once, not master, weight or grad */
     bool moment_unsigned[SPW_MOMENTS_MAX];     /* never negative: 8-bit codes spend no bit on the sign */
     /* Errors  SPW_EINVAL naming the value; coef is then not used. */
     spw_status (*prepare)(float coef[SPW_OPT_COEFS], const spw_opt_hp *hp, spw_error *err);

@@ -743,6 +743,19 @@ test_refused(void **state)
     assert_int_equal(spw_opt_prepare(&coef, &spw_opt_sgd, &hp, &err), SPW_EINVAL);
     assert_int_equal(spw_optimizer_register(&(spw_optimizer){.name = "x", .prepare = prepare}, &err), SPW_EINVAL);
     assert_int_equal(spw_optimizer_register(&spw_opt_adam, &err), SPW_EINVAL);
+    static const char *const moments[][2] = {
+        {"master", "a"}, {"a", "master"}, {"weight", "a"}, {"a", "weight"},
+        {"grad", "a"},   {"a", "grad"},   {"a", "a"},      {"a", ""},
+    };
+    for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) { /* checkpoints would have two tensors of a name */
+        spw_optimizer o = signum;
+        o.moment_count = 2;
+        o.moment_names[0] = moments[i][0];
+        o.moment_names[1] = moments[i][1];
+        err = (spw_error){0};
+        assert_int_equal(spw_optimizer_register(&o, &err), SPW_EINVAL);
+        assert_non_null(strstr(err.message, "moment"));
+    }
     assert_null(spw_optimizer_find("Signum"));
     assert_int_equal(spw_optimizer_register(&signum, &err), SPW_OK);
     assert_int_equal(spw_optimizer_register(&signum, &err), SPW_EINVAL);
