@@ -82,7 +82,7 @@ cli_train_open_log(train_run *r, spw_error *err)
         if (folder[0] != '\0')
             SPW_TRY(spw_dir_make(folder, err));
     }
-    r->log = fopen(r->config.run.run_log, r->resumed ? "ae" : "we");
+    r->log = r->resumed ? spw_file_append_lines(r->config.run.run_log) : fopen(r->config.run.run_log, "we");
     return r->log != NULL ? SPW_OK : SPW_RAISE_SYS(err, errno, "spillway.run_log %s", r->config.run.run_log);
 }
 

@@ -165,7 +165,7 @@ put_row(const spw_monitor *m, const char *tag, double value, uint64_t samples)
     for (char *c = name; *c != '\0'; c++)
         *c = *c == '/' || *c == ' ' ? '_' : *c;
     snprintf(path, sizeof path, "%s/%s.csv", m->csv, name);
-    f = fopen(path, "ae");
+    f = spw_file_append_lines(path);
     if (f == NULL)
         return false;
     done = fseek(f, 0, SEEK_END) == 0 && (ftell(f) > 0 || fprintf(f, "step,%s\n", last != NULL ? last + 1 : tag) > 0);

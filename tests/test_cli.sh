@@ -66,6 +66,15 @@ check "train 5 steps" run train "$c" --set spillway.steps=5 --set spillway.check
 check "resume to 10" run train "$c" --resume "$dir/b" --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log="$dir/b.jsonl" $monitor
 check "csv_monitor has a row for each step of both" test "$(wc -l <"$dir/monitor/job/Train_Samples_train_loss.csv")" -eq 11
 check "and for each evaluation" test "$(wc -l <"$dir/monitor/job/Train_Samples_eval_loss.csv")" -eq 3
+head -c -20 "$dir/b.jsonl" >"$dir/torn.jsonl" # as a disk that is full leaves files
+truncate -s -3 "$dir/monitor/job/Train_Samples_train_loss.csv"
+check "resume where files end inside a line" run train "$c" --resume "$dir/b/step-5" --set spillway.checkpoint_dir= --set spillway.run_log="$dir/torn.jsonl" $monitor
+check "csv_monitor ends that row" test "$(wc -l <"$dir/monitor/job/Train_Samples_train_loss.csv")" -eq 16
+check "and all lines of the log but that one are JSON, the new start too" python3 -c '
+import json, sys
+bad = [line for line in open(sys.argv[1]) if not line.endswith("}\n")]
+good = [json.loads(line) for line in open(sys.argv[1]) if line not in bad]
+sys.exit(not (len(bad) == 1 and sum(x.get("run") == "spillway" for x in good) == 3))' "$dir/torn.jsonl"
 same_tensors() { cmp "$1/model.safetensors" "$2/model.safetensors" && cmp "$1/optimizer-00001-of-00001.safetensors" "$2/optimizer-00001-of-00001.safetensors"; }
 check "resumed state is byte-identical" same_tensors "$dir/a/step-10" "$dir/b/step-10"
 

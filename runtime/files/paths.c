@@ -170,6 +170,30 @@ spw_file_write_text(const char *path, const char *text, spw_error *err)
     return spw_dir_sync_above(path, err);
 }
 
+static bool
+ends_inside_a_line(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat info;
+    char last = '\n';
+    if (fd < 0)
+        return false;
+    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0)
+        (void)!pread(fd, &last, 1, info.st_size - 1);
+    close(fd);
+    return last != '\n';
+}
+
+FILE *
+spw_file_append_lines(const char *path)
+{
+    bool torn = ends_inside_a_line(path);
+    FILE *f = fopen(path, "ae");
+    if (f != NULL && torn)
+        (void)fputc('\n', f); /* an error stays with the file, and shows with the first line */
+    return f;
+}
+
 /* A new folder's name outlasts a power cut. A folder above it that may be written and not read cannot be flushed. */
 static spw_status
 make_one(const char *path, spw_error *err)

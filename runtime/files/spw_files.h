@@ -7,6 +7,7 @@
 #define SPW_FILES_H
 
 #include "spw_nn.h"
+#include <stdio.h>
 
 /*
  * spw_crc64_part - what a stretch of bytes with so many behind it adds to the CRC-64/XZ of all (polynomial of ECMA-182, as in xz files).
@@ -314,6 +315,8 @@ uint64_t spw_text_mark(const char *text, uint64_t bytes);
 /* Whole small files. read: without a byte order mark; SPW_ECORRUPT for one with a zero byte, which is no text. write: temporary file in the same folder, fsync, rename, fsync of the folder. */
 spw_status spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err); /* spw_mem_free */
 spw_status spw_file_write_text(const char *path, const char *text, spw_error *err);
+/* Opens a file of lines to add some, and begins with a line's end where the last one was torn, by a full disk say. NULL: errno says why. */
+FILE *spw_file_append_lines(const char *path);
 bool spw_dir_has(const char *folder, const char *name);    /* something of that name is there */
 spw_status spw_dir_make(const char *path, spw_error *err); /* with parents; the names of new ones are durable */
 /* Where a folder is written before it has its name: beside it, with ".partial" behind. False: out is too small. */
