@@ -78,8 +78,7 @@ open_files(job *j, int64_t owner, spw_error *err)
 static spw_status
 make_folder(job *j, spw_error *err)
 {
-    if (access(j->partial, F_OK) == 0)
-        SPW_TRY(spw_dir_remove(j->partial, err)); /* of one that was killed */
+    SPW_TRY(spw_hf_remove_partial(j->partial, err)); /* of one that was killed */
     SPW_TRY(spw_dir_make(j->partial, err));
     j->made_folder = true;
     return open_files(j, 0, err);

@@ -915,6 +915,35 @@ test_save_16bit(void **state)
     tiny_dir_remove(dir);
 }
 
+/* The folder beside the name: what a killed save left there goes, what is somebody else's is refused and stays. */
+static void
+test_save_beside_a_folder(void **state)
+{
+    char dir[256], folder[300], partial[320], left[400], notes[400];
+    spw_config c;
+    run r;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(folder, sizeof folder, "%s/out", dir);
+    snprintf(partial, sizeof partial, "%s.partial", folder);
+    snprintf(left, sizeof left, "%s/model.safetensors.tmp-17", partial);
+    snprintf(notes, sizeof notes, "%s/notes.txt", partial);
+    tiny_config(&c, SPW_STATE_SPLIT);
+    run_open(&r, &c, 7);
+    expect_ok(&r, spw_dir_make(partial, &r.err));
+    expect_ok(&r, spw_file_write_text(left, "half of it", &r.err));
+    expect_ok(&r, spw_file_write_text(notes, "mine", &r.err));
+    assert_int_equal(spw_engine_save_16bit(r.e, folder, SPW_BF16, &r.err), SPW_ESYS);
+    assert_non_null(strstr(r.err.message, "out.partial"));
+    assert_non_null(strstr(r.err.message, "notes.txt"));
+    assert_int_equal(access(left, F_OK) | access(notes, F_OK), 0);
+    assert_int_equal(unlink(notes), 0);
+    expect_ok(&r, spw_engine_save_16bit(r.e, folder, SPW_BF16, &r.err));
+    assert_int_not_equal(access(partial, F_OK), 0);
+    run_close(&r);
+    tiny_dir_remove(dir);
+}
+
 /* ---------------------------------------------------------------- ranks */
 
 /* In a forked rank no assertion may fail. */
@@ -1184,6 +1213,7 @@ main(void)
         cmocka_unit_test(test_release),
         cmocka_unit_test(test_external_parameter),
         cmocka_unit_test(test_save_16bit),
+        cmocka_unit_test(test_save_beside_a_folder),
         cmocka_unit_test(test_ranks),
     };
     return cmocka_run_group_tests_name("access", tests, NULL, NULL);

@@ -218,6 +218,13 @@ expect 2 "--shard-size" "a size that is none" export "$dir/a" --to "$dir/no" --s
 mkdir "$dir/other.partial"
 expect 1 "nowhere" "no source" export "$dir/nowhere" --to "$dir/other"
 check "takes nothing away" test -d "$dir/other.partial"
+touch "$dir/other.partial/mine.txt" "$dir/other.partial/config.json"
+expect 1 "other.partial, where files are to be written first, has mine.txt" "somebody's folder in the way" export "$dir/a" --to "$dir/other"
+check "stays whole" test -e "$dir/other.partial/mine.txt" -a -e "$dir/other.partial/config.json"
+rm "$dir/other.partial/mine.txt"
+touch "$dir/other.partial/model-00001-of-00002.safetensors.tmp-17" "$dir/other.partial/tokenizer.json"
+expect 0 "" "what a killed export left is replaced" export "$dir/a" --to "$dir/other"
+check "without a rest" test ! -e "$dir/other.partial" -a -e "$dir/other/config.json"
 expect 0 "--shard-size" "help" help export
 full() { (ulimit -f 100; exec timeout -s KILL 60 "$spw" export "$dir/a" --to "$dir/no" >"$dir/out" 2>"$dir/err"); }
 check "a file that may not grow is an error" test "$(full; echo $?)" -ne 0

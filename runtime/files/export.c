@@ -4,8 +4,10 @@
  * it is complete.
  */
 #include "llmc.h"
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -505,20 +507,61 @@ copy_file(const char *source, const char *target, spw_error *err)
     return st;
 }
 
+static const char *const companions[] = {"tokenizer.json",    "tokenizer_config.json", "vocab.json",
+                                         "merges.txt",        "tokenizer.model",       "special_tokens_map.json",
+                                         "added_tokens.json", "chat_template.jinja",   "generation_config.json"};
+enum { COMPANIONS = sizeof companions / sizeof companions[0] };
+
 spw_status
 spw_hf_copy_companions(const char *from, const char *to, spw_error *err)
 {
-    static const char *const names[] = {"tokenizer.json",    "tokenizer_config.json", "vocab.json",
-                                        "merges.txt",        "tokenizer.model",       "special_tokens_map.json",
-                                        "added_tokens.json", "chat_template.jinja",   "generation_config.json"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    for (size_t i = 0; i < COMPANIONS; i++) {
         char source[PATH_MAX_BYTES + 64], target[PATH_MAX_BYTES + 64];
-        snprintf(source, sizeof source, "%.1000s/%s", from, names[i]);
-        snprintf(target, sizeof target, "%.1000s/%s", to, names[i]);
+        snprintf(source, sizeof source, "%.1000s/%s", from, companions[i]);
+        snprintf(target, sizeof target, "%.1000s/%s", to, companions[i]);
         if (access(source, F_OK) == 0)
             SPW_TRY(copy_file(source, target, err));
     }
     return SPW_OK;
+}
+
+/* Of a file in a model's folder as it is written, or of what it is called until it is complete. */
+static bool
+is_model_file(const char *name)
+{
+    static const char *const globs[] = {"config.json",       "adapter_config.json",      "model.safetensors.index.json",
+                                        "model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors"};
+    const char *tmp = strstr(name, ".tmp-");
+    char whole[256];
+    bool is = false;
+    snprintf(whole, sizeof whole, "%.*s", tmp != NULL ? (int)(tmp - name) : 255, name);
+    for (size_t i = 0; i < COMPANIONS; i++)
+        is = is || strcmp(whole, companions[i]) == 0;
+    for (size_t i = 0; i < sizeof globs / sizeof globs[0]; i++)
+        is = is || fnmatch(globs[i], whole, 0) == 0;
+    return is;
+}
+
+spw_status
+spw_hf_remove_partial(const char *path, spw_error *err)
+{
+    DIR *dir = opendir(path);
+    const struct dirent *entry;
+    char other[256] = "";
+    if (dir == NULL && errno == ENOENT)
+        return SPW_OK;
+    if (dir == NULL)
+        return SPW_RAISE_SYS(err, errno, "open folder %s", path);
+    while (other[0] == '\0' && (entry = readdir(dir)) != NULL) {
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 && !is_model_file(entry->d_name))
+            snprintf(other, sizeof other, "%.255s", entry->d_name);
+    }
+    closedir(dir);
+    if (other[0] != '\0')
+        return SPW_RAISE_SYS(
+            err, EEXIST, "%s, where files are to be written first, has %s, which no save leaves there; move it away",
+            path, other);
+    return spw_dir_remove(path, err);
 }
 
 static spw_status
@@ -588,8 +631,7 @@ export_to_partial(job *j, spw_error *err)
     SPW_TRY(open_source(j, err));
     SPW_TRY(open_threads(j, err));
     j->report->dtype = j->o->dtype != SPW_DTYPE_COUNT ? j->o->dtype : stored_dtype(j);
-    if (access(j->partial, F_OK) == 0)
-        SPW_TRY(spw_dir_remove(j->partial, err)); /* of one that was killed */
+    SPW_TRY(spw_hf_remove_partial(j->partial, err)); /* of one that was killed */
     j->made = true;
     SPW_TRY(spw_dir_make(j->partial, err));
     SPW_TRY(write_all(j, err));

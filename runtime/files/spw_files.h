@@ -171,6 +171,11 @@ spw_status spw_hf_config_carry(char **text_out, const spw_model_config *config, 
                                spw_error *err);
 /* Copies what lies beside a model's weights: the tokenizer's files, the chat template and generation_config.json. */
 spw_status spw_hf_copy_companions(const char *from, const char *to, spw_error *err);
+/*
+ * Removes the folder in which a model was being written when that was killed (spw_dir_partial), if there is one. SPW_ESYS (EEXIST)
+ * naming what is in it besides a model's files: then it is somebody else's, and stays whole.
+ */
+spw_status spw_hf_remove_partial(const char *path, spw_error *err);
 /* All keys that are read, one by one; NULL past the last. And whether a family has this one. */
 const char *spw_hf_config_key(uint32_t i);
 bool spw_hf_config_has_key(spw_family family, const char *key);
