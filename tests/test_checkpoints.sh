@@ -160,11 +160,13 @@ expect 2 'spillway.state_format: "fp32" in the checkpoint, "split" now' "are not
 check "nor where nothing else differs" train --resume "$dir/fz" $(to fz2) $still --set spillway.steps=3 --set spillway.state_format='"fp32"' --set bf16.enabled=false
 
 # What is frozen is read in the checkpoint's file by who goes on from it: with the least memory that training takes.
-run plan "$dir/tiny.json" $still --no-measure --set spillway.host_memory=1MiB $(to least) || true
-least=$(grep -o '([0-9]* bytes)' "$dir/err" | grep -o '[0-9]*' | head -n 1)
-least=$((least + 1048576)) # the process is not always as large
-check "frozen weights in the least memory" train $still $(to least) --set spillway.host_memory="$least"
-check "resumed in it" train --resume "$dir/least" $still --set spillway.steps=3 --set spillway.checkpoint_dir="$dir/least" --set spillway.host_memory="$least"
+case ${SPW_BUILD:-} in *asan | *tsan) ;; *) # whose processes are never of one size
+    run plan "$dir/tiny.json" $still --no-measure --set spillway.host_memory=1MiB $(to least) || true
+    least=$(grep -o '([0-9]* bytes)' "$dir/err" | grep -o '[0-9]*' | head -n 1)
+    least=$((least + 1048576)) # the process is not always as large
+    check "frozen weights in the least memory" train $still $(to least) --set spillway.host_memory="$least"
+    check "resumed in it" train --resume "$dir/least" $still --set spillway.steps=3 --set spillway.checkpoint_dir="$dir/least" --set spillway.host_memory="$least" ;;
+esac
 
 # Updates that are made a step late: a save makes what waits, so when saves come decides what is computed.
 late="--set spillway.delayed_update=2 --set spillway.checkpoint_interval=3"
