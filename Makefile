@@ -14,7 +14,9 @@ MPI      ?= $(if $(MPI_PKG)$(MPICC),1,0)
 MISSING  := $(filter-out $(HAVE),$(PKGS))
 URING    ?= $(if $(filter liburing,$(HAVE)),1,0)
 
-WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror -Wno-format-truncation -Wno-unknown-warning-option -Wno-unknown-pragmas
+# A younger compiler warns of more: that stops whoever works on this (WERROR=1, as before every push), not who builds it.
+ERRORS   := $(if $(filter 1,$(WERROR)),-Werror)
+WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla $(ERRORS) -Wno-format-truncation -Wno-unknown-pragmas $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option)
 CPPFLAGS := -D_GNU_SOURCE $(addprefix -I,runtime/base aio cpu_adam gpu offload runtime runtime/comm runtime/nn runtime/data runtime/files)
 CFLAGS_release := -O3 -g
 CFLAGS_debug   := -O0 -g -DSPW_CHECKED
@@ -44,12 +46,20 @@ endif
 # for what comes after them; of the checked build only where there is a GPU to run it. The emulated plugin is the same sources as C++ for the CPU, for tests without a GPU; sanitizers watch that one.
 CXX        ?= g++
 NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-CUDA       ?= $(if $(NVCC),$(if $(filter asan tsan,$(VARIANT))$(if $(filter checked,$(VARIANT)),$(if $(wildcard /dev/nvidiactl),,1)),0,1),0)
+NVCC_HERE  := $(if $(NVCC),$(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p'))
+NVCC_OLD   := $(filter 7 8 9 10 11,$(firstword $(subst ., ,$(NVCC_HERE))))
+CUDA       ?= $(if $(NVCC),$(if $(NVCC_OLD)$(filter asan tsan,$(VARIANT))$(if $(filter checked,$(VARIANT)),$(if $(wildcard /dev/nvidiactl),,1)),0,1),0)
 CUDA_HOME  ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-CUDA_ARCHS ?= $(if $(filter release,$(VARIANT)),80 86 89 90 100 120,80)
-ifeq ($(CUDA)$(NVCC),1)
-$(error CUDA=1 and no nvcc: install the CUDA 13 toolkit, or say NVCC=/path/to/nvcc)
+ARCHS_ALL  := $(if $(filter release,$(VARIANT)),80 86 89 90 100 120,80)
+ifeq ($(CUDA),1)
+ifneq ($(or $(NVCC_OLD),$(if $(NVCC),,none)),)
+$(error CUDA=1 and $(if $(NVCC),nvcc $(NVCC_HERE),no nvcc): install the CUDA toolkit, 12 or later, or say NVCC=/path/to/nvcc)
 endif
+# Of all architectures those that this nvcc knows; a driver makes younger ones' code from PTX.
+ARCHS_HERE := $(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code))
+NVCC_SMALL := $(if $(shell $(NVCC) --help | grep -e --compress-mode),--compress-mode=size)
+endif
+CUDA_ARCHS ?= $(filter $(ARCHS_HERE),$(ARCHS_ALL))
 CUDA_SRC   := $(wildcard gpu/cuda/*.cu)
 # PTX is made once for architectures whose machine code comes out the same to the byte (compared for every kernel, nvcc 13.0): half of
 # the compiler's time. VIRTUAL_x: what x is made from, where that is another one.
@@ -64,11 +74,11 @@ CUDA_GEN   := $(foreach v,$(sort $(foreach a,$(CUDA_ARCHS),$(call virtual,$(a)))
               -gencode arch=compute_$(call virtual,$(firstword $(CUDA_ARCHS))),code=compute_$(call virtual,$(firstword $(CUDA_ARCHS)))
 # Hopper's own instructions are in no other architecture's, nor in PTX for later ones.
 HOPPER_GEN := $(if $(filter 90,$(CUDA_ARCHS)),-gencode arch=compute_90a$(comma)code=sm_90a -DSPW_SM_90A,$(CUDA_GEN))
-CUDA_FLAGS := -std=c++17 -O3 --compress-mode=size -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Werror,-Wno-format-truncation \
+CUDA_FLAGS := -std=c++17 -O3 $(NVCC_SMALL) -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,$(if $(ERRORS),-Werror$(comma))-Wno-unknown-warning-option,-Wno-unused-function,-Wno-format-truncation \
               $(if $(filter release,$(VARIANT)),,-DSPW_CHECKED)
 # nvcc contracts a * b + c, and so does the emulation where the CPU can: equal bits that a rounding keeps apart show there too.
 EMU_FMA    := $(if $(filter x86_64,$(MACHINE)),$(if $(shell grep -m1 -w fma /proc/cpuinfo 2>/dev/null),-mfma -mf16c -ffp-contract=fast,-ffp-contract=off),-ffp-contract=fast)
-EMU_FLAGS  := -std=c++17 -fPIC -pthread -fvisibility=hidden -fno-exceptions $(EMU_FMA) -Wall -Wextra -Werror -Wno-unused-function \
+EMU_FLAGS  := -std=c++17 -fPIC -pthread -fvisibility=hidden -fno-exceptions $(EMU_FMA) -Wall -Wextra $(ERRORS) -Wno-unused-function \
               -Wno-unknown-pragmas -Wno-format-truncation $(if $(filter tsan,$(VARIANT)),-O1 -g1,$(CFLAGS_$(VARIANT)))
 # A name that nobody defines, such as an operation that was forgotten, is an error when a plugin is linked, not when it is opened;
 # a sanitizer's are the program's.
@@ -88,13 +98,13 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 .DEFAULT_GOAL := all
 .SECONDARY:
 GPU_KIT := build/gpu-kit
-.PHONY: gpu-kit gpu-test gpu-bench all deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-checkpoint bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz mutants format lint install clean help tests tsan-tests
+.PHONY: gpu-kit gpu-test gpu-bench all deps test-deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-checkpoint bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz mutants format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
 	@ln -sf $(BUILD)/spillway spillway
 	@cp -f $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(MPI_PLUGIN) .
-	@$(if $(CUDA_PLUGIN),,echo "no cuda device: $(if $(NVCC),CUDA=0,no nvcc here; to add it install the CUDA 13 toolkit)")
+	@$(if $(CUDA_PLUGIN),,echo "no cuda device: $(if $(NVCC),$(if $(NVCC_OLD),nvcc $(NVCC_HERE) is too old$(comma) 12 is needed,CUDA=0),no nvcc here; to add it install the CUDA toolkit$(comma) 12 or later)")
 
 # A file of its own, so that the program starts where there is no MPI; without headers for it there is none.
 ifeq ($(MPI),1)
@@ -121,6 +131,8 @@ objects: $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(BUILD)/spillway $(EX_B
 # Packages that are missing are installed with apt when that is possible; otherwise the command is printed.
 deps:
 	@sh tools/deps.sh
+test-deps:
+	@sh tools/deps.sh python3 g++
 
 $(BUILD)/libspillway.a: $(LIB_OBJ)
 	@rm -f $@ && ar rcs $@ $^
@@ -182,19 +194,20 @@ $(BUILD)/emulated/libcublasLt.so.0: $(BUILD)/emulated/tests/emulate/cublaslt.o $
 tests: $(TEST_BIN) $(MPI_PLUGIN) $(EMULATED)
 
 # What a newcomer runs: everything built with assertions on, every test, one closing line.
-test: deps
+test: test-deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects tests VARIANT=checked
 	@$(MAKE) --no-print-directory all
 	@sh tests/run.sh build/checked
 
-asan: deps
+asan: test-deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects tests VARIANT=asan
 	@sh tests/run.sh build/asan
 
-tsan: deps
+tsan: test-deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects tests VARIANT=tsan
 	@sh tests/run.sh build/tsan
 
+check: export WERROR := 1
 check: lint test asan
 
 demo: all
@@ -329,4 +342,4 @@ help:
 	@echo "make gpu-bench  products, attention, copies and training on the GPU, from the same kit"
 	@echo "make lint     include direction, formatting, names            make format clang-format in place"
 	@echo "make install  PREFIX=/usr/local  DESTDIR=                     make clean"
-	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1  MPI=0|1  CUDA=0|1  CUDA_ARCHS=\"80 86 89 90 100 120\""
+	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1  MPI=0|1  CUDA=0|1  CUDA_ARCHS=\"80 86 89 90 100 120\"  WERROR=1: warnings are errors"

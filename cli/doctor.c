@@ -213,7 +213,7 @@ cli_doctor(int argc, char **argv)
         " (no liburing: apt install liburing-dev and rebuild)"
 #endif
     );
-    row("isa", spw_cpu_isa() != SPW_ISA_SCALAR, "%s (cpu has %s)", spw_isa_name(spw_cpu_isa()),
+    row("isa", spw_cpu_isa() == spw_cpu_isa_native(), "%s (cpu has %s)", spw_isa_name(spw_cpu_isa()),
         spw_isa_name(spw_cpu_isa_native()));
     if (spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, &err) == SPW_OK)
         row("device cpu", true, "%s", spw_gpu_get_info(gpu)->description);

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -491,6 +492,7 @@ main(int argc, char **argv)
     int rc;
     open_standard_files();
     allow_open_files();
+    (void)prctl(PR_SET_NAME, "spillway"); /* of ranks, too, which are started from /proc/self/exe */
     if (argc < 2) {
         fputs(usage, stderr);
         return EXIT_USAGE;

@@ -19,3 +19,12 @@ expect() {
         bad "$expected"
     fi
 }
+# pids TEXT [RANK]: processes of the program that have TEXT in an argument, and are that rank, the oldest first.
+pids() {
+    local at
+    for at in /proc/[0-9]*; do
+        [ "$(cat "$at/comm" 2>/dev/null)" = spillway ] && grep -qF -- "$1" "$at/cmdline" 2>/dev/null || continue
+        [ $# -lt 2 ] || grep -qzx "RANK=$2" "$at/environ" 2>/dev/null || continue
+        echo "${at#/proc/}"
+    done | sort -n
+}

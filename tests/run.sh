@@ -10,6 +10,7 @@ cd "$root" || exit 1
 SPW_BUILD=$root/$build
 export SPW_BUILD CMOCKA_MESSAGE_OUTPUT=TAP
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 TSAN_OPTIONS=halt_on_error=1
+python=$(command -v python3)
 lanes=${SPW_TEST_LANES:-$([ "$(nproc 2>/dev/null || echo 1)" -gt 1 ] && echo 2 || echo 1)}
 out=$(mktemp -d)
 pids=
@@ -26,6 +27,7 @@ lane() {
         mkdir "$out/$k.taken" 2>/dev/null || continue
         t0=$(date +%s)
         case $path in *.sh) set -- bash "$path" ;; *) set -- "$path" ;; esac
+        [ -n "$python" ] || ! grep -qI python3 "$path" || set -- sh -c 'echo "no python3"; exit 77'
         timeout 900 "$@" >"$out/$k.log" 2>&1 </dev/null &
         child=$!
         wait $child

@@ -597,11 +597,10 @@ test_encoded_text(void **state)
     spw_data_options o = dataset_options("w.txt");
     FILE *f = fopen(dataset_path("w.txt"), "wb");
     spw_data *d;
-    uint64_t n = 0;
     (void)state;
     assert_non_null(f);
     for (int i = 0; i < WORDS; i++) /* nine words, and a line's end behind a letter or behind a full stop */
-        fputs(i % 10 < 9 ? "word " + (i % 10 == 8 ? 4 : 0) : i % 20 == 9 ? "x\n" : ".\n", f), n++;
+        fputs(i % 10 < 9 ? "word " + (i % 10 == 8 ? 4 : 0) : i % 20 == 9 ? "x\n" : ".\n", f);
     fclose(f);
     o.encode = encode_words;
     o.encode_ctx = &calls;

@@ -208,7 +208,7 @@ for wire in host nccl; do
     timeout -s KILL 100 "$spw" train "$dir/gpt2.json" -n 3 --quiet --set spillway.steps=100000 --set spillway.run_log="$dir/log4" >"$dir/out" 2>&1 &
     main=$!
     for i in $(seq 200); do sleep 0.05; grep -q '"step":3,' "$dir/log4" 2>/dev/null && break; done
-    victim=$(pgrep -f "$dir/gpt2.json" | while read -r p; do tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx RANK=1 && echo "$p"; done | head -n 1)
+    victim=$(pids "$dir/gpt2.json" 1 | head -n 1)
     begin=$(date +%s)
     kill -9 "$victim"
     wait $main

@@ -165,7 +165,7 @@ for i in $(seq 200); do
     sleep 0.05
     grep -q '"step":5,' "$dir/log" 2>/dev/null && break
 done
-victim=$(pgrep -f "$dir/tiny.json" | while read -r p; do tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx RANK=1 && echo "$p"; done | head -n 1)
+victim=$(pids "$dir/tiny.json" 1 | head -n 1)
 check "ranks are there to be killed" test -n "$victim"
 begin=$(date +%s)
 kill -9 "$victim"
@@ -203,7 +203,7 @@ for sig in INT USR1; do
         sleep 0.05
         grep -q '"step":5,' "$dir/log" 2>/dev/null && break
     done
-    kill -$sig $(pgrep -f -o "^$spw train $dir/tiny.json")
+    kill -$sig $(pids "$dir/tiny.json" | head -n 1)
     wait $main
     check "SIG$sig ends all ranks after the same step, with 4" test $? -eq 4
     check "and leaves nothing" nothing_left

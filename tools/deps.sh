@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes sure that the compiler and the libraries are there: installs with apt when it may, else says the command.
+# Makes sure that the compiler and the libraries are there: installs with apt when it may, else says the command. usage: deps.sh [TOOL...]
+# Tools are what tests need besides, named like their packages: what is missing of these costs tests, no build.
 set -u
 missing=""
 command -v pkg-config >/dev/null 2>&1 || missing="$missing pkg-config"
@@ -17,6 +18,7 @@ fi
 if [ "${MPI:-}" != 0 ] && ! pkg-config --exists ompi-c 2>/dev/null && ! command -v mpicc >/dev/null 2>&1; then
     missing="$missing libopenmpi-dev openmpi-bin"
 fi
+for tool in "$@"; do command -v "$tool" >/dev/null 2>&1 || missing="$missing $tool"; done
 [ -z "$missing" ] && exit 0
 if command -v apt-get >/dev/null 2>&1; then
     sudo=""
@@ -38,6 +40,7 @@ for p in $missing; do
     case $p in
     liburing-dev) echo "no liburing: aio uses threads; to add it: apt install liburing-dev" ;;
     openmpi-bin) ;;
+    python3 | g++) echo "no $p: tests that need it are skipped; to add it: apt install $p" ;;
     libopenmpi-dev) echo "no MPI: ranks talk over sockets; to add it: apt install libopenmpi-dev openmpi-bin" ;;
     *) needed="$needed $p" ;;
     esac

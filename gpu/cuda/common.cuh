@@ -32,8 +32,8 @@ struct bf16 {
 struct f16 {
     uint16_t bits;
 };
-template <class E> constexpr bool is_bf16 = false;
-template <> constexpr bool is_bf16<bf16> = true;
+template <class E> inline constexpr bool is_bf16 = false;
+template <> inline constexpr bool is_bf16<bf16> = true;
 
 SPW_DEVICE float
 widen(float x)

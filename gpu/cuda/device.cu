@@ -68,8 +68,11 @@ find_device(uint32_t *idx, uint32_t turn, cudaDeviceProp *prop, int *count_out, 
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "no NVIDIA driver (libcuda.so.1) on this machine");
     e = cudaGetDeviceCount(&count);
     if (e == cudaErrorInsufficientDriver)
-        return SPW_RAISE(err, SPW_EUNSUPPORTED, "the driver is too old: it knows CUDA %d.%d, this build needs %d.%d",
-                         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        return SPW_RAISE(
+            err, SPW_EUNSUPPORTED,
+            "the driver is too old: it knows CUDA %d.%d, and this build needs %d.%d; update it, or build with an "
+            "older toolkit (CUDA 12 does)",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     if (e == cudaErrorNoDevice || (e == cudaSuccess && count == 0))
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "the driver sees no GPU (CUDA_VISIBLE_DEVICES hides them too)");
     if (e != cudaSuccess)

@@ -212,7 +212,7 @@ member_begin(const spw__torch *t, const member *m, uint64_t *begin, spw_error *e
 static spw_status
 read_whole(const spw__torch *t, const member *m, uint64_t most, unsigned char **out, spw_error *err)
 {
-    uint64_t begin;
+    uint64_t begin = 0;
     spw_status st;
     *out = NULL;
     SPW_TRY(member_begin(t, m, &begin, err));
