@@ -94,7 +94,9 @@ const key_row spw__config_rows[] = {
     SECTION("scheduler.params", "its parameters"),
     REAL("scheduler.params.warmup_min_lr", NULL, scheduler.warmup_min_lr, 0, 1e6, "0.0", "lr at the start"),
     REAL("scheduler.params.warmup_max_lr", NULL, scheduler.warmup_max_lr, 0, 1e6, NULL,
-         "lr after the warm-up; where it is not given, the optimizer's, and 0.001 of WarmupDecayLR"),
+         "lr after the warm-up; where it is not given, the optimizer's, and 0.001 of WarmupDecayLR (of which auto and "
+         "null "
+         "are the optimizer's)"),
     U64("scheduler.params.warmup_num_steps", NULL, scheduler.warmup_num_steps, 0, 1e12, "1000", "steps of warm-up"),
     U64("scheduler.params.total_num_steps", NULL, scheduler.total_num_steps, 0, 1e12, "0", "steps in all"),
     REAL("scheduler.params.warmup_min_ratio", NULL, scheduler.warmup_min_ratio, 0, 1, "0.0",

@@ -270,25 +270,35 @@ is_auto(const json_t *object, const char *key)
     return text != NULL && strcmp(text, "auto") == 0;
 }
 
+/* WarmupDecayLR's largest rate: the optimizer's where it is "auto" or null, so that what is printed says it too. */
+static void
+settle_decay(const config_reader *r, const json_t *params)
+{
+    spw_config *c = r->out;
+    if (!isnan(c->scheduler.warmup_max_lr))
+        return;
+    if (json_object_get(params, "warmup_max_lr") != NULL) {
+        c->scheduler.warmup_max_lr = c->optimizer.lr;
+        return;
+    }
+    c->scheduler.warmup_max_lr = 0.001;
+    if (c->optimizer.lr != 0.001)
+        spw_log(SPW_LOG_WARN,
+                "%s: scheduler.params.warmup_max_lr is not given: of WarmupDecayLR it is 0.001 then, as in DeepSpeed, "
+                "and not optimizer.params.lr %g",
+                r->name, c->optimizer.lr);
+}
+
 /* DeepSpeed's defaults that hang on a type. */
 static void
 settle_by_type(const config_reader *r, const json_t *root)
 {
     spw_config *c = r->out;
-    const json_t *params = json_object_get(json_object_get(root, "scheduler"), "params");
     if (strcmp(c->optimizer.type, "Adagrad") == 0 &&
         !given(json_object_get(json_object_get(root, "optimizer"), "params"), "eps"))
         c->optimizer.eps = 1e-10;
-    if (strcmp(c->scheduler.type, "WarmupDecayLR") == 0 && !given(params, "warmup_max_lr") &&
-        !is_auto(params, "warmup_max_lr")) { /* which stands for the optimizer's */
-        c->scheduler.warmup_max_lr = 0.001;
-        if (c->optimizer.lr != 0.001)
-            spw_log(
-                SPW_LOG_WARN,
-                "%s: scheduler.params.warmup_max_lr is not given: of WarmupDecayLR it is 0.001 then, as in DeepSpeed, "
-                "and not optimizer.params.lr %g",
-                r->name, c->optimizer.lr);
-    }
+    if (strcmp(c->scheduler.type, "WarmupDecayLR") == 0)
+        settle_decay(r, json_object_get(json_object_get(root, "scheduler"), "params"));
 }
 
 static spw_status

@@ -735,6 +735,8 @@ test_dump_settings(void **state)
         "optimizer.params.lr=0.1",
         "scheduler={}",
         "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_type\":\"linear\"}}",
+        "scheduler={\"type\":\"WarmupDecayLR\",\"params\":{\"total_num_steps\":9}}",
+        "scheduler={\"type\":\"WarmupDecayLR\",\"params\":{\"total_num_steps\":9,\"warmup_max_lr\":\"auto\"}}",
         "scheduler={\"type\":\"OneCycle\",\"params\":{\"cycle_min_lr\":1e-4,\"cycle_max_lr\":1e-3,\"cycle_momentum\":"
         "false}}",
         "scheduler={\"type\":\"LRRangeTest\",\"params\":{\"lr_range_test_step_size\":7}}",
@@ -853,7 +855,7 @@ test_group_rates(void **state)
     }
 }
 
-/* DeepSpeed's defaults that hang on a type; "auto" is what a Trainer fills in. */
+/* DeepSpeed's defaults that hang on a type; "auto" is what a Trainer fills in, and null is the optimizer's rate there. */
 static void
 test_defaults_by_type(void **state)
 {
@@ -865,6 +867,9 @@ test_defaults_by_type(void **state)
     parse_both(text, "optimizer.params.lr=1e-5");
     assert_true(spw_schedule_lr(&c, 4) == 0.001);
     snprintf(text, sizeof text, decay, ",\"warmup_max_lr\":\"auto\"");
+    parse_both(text, "optimizer.params.lr=1e-5");
+    assert_true(spw_schedule_lr(&c, 4) == 1e-5);
+    snprintf(text, sizeof text, decay, ",\"warmup_max_lr\":null");
     parse_both(text, "optimizer.params.lr=1e-5");
     assert_true(spw_schedule_lr(&c, 4) == 1e-5);
     parse_both("optimizer.type=Adagrad", "optimizer.params={\"lr\":0.1}");
