@@ -386,7 +386,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     spw__note_uses(e);
     SPW_TRY(check_frozen(e, err));
     st = spw__engine_make_plan(e, o, err);
-    SPW_TRY(experts > 0 ? agree_on_room(e, o, st, err) : st);
+    SPW_TRY(agree_on_room(e, o, st, err));
     SPW_TRY(spw__check_groups(e, err));
     if (o->plan_only)
         return SPW_OK;
@@ -493,9 +493,18 @@ create_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err)
     }
 }
 
+static bool
+has_frozen(const spw_model *m)
+{
+    uint32_t id = 0;
+    while (id < m->param_count && !m->params[id].frozen)
+        id++;
+    return id < m->param_count;
+}
+
 /*
  * Frozen weights stay in their files where there is room for what reads them there, and are copied to swap where there is not: who goes on from a
- * checkpoint fits where the run that wrote it did, which had drawn them.
+ * checkpoint fits where the run that wrote it did, which had drawn them. All ranks try again together, also those that read none there.
  */
 spw_status
 spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
@@ -503,12 +512,12 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
     spw_engine_options copied = *o;
     spw_error first = {0};
     spw_status st = create_in_turns(out, o, &first);
-    if (st == SPW_ENOFIT && o->weights_from != NULL && o->config->run.frozen_in_place) {
+    if (st == SPW_ENOFIT && o->weights_from != NULL && (o->inference || has_frozen(o->model))) {
         spw_engine_destroy(*out); /* a plan alone, of what does not fit */
         copied.weights_from = NULL;
         first = (spw_error){0};
         st = create_in_turns(out, &copied, &first);
-        if (st == SPW_OK && !o->plan_only)
+        if (st == SPW_OK && !o->plan_only && spw__in_place_wanted(*out))
             spw_log(SPW_LOG_NOTE,
                     "frozen weights are copied from %s: there is no memory for what would read them there",
                     o->weights_from);

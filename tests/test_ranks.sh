@@ -133,6 +133,20 @@ pair --set spillway.steps=6
 check "other swap, budgets, threads and a copy of the text are taken" test "$rc" = "0 0"
 check "and have the losses of one" near
 
+# A rank without room for what reads frozen weights in their file: all ranks copy them.
+still='--set spillway.freeze=["*.mlp.*"] --set spillway.eval_interval=0'
+check "frozen weights" train -n 2 $still --set spillway.checkpoint_dir="$dir/f" --set spillway.steps=2
+case $build in *asan | *tsan) ;; *) # whose processes are never of one size
+    others="--set spillway.host_memory=1MiB"
+    pair $still --resume "$dir/f"
+    least=$(grep -o '([0-9]* bytes)' "$dir/err1" | grep -o '[0-9]*' | head -n 1)
+    others="--set spillway.host_memory=$((least + 1048576))"
+    pair $still --resume "$dir/f"
+    check "one rank has the least memory: both train" test "$rc" = "0 0"
+    cp "$dir/err1" "$dir/err"
+    check "which says what is done" says "frozen weights are copied" ;;
+esac
+
 # Mistakes are said once.
 train -n 3 --set spillway.nix=1
 check "a wrong key ends with 2" test $? -eq 2
