@@ -374,6 +374,7 @@ def make_fsdp():
         else:
             whole["state"][first]["step"] = "four"
         torch.save(whole, into / "broken" / f"{name}.bin")
+    torch.save(torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1).state_dict(), into / "broken/stateless.bin")
     shutil.copyfile(into / "full/optimizer.bin", into / "full_hf/optimizer.bin")
     save_file(torch.load(into / "full/pytorch_model_fsdp.bin"), str(into / "full_hf/model.safetensors"))
     with open(into / "flat/.metadata", "rb") as f:

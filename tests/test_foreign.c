@@ -1105,9 +1105,12 @@ test_full_refused(void **state)
         assert_int_equal(system(command), 0);
         opens_not(dir, cases[i].st, cases[i].says);
     }
-    snprintf(command, sizeof command, "cp " VECTORS "fsdp/broken/numbers.bin %s", path);
-    assert_int_equal(system(command), 0);
-    assert_false(spw_foreign_find(dir, found, sizeof found));
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(command, sizeof command, "cp " VECTORS "fsdp/broken/%s.bin %s", i == 0 ? "numbers" : "stateless",
+                 path);
+        assert_int_equal(system(command), 0);
+        assert_false(spw_foreign_find(dir, found, sizeof found));
+    }
     copy_checkpoint(&checkpoints[FULL], dir);
     patch(path, "model.norm.weight", "model.norm.weighs", 17, true);
     opens_not(dir, SPW_ECORRUPT, "model.norm.weighs: there are no weights of this name");

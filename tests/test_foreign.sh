@@ -120,6 +120,13 @@ grep '^  model' "$dir/out" | sed 's/  */ /g' | sort >"$dir/want"
 run inspect "$dir/fsdp" --digest
 check "has the same bits" cmp -s <(grep '^  model' "$dir/out" | sed 's/  */ /g' | sort) "$dir/want"
 
+# The state of a training without FSDP, which may be none: what lies beside it is a folder.
+cp -r "$dir/start" "$dir/sgd"
+cp tests/vectors/fsdp/broken/stateless.bin "$dir/sgd/optimizer.bin"
+check "inspect beside an optimizer without names or state" run inspect "$dir/sgd"
+check "shows the folder" said "the tensors are this model's"
+check "export of it" run export "$dir/sgd" --to "$dir/sgd-x"
+
 # A Trainer's folder of checkpoints, and a checkpoint of its own optimizer's: what to give instead is said.
 mkdir "$dir/out-dir" && mkdir "$dir/out-dir/checkpoint-9" "$dir/out-dir/checkpoint-x"
 expect 1 "$dir/out-dir/checkpoint-9 is a checkpoint without the state of DeepSpeed or FSDP" "the newest of a Trainer's" train "$c" --resume "$dir/out-dir"

@@ -35,21 +35,36 @@ typedef struct reading {
     spw_error *err;
 } reading;
 
-/* A file that cannot be read counts: what is wrong with it is said when it is opened. */
+/* Whether all of a list, or of a dict's keys, are text. */
+static bool
+are_names(const spw__py *v)
+{
+    for (uint64_t i = 0; v != NULL && i < v->count; i += v->kind == SPW__PY_DICT ? 2 : 1) {
+        if (spw__py_text(v->items[i]) == NULL)
+            return false;
+    }
+    return true;
+}
+
+/*
+ * An optimizer may have no state yet, or never: its groups tell then. A file that cannot be read counts: what is wrong with it is said when
+ * it is opened.
+ */
 static bool
 has_names(const char *folder)
 {
     char path[SPW__FOREIGN_PATH_BYTES + 64];
-    const spw__py *states;
+    const spw__py *root, *group;
     spw__torch *t;
     spw_error ignored = {0};
-    bool names = true;
+    bool names;
     snprintf(path, sizeof path, "%.4000s/" OPTIMIZER, folder);
     if (spw__torch_open(&t, path, &ignored) != SPW_OK)
         return true;
-    states = spw__py_get(spw__torch_root(t), "state");
-    for (uint64_t i = 0; states != NULL && i + 1 < states->count; i += 2)
-        names = names && spw__py_text(states->items[i]) != NULL;
+    root = spw__torch_root(t);
+    names = are_names(spw__py_get(root, "state"));
+    for (uint64_t g = 0; (group = spw__py_item(spw__py_get(root, "param_groups"), g)) != NULL; g++)
+        names = names && are_names(spw__py_get(group, "params"));
     spw__torch_close(t);
     return names;
 }
