@@ -3,6 +3,7 @@
  * parameter after the other, each by all threads, with its adapter added if there is one; the folder is written beside its name and renamed when
  * it is complete.
  */
+#include "hf_reader.h"
 #include "llmc.h"
 #include <dirent.h>
 #include <errno.h>
@@ -27,8 +28,8 @@ typedef struct job {
     spw_hf_reader *folder;
     spw_st_reader *masters;  /* of a checkpoint, for fp32; NULL: none */
     spw_st_reader *adapters; /* NULL: there are none */
-    spw_dtype stored;        /* of all weights, where that is known; SPW_DTYPE_COUNT */
-    bool says_model;         /* another program's checkpoint, of the model that config is */
+    bool is_foreign;         /* another program's checkpoint */
+    bool says_model;         /* such a one, of the model that config is */
     double alpha;
     struct { /* of the parameter that is written; rank 0: it has none */
         uint64_t rank;
@@ -78,7 +79,7 @@ open_foreign(job *j, const char *found, spw_error *err)
     spw_status st;
     SPW_TRY(spw_foreign_open(&d, found, err));
     st = spw_foreign_weights(d, &j->folder, err);
-    j->stored = SPW_F32;
+    j->is_foreign = true;
     j->says_model = spw_foreign_model(d) != NULL;
     if (j->says_model)
         j->config = *spw_foreign_model(d);
@@ -115,7 +116,7 @@ open_folder(job *j, spw_error *err)
     char path[PATH_MAX_BYTES + 64];
     SPW_TRY(open_weights(j, err));
     j->beside = j->o->model != NULL || j->says_model ? j->o->model : j->o->source;
-    if (j->stored != SPW_DTYPE_COUNT && j->beside != NULL && !spw_dir_has(j->beside, "config.json"))
+    if (j->is_foreign && j->beside != NULL && !spw_dir_has(j->beside, "config.json"))
         return SPW_RAISE(err, SPW_ENOENT,
                          "%s has no config.json: such a checkpoint does not say what model it is of; --model FOLDER "
                          "names the folder that training began with",
@@ -599,14 +600,27 @@ write_all(job *j, spw_error *err)
     return st;
 }
 
+/* Of masters: frozen weights may lie in 16 bits beside them, and routers' corrections in fp32 beside weights in 16 bits. */
+static spw_dtype
+widest_dtype(const job *j)
+{
+    spw_dtype widest = SPW_DTYPE_COUNT;
+    for (uint32_t id = 0; id < j->model->param_count; id++) {
+        spw_dtype dtype = j->folder->tensors[j->folder->of_param[id]].info->dtype;
+        if (!j->model->params[id].in_terms && (widest == SPW_DTYPE_COUNT || dtype == SPW_F32))
+            widest = dtype;
+    }
+    return widest;
+}
+
 /* As it is stored: of a folder the type of the model's first parameter that is there as numbers; bf16 where all are codes. */
 static spw_dtype
 stored_dtype(const job *j)
 {
     spw_st_extent unused;
     spw_dtype dtype = SPW_BF16;
-    if (j->stored != SPW_DTYPE_COUNT)
-        return j->stored;
+    if (j->is_foreign)
+        return widest_dtype(j);
     for (uint32_t id = 0; id < j->model->param_count; id++) {
         if (spw_hf_reader_extent(j->folder, id, &unused, &dtype))
             break;
@@ -649,7 +663,7 @@ export_to_partial(job *j, spw_error *err)
 spw_status
 spw_export(const spw_export_options *o, spw_export_report *report, spw_error *err)
 {
-    job j = {.o = o, .report = report, .stored = SPW_DTYPE_COUNT};
+    job j = {.o = o, .report = report};
     spw_error ignored = {0};
     spw_status st;
     memset(report, 0, sizeof *report);

@@ -284,7 +284,7 @@ spw_status spw_foreign_moments(spw_foreign *f, const spw_hf_reader *weights, con
 /* ---------------------------------------------------------------- conversions */
 
 /*
- * spw_export - writes a Hugging Face folder from another one, from a checkpoint (fp32: its masters) or one of another program (its fp32 masters, also
+ * spw_export - writes a Hugging Face folder from another one, from a checkpoint (fp32: its masters) or one of another program (its masters, also
  *   where a Hugging Face folder's weights lie beside it), or from llm.c's weights.
  *   Adapters in the folder (adapter_model.safetensors, fp32, with adapter_config.json) are merged: W + alpha / rank B A, in
  *   fp32 and rounded once.
