@@ -20,6 +20,7 @@ typedef struct about {
     spw_checkpoint_state state;
     bool is_foreign, has_others; /* others: weights beside a foreign one, which are not shown */
     spw_foreign_about foreign;
+    spw_error no_resume; /* why that one cannot be gone on from */
 } about;
 
 typedef struct totals {
@@ -181,6 +182,8 @@ print_about(const about *a)
         for (uint32_t i = 0; i < d->moment_count; i++)
             printf(" %s", d->moments[i]);
         printf("%s\n", d->moment_count == 0 ? " nothing" : "");
+        if (a->no_resume.status != SPW_OK)
+            printf("training cannot go on from it: %s\n", a->no_resume.message);
         if (a->has_others)
             puts("the weights in Hugging Face's files beside it are not shown");
     }
@@ -211,6 +214,8 @@ about_json(const about *a)
                                       (json_int_t)a->foreign.updates));
     if (a->refusal.status != SPW_OK)
         json_object_set_new(o, "refusal", json_string(a->refusal.message));
+    if (a->no_resume.status != SPW_OK)
+        json_object_set_new(o, "no_resume", json_string(a->no_resume.message));
     return o;
 }
 
@@ -232,8 +237,9 @@ inspect_foreign(const char *found, const char *path, bool with_digest, totals *s
     spw_status st;
     SPW_TRY(spw_foreign_open(&d, found, err));
     a->is_foreign = true;
-    a->has_others = spw_hf_has_weights(path);
     a->foreign = *spw_foreign_get_about(d);
+    a->has_others = spw_hf_has_weights(path) && !a->foreign.hf_weights;
+    (void)spw_foreign_check_state(d, &a->no_resume);
     st = spw_foreign_weights(d, &r, err);
     if (st == SPW_OK && spw_foreign_model(d) != NULL) {
         a->config = *spw_foreign_model(d);

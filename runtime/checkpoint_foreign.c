@@ -13,7 +13,9 @@ spw_foreign_read_state(const char *folder, const spw_config *config, spw_checkpo
     const spw_foreign_about *a;
     spw_foreign *d;
     uint64_t samples;
+    spw_status st;
     SPW_TRY(spw_foreign_open(&d, folder, err));
+    st = spw_foreign_check_state(d, err);
     a = spw_foreign_get_about(d);
     samples = a->samples != UINT64_MAX ? a->samples : a->steps * config->train_batch_size;
     *state = (spw_checkpoint_state){.step = a->steps,
@@ -21,7 +23,7 @@ spw_foreign_read_state(const char *folder, const spw_config *config, spw_checkpo
                                     .data_position = samples,
                                     .tokens = (double)samples * (double)config->data.seq_length};
     spw_foreign_close(d);
-    return SPW_OK;
+    return st;
 }
 
 /* ---------------------------------------------------------------- loading */
@@ -40,6 +42,7 @@ open_sources(spw__checkpoint_sources *s, spw_foreign *d, spw_error *err)
     const spw_model *m = spw_engine_model(s->e);
     const spw_foreign_about *a = spw_foreign_get_about(d);
     uint32_t end = spw__checkpoint_part_end(s->rule);
+    SPW_TRY(spw_foreign_check_state(d, err));
     SPW_TRY(spw_foreign_weights(d, &s->model, err));
     SPW_TRY(spw_hf_reader_bind(s->model, m, err));
     SPW_TRY(spw_bounce_create(&s->bounce, spw__checkpoint_buffers(spw__engine_workers(s->e)), err));

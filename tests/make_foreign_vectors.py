@@ -354,6 +354,7 @@ def make_fsdp():
     """And once more as transformers' Trainer has it: a folder of the model and one of the optimizer, here flattened."""
     import pickle
     import torch  # also for its classes
+    import torch.distributed.checkpoint
     from safetensors.torch import save_file
     into = ROOT / "vectors/fsdp"
     shutil.rmtree(into, ignore_errors=True)
@@ -377,6 +378,9 @@ def make_fsdp():
     torch.save(torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1).state_dict(), into / "broken/stateless.bin")
     shutil.copyfile(into / "full/optimizer.bin", into / "full_hf/optimizer.bin")
     save_file(torch.load(into / "full/pytorch_model_fsdp.bin"), str(into / "full_hf/model.safetensors"))
+    half = [torch.ones(2, 2, dtype=torch.bfloat16) for _ in range(3)]  # all in 16 bits, as a model that was loaded so is trained
+    torch.distributed.checkpoint.save({"model": {"w": half[0]}, "optimizer": {"state": {"w": {
+        "step": torch.tensor(1.0), "exp_avg": half[1], "exp_avg_sq": half[2]}}}}, checkpoint_id=into / "half", no_dist=True)
     with open(into / "flat/.metadata", "rb") as f:
         metadata = pickle.load(f)
     for folder, wanted in (("pytorch_model_fsdp_0", lambda k: k.startswith("model.")),

@@ -127,6 +127,18 @@ check "inspect beside an optimizer without names or state" run inspect "$dir/sgd
 check "shows the folder" said "the tensors are this model's"
 check "export of it" run export "$dir/sgd" --to "$dir/sgd-x"
 
+# Weights are shown and exported whatever the optimizer keeps.
+check "inspect of 16 bits" run inspect tests/vectors/fsdp/half
+check "says why it is no more" said "training cannot go on from it: tests/vectors/fsdp/half: optimizer.state.w.exp_avg is BF16; moments in fp32 are read"
+cp -r tests/vectors/fsdp/full_hf "$dir/full-hf"
+cp "$dir/start/config.json" "$dir/full-hf/"
+cp tests/vectors/fsdp/broken/half.bin "$dir/full-hf/optimizer.bin"
+check "export beside an optimizer in 16 bits" run export "$dir/full-hf" --to "$dir/full-hf-x"
+check "whose weights are the folder's" test ! -s "$dir/err"
+check "inspect of it" run inspect "$dir/full-hf"
+check "shows them" test -z "$(grep "not shown" "$dir/out")"
+expect 1 "exp_avg of model.embed_tokens.weight is BF16; moments in fp32 are read" "it is not gone on from" train "$c" --resume "$dir/full-hf"
+
 # A Trainer's folder of checkpoints, and a checkpoint of its own optimizer's: what to give instead is said.
 mkdir "$dir/out-dir" && mkdir "$dir/out-dir/checkpoint-9" "$dir/out-dir/checkpoint-x"
 expect 1 "$dir/out-dir/checkpoint-9 is a checkpoint without the state of DeepSpeed or FSDP" "the newest of a Trainer's" train "$c" --resume "$dir/out-dir"

@@ -385,8 +385,9 @@ add_moment(reading *r, const entry *e, const char *name, const char *moment)
     if (k == a->moment_count)
         snprintf(a->moments[a->moment_count++], sizeof a->moments[0], "%s", moment);
     SPW_TRY(add_tensor(r, e, &t));
-    if (t.dtype != SPW_F32)
-        return SPW_RAISE(r->err, SPW_EUNSUPPORTED, "%s: %s is %s; moments in fp32 are read", d->folder, e->key, t.type);
+    if (t.dtype != SPW_F32 && d->unread.status == SPW_OK)
+        (void)SPW_RAISE(&d->unread, SPW_EUNSUPPORTED, "%s: %s is %s; moments in fp32 are read", d->folder, e->key,
+                        t.type);
     if (p->info.ndim > 0 && !same_shape(&p->info, &t))
         return damaged(r, e->key, "it has another shape than the parameter's other moments");
     p->info.ndim = t.ndim;

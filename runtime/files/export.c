@@ -83,6 +83,9 @@ open_foreign(job *j, const char *found, spw_error *err)
     j->says_model = spw_foreign_model(d) != NULL;
     if (j->says_model)
         j->config = *spw_foreign_model(d);
+    if (st == SPW_OK && spw_hf_has_weights(j->o->source) && !spw_foreign_get_about(d)->hf_weights)
+        spw_log(SPW_LOG_NOTE,
+                "%s is a checkpoint: its masters are taken, not the weights in Hugging Face's files beside it", found);
     spw_foreign_close(d);
     return st;
 }
@@ -97,12 +100,7 @@ open_weights(job *j, spw_error *err)
     if (!spw_foreign_find(source, found, sizeof found))
         return spw_hf_reader_open(&j->folder, source, err);
     st = open_foreign(j, found, err);
-    if (!spw_hf_has_weights(source))
-        return st;
-    if (st == SPW_OK)
-        spw_log(SPW_LOG_NOTE,
-                "%s is a checkpoint: its masters are taken, not the weights in Hugging Face's files beside it", found);
-    else
+    if (st != SPW_OK && spw_hf_has_weights(source))
         spw_error_wrap(err,
                        "the masters beside Hugging Face's files in %s (which can be exported with config.json "
                        "in a folder of their own)",

@@ -105,6 +105,14 @@ spw_foreign_model(const spw_foreign *d)
     return d->says_model ? &d->model : NULL;
 }
 
+spw_status
+spw_foreign_check_state(const spw_foreign *d, spw_error *err)
+{
+    if (d->unread.status != SPW_OK)
+        spw_error_keep_first(err, &d->unread);
+    return d->unread.status;
+}
+
 static const spw__foreign_param *
 find_param(const spw_foreign *d, const char *name)
 {
@@ -169,10 +177,14 @@ spw_status
 spw_foreign_moments(spw_foreign *d, const spw_hf_reader *weights, const spw_model *m, const char *const *names,
                     uint32_t count, spw_st_reader **out, spw_error *err)
 {
-    spw_tensor_info *infos = spw_mem_calloc((size_t)m->param_count * (count + 1) + 1, sizeof *infos);
+    spw_tensor_info *infos;
     uint32_t which[SPW_FOREIGN_MOMENTS_MAX + 1], found = 0;
-    spw_status st = infos != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", d->folder);
+    spw_status st = SPW_OK;
     *out = NULL;
+    SPW_TRY(spw_foreign_check_state(d, err));
+    infos = spw_mem_calloc((size_t)m->param_count * (count + 1) + 1, sizeof *infos);
+    if (infos == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", d->folder);
     memset(which, 0xff, sizeof which);
     for (uint32_t k = 0; st == SPW_OK && k < count; k++) {
         for (uint32_t i = 0; i < d->about.moment_count; i++)

@@ -38,9 +38,11 @@ struct spw_foreign {
     const spw__foreign_param **by_name; /* (param_count) */
     uint32_t param_count, trained_count;
     spw__span *span;
-    char *config; /* JSON; NULL: it has none */
+    char *config;             /* JSON; NULL: it has none */
     bool says_model;
     spw_model_config model;
+    spw_error
+        unread; /* why the optimizer's state cannot be gone on from, though the weights are good; SPW_OK: it can */
     spw__ds_rank *ranks; /* (about.ranks) of DeepSpeed */
     uint32_t group_count;
 };

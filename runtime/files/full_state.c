@@ -271,19 +271,40 @@ read_groups(const reading *r)
 }
 
 static spw_status
-read_all(reading *r)
+read_weights(reading *r)
 {
     char path[SPW__FOREIGN_PATH_BYTES + 64];
     snprintf(path, sizeof path, "%.4000s/" WEIGHTS, r->d->folder);
-    SPW_TRY(spw_hf_reader_open(&r->weights, spw_dir_has(r->d->folder, WEIGHTS) ? path : r->d->folder, r->err));
+    r->d->about.hf_weights = !spw_dir_has(r->d->folder, WEIGHTS);
+    SPW_TRY(spw_hf_reader_open(&r->weights, r->d->about.hf_weights ? r->d->folder : path, r->err));
+    return add_params(r);
+}
+
+static spw_status
+read_optimizer(reading *r)
+{
+    char path[SPW__FOREIGN_PATH_BYTES + 64];
     snprintf(path, sizeof path, "%.4000s/" OPTIMIZER, r->d->folder);
     SPW_TRY(spw__torch_open(&r->optimizer, path, r->err));
     SPW_TRY(spw__span_open(r->d->span, path, &r->optimizer_idx, r->err));
     SPW_TRY(list_states(r));
-    SPW_TRY(add_params(r));
     SPW_TRY(add_states(r));
     read_groups(r);
     return SPW_OK;
+}
+
+/* Whatever its optimizer keeps, or half of it: the weights are whole. */
+static spw_status
+read_all(reading *r)
+{
+    spw_error *err = r->err, *unread = &r->d->unread;
+    SPW_TRY(read_weights(r));
+    r->err = unread;
+    (void)read_optimizer(r);
+    if (unread->status == SPW_OK || unread->status == SPW_ECORRUPT || unread->status == SPW_EUNSUPPORTED)
+        return SPW_OK;
+    spw_error_keep_first(err, unread);
+    return unread->status;
 }
 
 spw_status

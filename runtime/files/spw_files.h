@@ -250,9 +250,10 @@ spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t 
  *   find     path: a folder of one, or what save_checkpoint() was given, whose file "latest" names one, or of llm.c's, of which the last is meant,
  *            or the model's file of one of these. found: its folder, or that file; false: it is none
  *   open     Errors  SPW_ECORRUPT naming file and what is damaged or missing, SPW_EUNSUPPORTED (cut into parts of a model), SPW_ENOMEM
+ *   check_state  whether moments can be read. Errors  why not (of PyTorch's): no fp32, damaged, or another optimizer's; its weights can, then
  *   weights  the masters, and frozen parameters, as they are stored; to be bound. The caller's
  *   moments  of the bound weights' parameters that were trained: tensors "PARAMETER.MOMENT" of these names (count), fp32. The caller's too.
- *            Errors  SPW_ECONFIG naming a moment that its optimizer does not keep
+ *            Errors  SPW_ECONFIG naming a moment that its optimizer does not keep, and check_state's
  *   config   its configuration as JSON text; NULL: it has none
  *   model    the model that it is of; NULL: it does not say
  *   trained  whether a tensor of this name was trained; decay: its weight decay, NAN where the checkpoint does not say
@@ -265,7 +266,8 @@ typedef struct spw_foreign_about {
     uint64_t steps, updates;             /* updates: steps that were not skipped */
     uint64_t samples;                    /* UINT64_MAX: it does not say */
     char moments[SPW_FOREIGN_MOMENTS_MAX][40];
-    bool scaled; /* with a dynamic loss scale, of which what follows */
+    bool hf_weights; /* its masters are the weights in Hugging Face's files of its folder */
+    bool scaled;     /* with a dynamic loss scale, of which what follows */
     double scale;
     int64_t hysteresis, scaler_steps, last_overflow;
     double clip, beta1, beta2, eps; /* of gradients' norm; of the first group. NAN: it does not say */
@@ -276,6 +278,7 @@ void spw_foreign_close(spw_foreign *f); /* NULL is fine */
 const spw_foreign_about *spw_foreign_get_about(const spw_foreign *f);
 const char *spw_foreign_config(const spw_foreign *f);
 const spw_model_config *spw_foreign_model(const spw_foreign *f);
+spw_status spw_foreign_check_state(const spw_foreign *f, spw_error *err);
 bool spw_foreign_trained(const spw_foreign *f, const char *name, double *decay);
 spw_status spw_foreign_weights(spw_foreign *f, spw_hf_reader **out, spw_error *err);
 spw_status spw_foreign_moments(spw_foreign *f, const spw_hf_reader *weights, const spw_model *model,
