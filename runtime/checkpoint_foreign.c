@@ -210,6 +210,20 @@ compare_config(differences *x, const spw_config *now, const spw_foreign *d, cons
     return st;
 }
 
+/* Experts that were not chosen, say, have made fewer; a moment is corrected by how many its parameter has. */
+static void
+compare_updates(differences *x, const spw_foreign *d)
+{
+    const spw_foreign_about *a = spw_foreign_get_about(d);
+    char text[200];
+    if (!a->uneven)
+        return;
+    snprintf(text, sizeof text,
+             "updates: some parameters have made fewer than %llu in the checkpoint, all have made as many now",
+             (unsigned long long)a->updates);
+    tell(x, text);
+}
+
 /* A client's own optimizer is known by what it keeps: another one's would go on from a part of it without a word. */
 static void
 compare_moments(differences *x, const spw_config *now, const spw_foreign *d)
@@ -275,6 +289,7 @@ spw_foreign_compare(const char *folder, const spw_config *config, void (*line)(v
         st = spw_hf_reader_bind(weights, m, err);
     if (st == SPW_OK) {
         compare_model(&x, m, spw_foreign_model(d));
+        compare_updates(&x, d);
         compare_moments(&x, config, d);
         compare_params(&x, config, d, m, weights);
     }

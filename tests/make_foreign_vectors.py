@@ -363,7 +363,7 @@ def make_fsdp():
     subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3", __file__, "--fsdp", str(into)], check=True, env=env)
     (into / "full_hf").mkdir()
     (into / "broken").mkdir()
-    for name in ("numbers", "half", "missing", "steps"):
+    for name in ("numbers", "half", "missing", "steps", "uneven"):
         whole = torch.load(into / "full/optimizer.bin")
         first, second = list(whole["state"])[:2]
         if name == "numbers":  # as an optimizer has it by itself
@@ -373,7 +373,7 @@ def make_fsdp():
         elif name == "missing":
             del whole["state"][second]["exp_avg_sq"]
         else:
-            whole["state"][first]["step"] = "four"
+            whole["state"][first]["step"] = "four" if name == "steps" else torch.tensor(2.0)
         torch.save(whole, into / "broken" / f"{name}.bin")
     torch.save(torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1).state_dict(), into / "broken/stateless.bin")
     shutil.copyfile(into / "full/optimizer.bin", into / "full_hf/optimizer.bin")

@@ -756,13 +756,19 @@ note(void *ctx, const char *text)
 }
 
 static void
-compares(const checkpoint *k, const spw_config *c, uint32_t count, const char *says)
+compares_in(const char *folder, const spw_config *c, uint32_t count, const char *says)
 {
     uint32_t found;
     lines[0] = '\0';
-    need(spw_foreign_compare(folder_of(k), c, note, NULL, &found, &err));
+    need(spw_foreign_compare(folder, c, note, NULL, &found, &err));
     if (found != count || strstr(lines, says) == NULL)
-        fail_msg("%s: %u differences, not %u, and \"%s\" should be among\n%s", k->name, found, count, says, lines);
+        fail_msg("%s: %u differences, not %u, and \"%s\" should be among\n%s", folder, found, count, says, lines);
+}
+
+static void
+compares(const checkpoint *k, const spw_config *c, uint32_t count, const char *says)
+{
+    compares_in(folder_of(k), c, count, says);
 }
 
 static void
@@ -1164,6 +1170,26 @@ test_full_refused(void **state)
     tiny_dir_remove(dir);
 }
 
+/* Parameters count their updates each for itself: the most is what a schedule goes by, and that others have made fewer is told. */
+static void
+test_uneven(void **state)
+{
+    char dir[256], command[900];
+    spw_config c;
+    spw_foreign *d;
+    (void)state;
+    tiny_dir_make(dir);
+    copy_checkpoint(&checkpoints[FULL], dir);
+    snprintf(command, sizeof command, "cp " VECTORS "fsdp/broken/uneven.bin %s/optimizer.bin", dir);
+    assert_int_equal(system(command), 0);
+    need(spw_foreign_open(&d, dir, &err));
+    assert_int_equal(spw_foreign_get_about(d)->updates, 4);
+    spw_foreign_close(d);
+    configure(&c, &checkpoints[FULL], 1, "", "");
+    compares_in(dir, &c, 1, "updates: some parameters have made fewer than 4 in the checkpoint");
+    tiny_dir_remove(dir);
+}
+
 static void
 test_refused(void **state)
 {
@@ -1237,6 +1263,7 @@ main(void)
         cmocka_unit_test(test_compare),       cmocka_unit_test(test_faults),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_fsdp_refused),  cmocka_unit_test(test_full_refused),
+        cmocka_unit_test(test_uneven),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

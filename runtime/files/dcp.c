@@ -367,15 +367,10 @@ add_moment(reading *r, const entry *e, const char *name, const char *moment)
         p->decay = NAN;
     }
     if (strcmp(moment, "step") == 0) {
-        double steps = -1;
+        double updates = -1;
         uint32_t unused;
-        if (a->updates > 0)
-            return SPW_OK;
-        SPW_TRY(read_item(r, e->key, 0, &t, &unused, &steps));
-        if (!(steps >= 0 && steps < 9e15))
-            return damaged(r, e->key, "it is no number of updates");
-        a->updates = a->steps = (uint64_t)steps;
-        return SPW_OK;
+        SPW_TRY(read_item(r, e->key, 0, &t, &unused, &updates));
+        return spw__foreign_see_updates(d, updates) ? SPW_OK : damaged(r, e->key, "it is no number of updates");
     }
     while (k < a->moment_count && strcmp(a->moments[k], moment) != 0)
         k++;

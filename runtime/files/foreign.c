@@ -16,6 +16,20 @@ spw_foreign_find(const char *path, char *found, uint64_t bytes)
     return spw__ds_find(path, found, bytes) || spw__llmc_find(path, found, bytes);
 }
 
+bool
+spw__foreign_see_updates(spw_foreign *d, double updates)
+{
+    spw_foreign_about *a = &d->about;
+    uint64_t n;
+    if (!(updates >= 0 && updates < 9e15))
+        return false;
+    n = (uint64_t)updates;
+    a->uneven = a->uneven || (d->counted && n != a->updates);
+    a->updates = a->steps = n > a->updates ? n : a->updates;
+    d->counted = true;
+    return true;
+}
+
 static int
 by_name(const void *a, const void *b)
 {

@@ -39,7 +39,7 @@ struct spw_foreign {
     uint32_t param_count, trained_count;
     spw__span *span;
     char *config;             /* JSON; NULL: it has none */
-    bool says_model;
+    bool says_model, counted; /* counted: one's updates have been seen */
     spw_model_config model;
     spw_error
         unread; /* why the optimizer's state cannot be gone on from, though the weights are good; SPW_OK: it can */
@@ -74,6 +74,8 @@ spw_status spw__full_read(spw_foreign *d, spw_error *err);
 bool spw__llmc_is(const char *path);
 bool spw__llmc_find(const char *path, char *found, uint64_t bytes);
 spw_status spw__llmc_read(spw_foreign *d, spw_error *err);
+/* Sees one parameter's number of updates; the most of any count. False: it is none. */
+bool spw__foreign_see_updates(spw_foreign *d, double updates);
 uint64_t spw__foreign_elements(const spw_tensor_info *t);
 
 #endif

@@ -173,20 +173,14 @@ add_moment(reading *r, spw__foreign_param *p, const char *name, const spw__py *v
 static spw_status
 add_state(reading *r, spw__foreign_param *p, const spw__py *state)
 {
-    spw_foreign_about *a = &r->d->about;
-    double steps;
+    double updates;
     for (uint64_t i = 0; i + 1 < state->count; i += 2) {
         const char *name = spw__py_text(state->items[i]);
         if (name != NULL && strcmp(name, "step") != 0 && spw__torch_is_tensor(state->items[i + 1]))
             SPW_TRY(add_moment(r, p, name, state->items[i + 1]));
     }
-    if (a->updates > 0)
-        return SPW_OK;
-    SPW_TRY(read_number(r, spw__py_get(state, "step"), &steps));
-    if (!(steps >= 0 && steps < 9e15))
-        return damaged(r, p->info.name, "it has no number of updates");
-    a->updates = a->steps = (uint64_t)steps;
-    return SPW_OK;
+    SPW_TRY(read_number(r, spw__py_get(state, "step"), &updates));
+    return spw__foreign_see_updates(r->d, updates) ? SPW_OK : damaged(r, p->info.name, "it has no number of updates");
 }
 
 /* The weights' file, where it is in the span; files (shard_count), UINT32_MAX: not yet. */

@@ -266,6 +266,7 @@ typedef struct spw_foreign_about {
     uint64_t steps, updates;             /* updates: steps that were not skipped */
     uint64_t samples;                    /* UINT64_MAX: it does not say */
     char moments[SPW_FOREIGN_MOMENTS_MAX][40];
+    bool uneven;     /* parameters have made different numbers of updates, some fewer than updates */
     bool hf_weights; /* its masters are the weights in Hugging Face's files of its folder */
     bool scaled;     /* with a dynamic loss scale, of which what follows */
     double scale;
