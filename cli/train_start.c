@@ -177,8 +177,7 @@ spw_status
 cli_train_open_first(train_run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
 {
     SPW_TRY(check_outputs(r, err));
-    if (resume != NULL)
-        SPW_TRY(find_checkpoint(r, resume, found, err));
+    SPW_TRY(resume != NULL ? find_checkpoint(r, resume, found, err) : spw_config_check_start(&r->config, err));
     return spw_comm_get_info(r->comm)->local_rank == 0 ? spw_config_open_data(&r->data, &r->config, err) : SPW_OK;
 }
 

@@ -223,8 +223,10 @@ static spw_status
 check_start(const config_reader *r)
 {
     const spw_config *c = r->out;
-    char file[256];
+    char file[SPW_PATH_BYTES];
     if (strcmp(c->run.start, "auto") != 0 || c->model_path[0] == '\0' || spw_hf_has_weights(c->model_path))
+        return SPW_OK;
+    if (spw_foreign_find(c->model_path, file, sizeof file)) /* spw_config_check_start()'s, for who does not resume */
         return SPW_OK;
     if (spw_hf_has_other_weights(c->model_path, file))
         return SPW_RAISE(r->err, SPW_ECONFIG,

@@ -107,6 +107,8 @@ find_folder(spw_weights *w, spw_error *err)
     return SPW_OK;
 }
 
+#define IS_FOREIGN "%s is another program's checkpoint: "
+
 spw_status
 spw_weights_find(spw_weights *w, const char *path, spw_error *err)
 {
@@ -119,11 +121,10 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
     if (w->is_checkpoint) {
         st = spw_checkpoint_find(path, w->path, err);
         if (st == SPW_ENOENT && spw_foreign_find(path, w->path, sizeof w->path))
-            return SPW_RAISE(
-                err, SPW_EUNSUPPORTED,
-                "%s is another program's checkpoint: spillway export %s --model FOLDER --to DIR makes a folder "
-                "of it, with the config.json and tokenizer of FOLDER",
-                path, path);
+            return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                             IS_FOREIGN "spillway export %s --model FOLDER --to DIR makes a folder of it, with the "
+                                        "config.json and tokenizer of FOLDER",
+                             path, path);
         if (st == SPW_ENOENT && access(path, F_OK) == 0)
             return SPW_RAISE(
                 err, SPW_ENOENT,
@@ -132,6 +133,9 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
                 path);
         SPW_TRY(st);
         SPW_TRY(spw_checkpoint_read_config(w->path, &w->config, NULL, err));
+    } else if (!spw_hf_has_weights(path) && spw_foreign_find(path, w->path, sizeof w->path)) {
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, IS_FOREIGN "spillway export %s --to DIR makes a folder of it", path,
+                         path);
     } else {
         snprintf(w->path, sizeof w->path, "%s", path);
         SPW_TRY(find_folder(w, err));

@@ -112,10 +112,26 @@ spw_config_start_folder(const spw_config *c)
 }
 
 spw_status
+spw_config_check_start(const spw_config *c, spw_error *err)
+{
+    const char *path = c->model_path;
+    char found[SPW_PATH_BYTES];
+    if (strcmp(c->run.start, "random") == 0 || path[0] == '\0' || spw_hf_has_weights(path) ||
+        !spw_foreign_find(path, found, sizeof found))
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ECONFIG,
+                     "model.path %s is another program's checkpoint, and has no weights in Hugging Face's files: "
+                     "--resume %s goes on from it, spillway export %s --to DIR makes a folder of its weights, and "
+                     "spillway.start random draws new ones",
+                     path, path, path);
+}
+
+spw_status
 spw_engine_start(spw_engine *e, bool *loaded_out, spw_error *err)
 {
     const spw_config *c = spw__engine_config(e);
     const char *folder = spw_config_start_folder(c);
+    SPW_TRY(spw_config_check_start(c, err));
     *loaded_out = folder != NULL;
     if (spw__engine_rank(e) == 0)
         spw__adapter_warn(spw_engine_model(e));

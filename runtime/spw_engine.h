@@ -158,6 +158,8 @@ spw_status spw_engine_init_params(spw_engine *engine, uint64_t seed, spw_error *
 spw_status spw_engine_load_weights(spw_engine *engine, const char *path, spw_error *err);
 /* The folder whose weights training starts from, by spillway.start and what is there; NULL: they are drawn. */
 const char *spw_config_start_folder(const spw_config *config);
+/* SPW_ECONFIG where they would be drawn though the folder is another program's checkpoint: who starts there means its weights. */
+spw_status spw_config_check_start(const spw_config *config, spw_error *err);
 /* What spillway.start says: one of the two above. */
 spw_status spw_engine_start(spw_engine *engine, bool *loaded_out, spw_error *err);
 

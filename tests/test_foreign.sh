@@ -139,6 +139,18 @@ check "inspect of it" run inspect "$dir/full-hf"
 check "shows them" test -z "$(grep "not shown" "$dir/out")"
 expect 1 "exp_avg of model.embed_tokens.weight is BF16; moments in fp32 are read" "it is not gone on from" train "$c" --resume "$dir/full-hf"
 
+# A checkpoint with config.json and no weights in Hugging Face's files: who names it means its weights, and would get others without a word.
+for f in fsdp/trainer fsdp/full deepspeed/stage3; do
+    cp -r "tests/vectors/$f" "$dir/${f#*/}"
+    cp "$dir/start/config.json" "$dir/${f#*/}/"
+    it=$dir/${f#*/}
+    path="{\"path\":\"$it\"}"
+    expect 2 "$it is another program's checkpoint, and has no weights in Hugging Face's files: --resume $it goes on" "no start from $f" train "$c" --set model="$path"
+    expect 1 "$it is another program's checkpoint: spillway export $it --to DIR" "no evaluation of $f" eval "$it" --data "$dir/t.bin"
+    check "its model alone" run train "$c" --set model="$path" --set spillway.start=random --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
+    check "$f is gone on from" run train "$c" --set model="$path" --resume "$it" --resume-anyway --set 'spillway.freeze=["*.0.mlp.up_proj.weight"]' --set spillway.checkpoint_dir= --set spillway.run_log=
+done
+
 # A Trainer's folder of checkpoints, and a checkpoint of its own optimizer's: what to give instead is said.
 mkdir "$dir/out-dir" && mkdir "$dir/out-dir/checkpoint-9" "$dir/out-dir/checkpoint-x"
 expect 1 "$dir/out-dir/checkpoint-9 is a checkpoint without the state of DeepSpeed or FSDP" "the newest of a Trainer's" train "$c" --resume "$dir/out-dir"
