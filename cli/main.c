@@ -56,7 +56,8 @@ static const char train_usage[] =
     "(not\n"
     "under nohup) and output that nobody reads any more. A second Ctrl-C, a second later or more, ends at once, as "
     "the\n"
-    "first one does before the first step; the next run then reclaims the swap files.\n";
+    "first one does before the first step; the next run then reclaims the swap files. SIGTERM behind SIGUSR1 is the\n"
+    "first one: what is being saved is saved, if it is before SIGKILL.\n";
 
 static const char plan_usage[] =
     "spillway plan CONFIG.json [--set a.b=c ...] [--json] [--calibrate | --no-measure]\n"

@@ -6,7 +6,7 @@
 #include <signal.h>
 
 volatile int cli_stop;
-static _Atomic uint64_t stop_ns; /* when it was set */
+static _Atomic uint64_t asked_ns; /* when it was, by who may end the process, too; 0: not yet */
 
 /*
  * The first signal asks; one that comes a second later or more ends the process as it would end any other. Within a second it
@@ -15,13 +15,22 @@ static _Atomic uint64_t stop_ns; /* when it was set */
 static void
 on_signal(int number)
 {
-    if (cli_stop && spw_now_ns() - stop_ns >= 1000000000) {
+    uint64_t now = spw_now_ns();
+    cli_stop = 1;
+    if (asked_ns == 0) {
+        asked_ns = now;
+    } else if (now - asked_ns >= 1000000000) {
         (void)signal(number, SIG_DFL);
         (void)raise(number);
-    } else if (!cli_stop) {
-        stop_ns = spw_now_ns();
-        cli_stop = 1;
     }
+}
+
+/* Slurm's --signal, ahead of a job's end: the SIGTERM that comes with the end leaves what is being saved half a minute, and does not cut it off. */
+static void
+on_notice(int number)
+{
+    (void)number;
+    cli_stop = 1;
 }
 
 /* Nobody reads the output any more, as with | head. What is said on the way to the end must not end it sooner. */
@@ -29,18 +38,19 @@ static void
 on_pipe(int number)
 {
     (void)number;
-    if (!cli_stop)
-        stop_ns = spw_now_ns();
+    if (asked_ns == 0)
+        asked_ns = spw_now_ns();
     cli_stop = 1;
 }
 
 void
 cli_catch_signals(void)
 {
-    struct sigaction action = {.sa_handler = on_signal}, pipe = {.sa_handler = on_pipe}, old;
+    struct sigaction action = {.sa_handler = on_signal}, notice = {.sa_handler = on_notice};
+    struct sigaction pipe = {.sa_handler = on_pipe}, old;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGUSR1, &action, NULL); /* Slurm's --signal, ahead of a job's end */
+    sigaction(SIGUSR1, &notice, NULL);
     sigaction(SIGPIPE, &pipe, NULL);
     if (sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN) /* nohup */
         sigaction(SIGHUP, &action, NULL);

@@ -174,15 +174,19 @@ expect 0 "sequences are of 32 tokens" "eval takes no more than these" eval "$dir
 expect 2 "--seq-length 48 is more than the model's 32 positions" "but for who asks" eval "$dir/long" --data "$dir/text.txt" --batches 1 --seq-length 48
 rm -rf "$dir/long"
 
-# What does not end in time: a second signal ends it, and before the first step the first does.
-"$spw" train "$c" --set gradient_accumulation_steps=3000 --set spillway.checkpoint_dir= --set spillway.run_log="$dir/long.jsonl" >"$dir/out" 2>"$dir/err" &
+# What does not end in time: a second signal ends it, but for SIGUSR1 before or behind it, and before the first step the first does.
+"$spw" train "$c" --set gradient_accumulation_steps=9000 --set spillway.checkpoint_dir= --set spillway.run_log="$dir/long.jsonl" >"$dir/out" 2>"$dir/err" &
 pid=$!
 for _ in $(seq 1000); do [ -s "$dir/long.jsonl" ] && break; sleep 0.1; done
 sleep 0.3
+kill -USR1 $pid
+sleep 1.2
 kill -TERM $pid
 kill -TERM $pid
 sleep 1.2
-check "two signals at once are one" kill -0 $pid
+kill -USR1 $pid
+sleep 0.2
+check "two signals at once are one, and SIGUSR1 is none" kill -0 $pid
 kill -TERM $pid
 { wait $pid; } 2>/dev/null
 check "one a second later ends the process" test $? -eq 143
