@@ -333,7 +333,7 @@ const key_row spw__config_rows[] = {
      NULL},
     TEXT("data.format", data.format, "\"auto\"", "auto|text|llm.c|llmq|megatron|jsonl",
          "auto: by each file's content, then its extension (.bin, .jsonl, .ndjson, .json that begins with an object), "
-         "else text; compressed files, tables and the like are refused unless this says text"),
+         "else text; compressed files, tables, UTF-16 and the like are refused unless this says text"),
     TEXT("data.text_field", data.text_field, "\"text\"", NULL,
          "field of JSON lines that is trained on; another one than text, data.prompt_field and data.chat are refused "
          "where no file holds JSON lines"),

@@ -276,6 +276,9 @@ test_refused_binary(void **state)
         {"\x1f\x8b\x08 and so on, long enough", 26, "is compressed with gzip", "gunzip"},
         {"\x28\xb5\x2f\xfd and so on, long enough", 27, "is compressed with zstd", "unzstd"},
         {"\x93NUMPY and so on, long enough", 29, "is a NumPy array", "llm.c"},
+        {"\xff\xfeT\0e\0x\0t\0\n\0", 12, "is text in UTF-16", "iconv"},
+        {"\xfe\xff\0T\0e\0x\0t\0\n", 12, "is text in UTF-16", "iconv"},
+        {"%PDF-1.7 and so on, long enough", 31, "is a PDF", "pdftotext"},
         {"\x12\0\0\0\0\0\0\0{\"__metadata__\":{}}", 27, "is a safetensors file", "model.path"},
     };
     (void)state;

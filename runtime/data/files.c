@@ -86,6 +86,9 @@ static const struct {
     {"ARROW1", 6, "an Arrow table", AS_ROWS},
     {"\xff\xff\xff\xff", 4, "a stream of Arrow tables", AS_ROWS},
     {"\x93NUMPY", 6, "a NumPy array", "write its tokens as llm.c's or Megatron's file"},
+    {"\xff\xfe", 2, "text in UTF-16", "iconv -f UTF-16 -t UTF-8 writes it as it is read"},
+    {"\xfe\xff", 2, "text in UTF-16", "iconv -f UTF-16 -t UTF-8 writes it as it is read"},
+    {"%PDF-", 5, "a PDF", "take the text out of it, with pdftotext say"},
 };
 
 /* llm.c's other files. */
