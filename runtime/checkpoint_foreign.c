@@ -1,5 +1,5 @@
 /*
- * Going on from checkpoints of DeepSpeed and PyTorch: their state into an engine, and whether the configuration goes on with what was trained
+ * Going on from checkpoints of other programs: their state into an engine, and whether the configuration goes on with what was trained
  * there. files/foreign.c finds the tensors; from there on they are loaded as a checkpoint's of this program are.
  */
 #include "checkpoint_internal.h"

@@ -354,11 +354,10 @@ static spw_status
 add_moment(reading *r, const entry *e, const char *name, const char *moment)
 {
     spw_foreign *d = r->d;
-    spw_foreign_about *a = &d->about;
     spw__foreign_param *p = d->param_count > 0 ? &d->params[d->param_count - 1] : NULL;
     size_t bytes = (size_t)(moment - name) - 1;
     spw_tensor_info t = {.ndim = 0};
-    uint32_t k = 0;
+    uint32_t k;
     if (bytes >= sizeof p->info.name)
         return damaged(r, e->key, "its name is too long");
     if (p == NULL || strlen(p->info.name) != bytes || memcmp(p->info.name, name, bytes) != 0) { /* keys are in order */
@@ -372,13 +371,7 @@ add_moment(reading *r, const entry *e, const char *name, const char *moment)
         SPW_TRY(read_item(r, e->key, 0, &t, &unused, &updates));
         return spw__foreign_see_updates(d, updates) ? SPW_OK : damaged(r, e->key, "it is no number of updates");
     }
-    while (k < a->moment_count && strcmp(a->moments[k], moment) != 0)
-        k++;
-    if (k == SPW_FOREIGN_MOMENTS_MAX || strlen(moment) >= sizeof a->moments[0])
-        return SPW_RAISE(r->err, SPW_EUNSUPPORTED, "%s: an optimizer with %s for each element is not read", d->folder,
-                         moment);
-    if (k == a->moment_count)
-        snprintf(a->moments[a->moment_count++], sizeof a->moments[0], "%s", moment);
+    SPW_TRY(spw__foreign_moment(d, moment, &k, r->err));
     SPW_TRY(add_tensor(r, e, &t));
     if (t.dtype != SPW_F32 && d->unread.status == SPW_OK)
         (void)SPW_RAISE(&d->unread, SPW_EUNSUPPORTED, "%s: %s is %s; moments in fp32 are read", d->folder, e->key,

@@ -87,16 +87,13 @@ learn_moments(spw_foreign *d, const spw__torch *t, const spw__py *state, spw_err
     for (uint64_t i = 0; state != NULL && state->kind == SPW__PY_DICT && i + 1 < state->count; i += 2) {
         const char *name = spw__py_text(state->items[i]);
         spw_tensor_info info;
+        uint32_t unused;
         if (name == NULL || !spw__torch_is_tensor(state->items[i + 1]))
             continue;
         SPW_TRY(spw__torch_tensor(t, state->items[i + 1], name, &info, err));
         if (info.ndim == 0)
             continue;
-        if (d->about.moment_count == SPW_FOREIGN_MOMENTS_MAX || strlen(name) >= sizeof d->about.moments[0])
-            return SPW_RAISE(err, SPW_EUNSUPPORTED,
-                             "%s: an optimizer with %s for each element, and %d more, is not read", spw__torch_path(t),
-                             name, SPW_FOREIGN_MOMENTS_MAX);
-        snprintf(d->about.moments[d->about.moment_count++], sizeof d->about.moments[0], "%s", name);
+        SPW_TRY(spw__foreign_moment(d, name, &unused, err));
     }
     return SPW_OK;
 }

@@ -16,6 +16,22 @@ spw_foreign_find(const char *path, char *found, uint64_t bytes)
     return spw__ds_find(path, found, bytes) || spw__llmc_find(path, found, bytes);
 }
 
+spw_status
+spw__foreign_moment(spw_foreign *d, const char *name, uint32_t *out, spw_error *err)
+{
+    spw_foreign_about *a = &d->about;
+    uint32_t k = 0;
+    while (k < a->moment_count && strcmp(a->moments[k], name) != 0)
+        k++;
+    *out = k;
+    if (k == SPW_FOREIGN_MOMENTS_MAX || strlen(name) >= sizeof a->moments[0])
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: an optimizer with %s for each element is not read", d->folder,
+                         name);
+    if (k == a->moment_count)
+        snprintf(a->moments[a->moment_count++], sizeof a->moments[0], "%s", name);
+    return SPW_OK;
+}
+
 bool
 spw__foreign_see_updates(spw_foreign *d, double updates)
 {

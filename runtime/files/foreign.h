@@ -74,6 +74,8 @@ spw_status spw__full_read(spw_foreign *d, spw_error *err);
 bool spw__llmc_is(const char *path);
 bool spw__llmc_find(const char *path, char *found, uint64_t bytes);
 spw_status spw__llmc_read(spw_foreign *d, spw_error *err);
+/* Which moment has this name, in *out; a new one's place is behind the others. */
+spw_status spw__foreign_moment(spw_foreign *d, const char *name, uint32_t *out, spw_error *err);
 /* Sees one parameter's number of updates; the most of any count. False: it is none. */
 bool spw__foreign_see_updates(spw_foreign *d, double updates);
 uint64_t spw__foreign_elements(const spw_tensor_info *t);

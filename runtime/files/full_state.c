@@ -135,29 +135,12 @@ read_number(const reading *r, const spw__py *v, double *out)
     return SPW_OK;
 }
 
-/* Which moment has this name; a new one's place is behind the others. */
-static spw_status
-moment_of(const reading *r, const char *name, uint32_t *out)
-{
-    spw_foreign_about *a = &r->d->about;
-    uint32_t k = 0;
-    while (k < a->moment_count && strcmp(a->moments[k], name) != 0)
-        k++;
-    *out = k;
-    if (k == SPW_FOREIGN_MOMENTS_MAX || strlen(name) >= sizeof a->moments[0])
-        return SPW_RAISE(r->err, SPW_EUNSUPPORTED, "%s: an optimizer with %s for each element is not read",
-                         r->d->folder, name);
-    if (k == a->moment_count)
-        snprintf(a->moments[a->moment_count++], sizeof a->moments[0], "%s", name);
-    return SPW_OK;
-}
-
 static spw_status
 add_moment(reading *r, spw__foreign_param *p, const char *name, const spw__py *v)
 {
     spw_tensor_info t;
     uint32_t k;
-    SPW_TRY(moment_of(r, name, &k));
+    SPW_TRY(spw__foreign_moment(r->d, name, &k, r->err));
     SPW_TRY(spw__torch_tensor(r->optimizer, v, p->info.name, &t, r->err));
     if (t.dtype != SPW_F32)
         return SPW_RAISE(r->err, SPW_EUNSUPPORTED, "%s/" OPTIMIZER ": %s of %s is %s; moments in fp32 are read",
