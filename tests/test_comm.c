@@ -48,6 +48,8 @@ typedef struct plan {
     int present; /* how many of them really start; 0: all */
     int variant;
     int killed; /* rank that ends by a signal, -1: none */
+    _Atomic int
+        *ready; /* not NULL: when all ranks have counted here, all are stopped for a while, and the last goes on last */
 } plan;
 
 /* ---------------------------------------------------------------- starting ranks */
@@ -68,6 +70,27 @@ run_rank(const plan *p, int rank, int port)
     exit(0);
 }
 
+static void
+signal_all(const pid_t *pids, int count, int number)
+{
+    for (int r = 0; r < count; r++)
+        kill(pids[r], number);
+}
+
+/* As by Ctrl-Z and fg, or a scheduler. */
+static void
+stop_all(const plan *p, const pid_t *pids, int count)
+{
+    for (int i = 0; *p->ready < count && i < 20000; i++)
+        usleep(2000);
+    usleep(300000);
+    signal_all(pids, count, SIGSTOP);
+    usleep(3000000);
+    signal_all(pids, count - 1, SIGCONT);
+    usleep(200000);
+    kill(pids[count - 1], SIGCONT);
+}
+
 /* Forks the ranks and waits; all must end well but the one that is killed. */
 static void
 run(plan p)
@@ -83,6 +106,8 @@ run(plan p)
         if (pids[r] == 0)
             run_rank(&p, r, port);
     }
+    if (p.ready != NULL)
+        stop_all(&p, pids, count);
     until = time(NULL) + 100;
     for (int r = 0; r < count; r++) {
         int status = 0;
@@ -918,6 +943,39 @@ test_late(void **state)
 }
 
 static void
+body_stopped(const plan *p)
+{
+    spw_comm *comm = NULL;
+    spw_channel *ch = NULL;
+    bench t;
+    OK(spw_comm_open(&comm, &p->options, err));
+    OK(spw_channel_open(&ch, comm, NULL, 0, "weights", err));
+    bench_open(&t, comm, ch, 10000);
+    spw_channel_set_timeout(ch, 1.5);
+    ++*p->ready;
+    if (t.rank + 1 == t.size)
+        usleep(800000);
+    check_gather(&t, 100);
+    bench_close(&t);
+    spw_channel_close(ch);
+    spw_comm_close(comm);
+}
+
+/* Ranks that are stopped together for longer than one waits for another go on. */
+static void
+test_stopped(void **state)
+{
+    static const char *const some[] = {"aa", "ab", "aaab"};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        plan p = {.hosts = some[i], .body = body_stopped, .options = {.timeout_s = 30}, .killed = -1};
+        p.ready = ranks_share(sizeof *p.ready);
+        run(p);
+        ranks_unshare((void *)p.ready, sizeof *p.ready);
+    }
+}
+
+static void
 body_missing(const plan *p)
 {
     spw_comm *comm = NULL;
@@ -1115,12 +1173,13 @@ int
 main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_everything),   cmocka_unit_test(test_chaos),       cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_threads),      cmocka_unit_test(test_counters),    cmocka_unit_test(test_slow_link),
-        cmocka_unit_test(test_device_order), cmocka_unit_test(test_memory),      cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_mismatch),     cmocka_unit_test(test_abort),       cmocka_unit_test(test_late),
-        cmocka_unit_test(test_missing),      cmocka_unit_test(test_environment), cmocka_unit_test(test_sharers),
-        cmocka_unit_test(test_nested),       cmocka_unit_test(test_quiet),       cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_everything),   cmocka_unit_test(test_chaos),    cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_threads),      cmocka_unit_test(test_counters), cmocka_unit_test(test_slow_link),
+        cmocka_unit_test(test_device_order), cmocka_unit_test(test_memory),   cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_mismatch),     cmocka_unit_test(test_abort),    cmocka_unit_test(test_late),
+        cmocka_unit_test(test_stopped),      cmocka_unit_test(test_missing),  cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_sharers),      cmocka_unit_test(test_nested),   cmocka_unit_test(test_quiet),
+        cmocka_unit_test(test_strangers),
     };
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return main_as_rank();

@@ -28,24 +28,37 @@ timed_out(spw_channel *ch, spw_error *err)
     return spw__failure(comm, err);
 }
 
-static bool
-late(const spw_channel *ch, uint64_t since_ns)
+void
+spw__op_moved(spw_channel *ch)
 {
-    return (double)(spw_now_ns() - since_ns) * 1e-9 > ch->timeout_s;
+    ch->looked_ns = spw_now_ns();
+    ch->waited_ns = 0;
+}
+
+/*
+ * Whoever waits looks every SLICE_MS. Longer than a second without a look means that this process was stopped (Ctrl-Z, a
+ * scheduler, a frozen container), and as a rule the others with it: nobody has waited then.
+ */
+static bool
+late(spw_channel *ch)
+{
+    const uint64_t most_ns = 1000000000u;
+    uint64_t now = spw_now_ns(), since = now - ch->looked_ns;
+    ch->looked_ns = now;
+    ch->waited_ns += since < most_ns ? since : most_ns;
+    return (double)ch->waited_ns * 1e-9 > ch->timeout_s;
 }
 
 static spw_status
 pass_gate(spw_channel *ch, spw_error *err)
 {
-    uint64_t since = 0;
+    spw__op_moved(ch);
     ch->gate_target += ch->near_count;
     spw__gate_arrive(&ch->block->gate, ch->gate_target);
     while (!spw__gate_wait(&ch->block->gate, ch->gate_target, ch->comm->spin)) {
         if (spw__failed(ch->comm))
             return spw__failure(ch->comm, err);
-        if (since == 0)
-            since = spw_now_ns() - SLICE_MS * 1000000ull;
-        if (late(ch, since))
+        if (late(ch))
             return timed_out(ch, err);
     }
     return SPW_OK;
@@ -96,10 +109,10 @@ spw__op_pump(spw_channel *ch, bool wait, spw_error *err)
     if (moved < 0)
         return lost(ch, err);
     if (moved > 0)
-        ch->moved_ns = spw_now_ns();
+        spw__op_moved(ch);
     else if (spw__failed(ch->comm))
         return spw__failure(ch->comm, err);
-    else if (wait && late(ch, ch->moved_ns))
+    else if (wait && late(ch))
         return timed_out(ch, err);
     return SPW_OK;
 }
@@ -123,7 +136,7 @@ all_through(const spw_channel *ch)
 spw_status
 spw__op_flush(spw_channel *ch, spw_error *err)
 {
-    ch->moved_ns = spw_now_ns();
+    spw__op_moved(ch);
     while (!all_through(ch))
         SPW_TRY(spw__op_pump(ch, true, err));
     return SPW_OK;
@@ -179,7 +192,7 @@ spw__op_begin(spw_channel *ch, const spw__call *call, spw_error *err)
     spw_comm *comm = ch->comm;
     if (spw__failed(comm))
         return spw__failure(comm, err);
-    ch->begin_ns = ch->moved_ns = spw_now_ns();
+    ch->begin_ns = spw_now_ns();
     ch->call = *call;
     ch->call.number = ++ch->number;
     show_position(ch);
