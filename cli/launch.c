@@ -79,8 +79,9 @@ cli_is_launched(void)
 }
 
 static void
-become_rank(uint32_t rank, uint32_t count, uint32_t port, pid_t parent, char **argv)
+become_rank(uint32_t rank, uint32_t count, uint32_t port, pid_t parent, const sigset_t *signals, char **argv)
 {
+    (void)sigprocmask(SIG_SETMASK, signals, NULL); /* one that has come meanwhile ends it */
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent)
         _exit(EXIT_FAILED);
@@ -143,25 +144,34 @@ wait_for_all(void)
     return rc;
 }
 
-int
-cli_launch(uint32_t count, char **argv)
+/* When all ranks are there: none has inherited a handler that would keep it alive, and what has come meanwhile reaches all of them. */
+static void
+pass_on_signals(void)
 {
     struct sigaction action = {.sa_handler = pass_on}, old;
-    uint32_t port = free_port();
-    pid_t self = getpid();
-    if (port == 0) {
-        fprintf(stderr, "spillway: no free port on 127.0.0.1: %s\n", strerror(errno));
-        return EXIT_FAILED;
-    }
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
     if (sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN) /* nohup */
         sigaction(SIGHUP, &action, NULL);
+}
+
+int
+cli_launch(uint32_t count, char **argv)
+{
+    uint32_t port = free_port();
+    pid_t self = getpid();
+    sigset_t all, before;
+    if (port == 0) {
+        fprintf(stderr, "spillway: no free port on 127.0.0.1: %s\n", strerror(errno));
+        return EXIT_FAILED;
+    }
+    sigfillset(&all);
+    (void)sigprocmask(SIG_SETMASK, &all, &before);
     for (uint32_t i = 0; i < count; i++) {
         pid_t pid = fork();
         if (pid == 0)
-            become_rank(i, count, port, self, argv);
+            become_rank(i, count, port, self, &before, argv);
         if (pid < 0) {
             fprintf(stderr, "spillway: cannot start rank %u: %s\n", i, strerror(errno));
             pass_on(SIGKILL);
@@ -170,5 +180,7 @@ cli_launch(uint32_t count, char **argv)
         }
         children[child_count++] = pid;
     }
+    pass_on_signals();
+    (void)sigprocmask(SIG_SETMASK, &before, NULL);
     return wait_for_all();
 }

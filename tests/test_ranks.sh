@@ -222,4 +222,15 @@ for sig in INT USR1; do
     check "SIG$sig ends all ranks after the same step, with 4" test $? -eq 4
     check "and leaves nothing" nothing_left
 done
+# Also while they are being started: it reaches those that are there and those that come.
+begin=$(date +%s)
+for i in 01 02 03 04 05 06 07 08 09 10 11 12; do
+    "$spw" train "$dir/tiny.json" --quiet -n 8 --set spillway.steps=100000 >"$dir/out" 2>"$dir/err" &
+    sleep 0.0$i
+    kill -TERM $!
+    wait $!
+done
+check "SIGTERM at the start ends all ranks at once" test $(($(date +%s) - begin)) -le 60
+check "the next run clears what they left" train -n 2 --set spillway.steps=1
+check "all of it" nothing_left
 echo "1..$n"
