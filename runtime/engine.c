@@ -174,27 +174,6 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
 
 /* ---------------------------------------------------------------- lifetime */
 
-/* SPW_ENOFIT on all ranks if one of them has it. Collective unless plan_only. */
-static spw_status
-agree_on_room(const spw_engine *e, const spw_engine_options *o, spw_status st, spw_error *err)
-{
-    double lacking = st == SPW_ENOFIT;
-    spw_channel *channel = NULL;
-    spw_error other = {0};
-    spw_status told;
-    if (e->comm == NULL || o->plan_only || (st != SPW_OK && st != SPW_ENOFIT))
-        return st;
-    told = spw_channel_open(&channel, e->comm, NULL, 0, "room", &other);
-    if (told == SPW_OK)
-        told = spw_sum(channel, &lacking, 1, &other);
-    spw_channel_close(channel);
-    if (told == SPW_OK && lacking > 0)
-        told = SPW_RAISE(&other, SPW_ENOFIT, "another rank has no room for this plan");
-    if (st == SPW_OK && told != SPW_OK && err != NULL)
-        *err = other;
-    return st != SPW_OK ? st : told;
-}
-
 /* turns: into how many a layer's experts are cut; 1: they come with what else the layer has. */
 /*
  * All state is on a device of its own, and no other rank's: gradients are made where the store keeps them, another pass fetches nothing, and
@@ -289,7 +268,6 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
                          : strcmp(c->run.frozen_codes, "int4") == 0 ? 4
                                                                     : 0;
     spw_topology topology;
-    spw_status st;
     spw_gpu_options gpu = {.name = c->run.device,
                            .memory_bytes = c->run.device_memory == SPW_AUTO ? 0 : c->run.device_memory,
                            .thread_count = c->run.compute_threads > 0 ? c->run.compute_threads : spw__engine_cpus(e),
@@ -385,8 +363,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
                                err));
     spw__note_uses(e);
     SPW_TRY(check_frozen(e, err));
-    st = spw__engine_make_plan(e, o, err);
-    SPW_TRY(agree_on_room(e, o, st, err));
+    SPW_TRY(spw__engine_make_plan(e, o, err));
     SPW_TRY(spw__check_groups(e, err));
     if (o->plan_only)
         return SPW_OK;
@@ -517,7 +494,7 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
         copied.weights_from = NULL;
         first = (spw_error){0};
         st = create_in_turns(out, &copied, &first);
-        if (st == SPW_OK && !o->plan_only && spw__in_place_wanted(*out))
+        if (st == SPW_OK && !o->plan_only && (*out)->rank == 0 && spw__in_place_wanted(*out))
             spw_log(SPW_LOG_NOTE,
                     "frozen weights are copied from %s: there is no memory for what would read them there",
                     o->weights_from);

@@ -93,6 +93,8 @@ struct spw_engine {
     engine_zeropp zeropp;
     char *wire_memory;       /* device, for wire.c */
     uint32_t device_sharers; /* ranks of this host on this device */
+    uint64_t gather_most;    /* bytes of gathered units, as ranks agreed on them; 0: they did not yet, or none are */
+    bool single_grad;        /* they make gradients one at a time */
     uint64_t device_room;    /* that the device of every rank has for one of them; 0: nothing that would limit it */
     bool in_turns;           /* a layer's experts come to the device turn by turn, while the layer is computed */
     bool in_pieces;          /* matrices with a row for each token come piece by piece, while their block is computed */

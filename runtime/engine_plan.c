@@ -490,8 +490,8 @@ spw__device_room_share(spw_engine *e, bool plan_only, spw_error *err)
     return st;
 }
 
-spw_status
-spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
+static spw_status
+make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
     const uint64_t passes = (e->config.accumulation + e->group_max - 1) / e->group_max;
     plan_input in = {
@@ -509,6 +509,8 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(untouched_bytes(e)),
         .device_in_host = e->host_addressable,
         .device_room = e->device_room,
+        .gather_most = e->gather_most,
+        .single_grad = e->single_grad,
         .process_bytes = o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
         .device_updates = e->device_updates,
         .direct = !e->host_addressable && spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype,
@@ -592,4 +594,61 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
             o->plan_out->paths[i] = (const char *)o->config + (e->plan.paths[i] - (const char *)&e->config);
     }
     return st;
+}
+
+/* What is the same on all ranks, whatever their budgets: they look for each other's gradients where their own lie, and gather in one order. */
+typedef struct shape {
+    uint64_t gathered; /* bytes on the device; 0: nothing is gathered between ranks */
+    int32_t lacks_room, single_grad;
+} shape;
+
+/*
+ * SPW_ENOFIT on all ranks if one of them has it. Else what the next plans keep to: the least that one of them gathers, one gradient at
+ * a time if one of them makes them so. *again: somebody's plan does not.
+ */
+static spw_status
+agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
+{
+    shape own = {.gathered = e->layout.parts > 1 ? e->plan.cache_device : 0,
+                 .lacks_room = st == SPW_ENOFIT,
+                 .single_grad = e->plan.single_grad};
+    shape *all = spw_mem_calloc(e->world, sizeof *all);
+    spw_channel *channel = NULL;
+    spw_error other = {0};
+    bool lacking = false;
+    spw_status told = all != NULL ? spw_channel_open(&channel, e->comm, NULL, 0, "plan", &other)
+                                  : SPW_RAISE(&other, SPW_ENOMEM, "list of %u ranks", e->world);
+    if (told == SPW_OK)
+        told = spw_exchange(channel, &own, all, sizeof own, &other);
+    spw_channel_close(channel);
+    e->gather_most = own.gathered;
+    for (uint32_t r = 0; told == SPW_OK && r < e->world; r++) {
+        lacking = lacking || all[r].lacks_room != 0;
+        e->single_grad = e->single_grad || all[r].single_grad != 0;
+        e->gather_most = all[r].gathered < e->gather_most ? all[r].gathered : e->gather_most;
+    }
+    *again = false;
+    for (uint32_t r = 0; told == SPW_OK && r < e->world && !lacking; r++)
+        *again = *again || all[r].gathered != e->gather_most || (all[r].single_grad != 0) != e->single_grad;
+    spw_mem_free(all);
+    if (told == SPW_OK && lacking)
+        told = SPW_RAISE(&other, SPW_ENOFIT, "another rank has no room for this plan");
+    if (st == SPW_OK && told != SPW_OK && err != NULL)
+        *err = other;
+    return st != SPW_OK ? st : told;
+}
+
+spw_status
+spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
+{
+    bool again = true;
+    e->gather_most = 0;
+    e->single_grad = false;
+    while (again) {
+        spw_status st = make_plan(e, o, err);
+        if (e->comm == NULL || o->plan_only || (st != SPW_OK && st != SPW_ENOFIT))
+            return st;
+        SPW_TRY(agree_on_shape(e, st, &again, err));
+    }
+    return SPW_OK;
 }

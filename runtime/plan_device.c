@@ -167,6 +167,8 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
         p->cache_device = cache_within(in, &g, budget - fixed);
         p->cache_device = p->cache_device < all_units ? p->cache_device : all_units;
     }
+    if (in->gather_most > 0 && p->cache_device > in->gather_most)
+        p->cache_device = in->gather_most;
     p->parts_device = parts_room(in, &g, p->cache_device);
     p->device_bytes = fixed + p->cache_device + p->parts_device;
     if (!whole && p->cache_device > floor_bytes && p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
@@ -200,7 +202,7 @@ plan_with(spw_plan *p, const plan_input *in, uint32_t first_count, spw_error *er
     spw_error first = {0};
     spw_status st;
     spw__plan_place_all(in, first_count);
-    p->single_grad = false;
+    p->single_grad = in->single_grad;
     st = plan_device_within(p, in, budget, &first);
     if (st == SPW_OK && budget == SPW_AUTO && in->device_room > 0 && p->device_bytes > in->device_room)
         st = plan_device_within(p, in, budget = in->device_room, &first);

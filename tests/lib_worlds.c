@@ -2,6 +2,7 @@
 #include "lib_worlds.h"
 #include "lib_tiny.h"
 #include "engine_internal.h"
+#include "spw_data.h"
 #include <glob.h>
 #include <math.h>
 #include <setjmp.h>
@@ -74,10 +75,17 @@ add_times(outcome *o, const spw_step_result *r)
     o->busy_s += (double)(r->gather + r->reduce);
 }
 
-static spw_status
-run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_error *err)
+static spw_checkpoint_state
+state_at(const spw_engine *e, uint32_t step)
 {
-    const spw_config *c = w->config;
+    return (spw_checkpoint_state){.step = step, .updates = spw_engine_updates(e)};
+}
+
+static spw_status
+run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uint64_t vocab, spw_error *err)
+{
+    spw_checkpoint_job *job = NULL;
+    spw_checkpoint_state at;
     uint64_t one = c->micro_batch * c->data.seq_length, each = MICRO / w->ranks;
     int32_t *all[2] = {malloc(MICRO * one * 4), malloc(MICRO * one * 4)};
     int32_t *own[2] = {malloc(each * one * 4), malloc(each * one * 4)};
@@ -88,12 +96,15 @@ run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_erro
         tiny_batch(s, vocab, MICRO * one, all[0], all[1]);
         for (uint64_t i = 0; i < 5 * one; i++)
             all[1][i] = i % 3 == 0 ? -1 : all[1][i]; /* ranks have different numbers of targets */
+        for (uint64_t i = 0; i < MICRO * one && strcmp(c->data.documents, "separate") == 0; i++)
+            all[0][i] |= (i * 7 + s) % 11 == 0 ? SPW_TOKEN_BEGINS : 0;
         for (uint64_t i = 0; i < each; i++) {
             for (int k = 0; k < 2; k++)
                 memcpy(own[k] + i * one, all[k] + (i * w->ranks + rank) * one, one * 4);
         }
+        at = state_at(e, s);
         if (s > 0 && s == w->settles)
-            SPW_TRY(spw__engine_settle(e, err));
+            SPW_TRY(w->meanwhile ? spw_checkpoint_begin(&job, e, c, w->save, &at, err) : spw__engine_settle(e, err));
         SPW_TRY(spw_engine_step(e, own[0], own[1], (uint32_t)each, c->optimizer.lr, &r, err));
         if (rank == 0)
             w->out->losses[s] = r.loss;
@@ -101,6 +112,7 @@ run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_erro
         if (rank == 0 && s > w->first_step)
             add_times(w->out, &r);
     }
+    SPW_TRY(spw_checkpoint_finish(job, NULL, err));
     if (w->steps > 0)
         SPW_TRY(spw_engine_eval(e, own[0], own[1], 1, &eval, err));
     spw_store_get_stats(e->store, &stats);
@@ -188,14 +200,15 @@ save_once(const world *w, spw_engine *e, const spw_config *c, const spw_checkpoi
 static spw_status
 run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
 {
-    spw_config c = *w->config;
+    bool last = rank + 1 == w->ranks;
+    spw_config c = last && w->last != NULL ? *w->last : *w->config;
     spw_model_config mc;
     spw_model *model = NULL;
     spw_engine *e = NULL;
     visit v;
     uint64_t regions, channels = 0;
-    spw_checkpoint_state at = {.step = w->first_step + w->steps, .updates = w->first_step + w->steps};
-    char found[SPW_PATH_BYTES] = "";
+    spw_checkpoint_state at;
+    char found[SPW_PATH_BYTES] = "", weights[SPW_PATH_BYTES + 32];
     uint32_t shard = w->config->zero.mics_shard_size > 0 ? (uint32_t)w->config->zero.mics_shard_size : w->ranks;
     engine_zeropp z = {.group = w->config->zero.hpz_partition_size,
                        .host_ranks = w->per_host,
@@ -213,9 +226,9 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     c.run.ranks = w->ranks;
     c.accumulation = MICRO / w->ranks;
     c.train_batch_size = MICRO * c.micro_batch;
-    SPW_TRY(spw_model_build(&model, &mc, err));
+    SPW_TRY(spw_model_from_config(&model, &c, err));
     if (w->frozen)
-        assert_true(spw_model_freeze(model, "h.1.*") > 0);
+        assert_true(spw_model_freeze(model, mc.family == SPW_FAMILY_GPT2 ? "h.1.*" : "model.layers.1.*") > 0);
     w->out->elems = count_elems(model);
     assert_true(w->out->elems <= ELEMS_MAX);
     if (w->plugin != NULL) {
@@ -228,13 +241,17 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     regions = spw_region_bytes_live() + channels;
     if (w->least_device)
         c.run.device_memory = least_device(&c, model);
+    if (w->load != NULL)
+        SPW_TRY(spw_checkpoint_find(w->load, found, err));
+    snprintf(weights, sizeof weights, "%.1000s/model.safetensors", found);
     SPW_TRY(spw_engine_create(&e,
                               &(spw_engine_options){.config = &c,
                                                     .model = model,
                                                     .comm = comm,
                                                     .resumes = true,
+                                                    .weights_from = w->load != NULL ? weights : NULL,
                                                     .process_bytes = TINY_PROCESS_BYTES,
-                                                    .room_bytes = rank + 1 == w->ranks ? w->last_room : 0},
+                                                    .room_bytes = last ? w->last_room : 0},
                               err));
     v = (visit){e, w->out, rank};
     w->out->digest[rank] = 0;
@@ -243,17 +260,16 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     w->out->held[rank] = spw_engine_layout(e)->elems;
     for (uint32_t u = 0; rank == 0 && u < e->layout.unit_count; u++)
         w->out->padded += spw__grad_elems(e, u);
-    if (w->load != NULL)
-        SPW_TRY(spw_checkpoint_find(w->load, found, err));
-    if (rank + 1 == w->ranks)
+    if (last)
         spw_sleep_ns((uint64_t)(w->late_s * 1e9));
     SPW_TRY(w->load != NULL ? spw_checkpoint_load(e, found, err) : spw_engine_init_params(e, c.run.seed, err));
     if (w->prepare != NULL)
         SPW_TRY(w->prepare(e, err));
-    SPW_TRY(run_steps(w, e, rank, mc.vocab, err));
+    SPW_TRY(run_steps(w, e, &c, rank, mc.vocab, err));
     w->out->taken[rank] = spw_region_bytes_live() - regions + swap_bytes(spw_engine_plan(e), rank) +
                           (e->host_addressable ? 0 : spw_gpu_bytes_live(e->gpu));
-    if (w->save != NULL)
+    at = state_at(e, w->first_step + w->steps);
+    if (w->save != NULL && !w->meanwhile)
         SPW_TRY(save_once(w, e, &c, &at, err));
     SPW_TRY(spw_store_sweep(spw_engine_store(e), SPW_SWEEP_VISIT, take_chunk, &v, err));
     spw_engine_destroy(e);

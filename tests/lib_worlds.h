@@ -32,9 +32,11 @@ typedef struct world {
     bool frozen;
     bool least_device;         /* the least device memory that a plan names; whatever else the configuration says */
     uint64_t mlp_width, vocab; /* 0: the family's tiny ones */
+    const spw_config *last;    /* of the last rank, where it has another placement and budgets; NULL: the same */
     uint64_t last_room;        /* bytes that the last rank may still take; 0: what there is */
     double dropout;
     uint32_t settles;   /* before this step what waits of delayed updates is made, as by a save; 0: never */
+    bool meanwhile;     /* then one is begun, in save, and finished after the last step; not another one at the end */
     double late_s;      /* so much later than the others the last rank gets its weights */
     const char *plugin; /* the emulated device's, or NULL */
     uint32_t per_host;  /* so many ranks are on each host; 0: all on one */

@@ -355,6 +355,93 @@ test_resume_exact(void **state)
     outcome_free(out);
 }
 
+static void
+run_own(const spw_config *c, const spw_config *last, const char *load, outcome *out)
+{
+    memset(out, 0, sizeof *out);
+    world_run(&(world){.ranks = 2,
+                       .steps = STEPS,
+                       .config = c,
+                       .last = last,
+                       .family = SPW_FAMILY_LLAMA,
+                       .frozen = load != NULL,
+                       .load = load,
+                       .out = out});
+}
+
+/*
+ * Budgets and placements of one rank's own: the least device memory, few elements gathered, activations or records somewhere else. All
+ * gather into as much as that rank does, and make one gradient at a time if it has to; no bit changes.
+ */
+static void
+test_own_budgets(void **state)
+{
+    outcome *plain = outcome_new(), *least = outcome_new(), *out = outcome_new();
+    spw_config c, last;
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    ranks_config(&c, SPW_STATE_SPLIT);
+    ranks_use_dir(&c, dir);
+    run_own(&c, NULL, NULL, plain);
+    memset(least, 0, sizeof *least);
+    world_run(&(world){
+        .ranks = 2, .steps = STEPS, .config = &c, .family = SPW_FAMILY_LLAMA, .least_device = true, .out = least});
+    for (int k = 0; k < 5; k++) {
+        last = c;
+        if (k < 2)
+            last.run.device_memory = least->plan[0].device_budget;
+        if (k == 1)
+            c.run.device_memory = (least->plan[0].device_budget + plain->plan[0].device_bytes) / 2;
+        if (k == 2)
+            last.zero.max_live_parameters = 4096;
+        if (k == 3)
+            last.run.activations = SPW_TIER_HOST;
+        if (k == 4)
+            last.zero.offload_param = last.zero.offload_optimizer = SPW_TIER_NVME;
+        run_own(&c, &last, NULL, out);
+        outcome_same(plain, out, "the last rank has a placement of its own");
+        assert_int_equal(out->plan[0].cache_device, out->plan[1].cache_device);
+        assert_int_equal(out->plan[0].single_grad, k < 2);
+        assert_int_equal(out->plan[1].single_grad, k < 2);
+    }
+    tiny_dir_remove(dir);
+    outcome_free(plain);
+    outcome_free(least);
+    outcome_free(out);
+}
+
+/* Of memory in which one rank could not read frozen weights where they are: all ranks copy them. */
+static void
+test_copies_together(void **state)
+{
+    outcome *there = outcome_new(), *copied = outcome_new();
+    spw_config c, last;
+    char dir[256], save[300];
+    uint64_t reads;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(save, sizeof save, "%s/out", dir);
+    ranks_config(&c, SPW_STATE_SPLIT);
+    ranks_use_dir(&c, dir);
+    c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_NVME;
+    c.aio.block_size = 4 << 20;
+    world_run(
+        &(world){.ranks = 2, .config = &c, .family = SPW_FAMILY_LLAMA, .frozen = true, .save = save, .out = there});
+    run_own(&c, NULL, save, there);
+    assert_true(there->plan[0].weight_in_place > 0 && there->plan[1].weight_in_place > 0);
+    reads = spw_aio_bounce_bytes(&(spw_aio_options){.block_bytes = c.aio.block_size});
+    last = c;
+    last.run.host_memory = there->plan[1].host_bytes - reads / 2;
+    last.run.weight_slots = last.run.record_slots = 1;
+    run_own(&c, &last, save, copied);
+    outcome_same(there, copied, "one rank copies frozen weights");
+    assert_true(copied->plan[0].weight_in_place == 0 && copied->plan[1].weight_in_place == 0);
+    tiny_dir_remove(dir);
+    outcome_free(there);
+    outcome_free(copied);
+}
+
 /* ---------------------------------------------------------------- bytes */
 
 /* A model large enough that padding of parts is little. */
@@ -531,6 +618,7 @@ main(void)
         cmocka_unit_test(test_dropout),      cmocka_unit_test(test_late_start),
         cmocka_unit_test(test_resume_exact), cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_held),         cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_own_budgets),  cmocka_unit_test(test_copies_together),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -143,9 +143,15 @@ case $build in *asan | *tsan) ;; *) # whose processes are never of one size
     others="--set spillway.host_memory=$((least + 1048576))"
     pair $still --resume "$dir/f"
     check "one rank has the least memory: both train" test "$rc" = "0 0"
-    cp "$dir/err1" "$dir/err"
+    cp "$dir/err0" "$dir/err"
     check "which says what is done" says "frozen weights are copied" ;;
 esac
+
+rm -f "$dir/log"
+others="--set spillway.device_memory=700KiB --set zero_optimization.stage3_max_live_parameters=9000 --set spillway.activations=host"
+pair --set spillway.steps=6
+check "a device with less memory is taken" test "$rc" = "0 0"
+check "and has the losses of one, too" near
 
 # Mistakes are said once.
 train -n 3 --set spillway.nix=1
