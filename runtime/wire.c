@@ -159,7 +159,7 @@ spw__wire_meet(way *w, spw_channel *channel, spw_collective op, uint32_t unit, u
 {
     w->op = op;
     w->unit = unit;
-    w->begin_ns = spw_now_ns();
+    spw_waiting_begin(&w->waiting);
     return spw_meet(channel, op, unit, part_bytes, err);
 }
 
@@ -172,7 +172,7 @@ going(void *ctx, spw_error *err)
     double timeout = e->config.run.comm_timeout > 0 ? e->config.run.comm_timeout : 60;
     spw_error late = {0};
     SPW_TRY(spw_comm_check(e->comm, err));
-    if ((double)(spw_now_ns() - w->begin_ns) * 1e-9 < timeout)
+    if (spw_waiting_look(&w->waiting) < timeout)
         return SPW_OK;
     SPW_RAISE(&late, SPW_ETIMEDOUT, "rank %u: %s of unit %u between devices did not come to its end in %.1f s", e->rank,
               spw_collective_name(w->op), w->unit, timeout);
@@ -346,7 +346,7 @@ open_link(spw_wire *x, spw_gpu_link **out, way *w, spw_channel *channel, spw_err
     if (in.status != (int32_t)SPW_OK)
         return SPW_RAISE(err, (spw_status)in.status, "%s", in.why);
     w->op = SPW_COLL_BARRIER;
-    w->begin_ns = spw_now_ns();
+    spw_waiting_begin(&w->waiting);
     return spw_gpu_link_create(out, e->gpu, in.id, spw_channel_rank(channel), spw_channel_size(channel), going, w, err);
 }
 

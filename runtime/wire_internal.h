@@ -23,7 +23,7 @@ typedef struct way {
     struct spw_wire *wire;
     spw_collective op;
     uint32_t unit;
-    uint64_t begin_ns;
+    spw_waiting waiting;
 } way;
 
 struct spw_wire {

@@ -236,6 +236,15 @@ char *spw_format_bytes(char *buf, size_t buf_bytes, uint64_t bytes);
 uint64_t spw_now_ns(void); /* CLOCK_MONOTONIC */
 void spw_sleep_ns(uint64_t ns);
 /*
+ * How long something has been waited for, by who looks for it again and again: seconds since begin. A look that comes after more than a
+ * second counts for one: this process was stopped meanwhile (Ctrl-Z, a scheduler, a frozen container), and as a rule what is waited for, too.
+ */
+typedef struct spw_waiting {
+    uint64_t looked_ns, waited_ns;
+} spw_waiting;
+void spw_waiting_begin(spw_waiting *waiting);
+double spw_waiting_look(spw_waiting *waiting);
+/*
  * The calling thread is one that others and the disk wait for, and works little: it asks the kernel for its shortest time slice
  * (Linux 6.12) and for a nice value 10 below its own, so that it runs as soon as there is something to do, also when every
  * processor is busy. With the slice alone, having just run it may wait for the next tick, milliseconds, behind a thread that

@@ -40,6 +40,22 @@ spw_sleep_ns(uint64_t ns)
     }
 }
 
+void
+spw_waiting_begin(spw_waiting *w)
+{
+    *w = (spw_waiting){.looked_ns = spw_now_ns()};
+}
+
+double
+spw_waiting_look(spw_waiting *w)
+{
+    const uint64_t most_ns = 1000000000u;
+    uint64_t now = spw_now_ns(), since = now - w->looked_ns;
+    w->looked_ns = now;
+    w->waited_ns += since < most_ns ? since : most_ns;
+    return (double)w->waited_ns * 1e-9;
+}
+
 /* As the kernel lays it out; older headers have no name for it. */
 typedef struct thread_attr {
     uint32_t size, policy;

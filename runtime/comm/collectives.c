@@ -99,7 +99,7 @@ reduce_part(spw_channel *ch, const char *buf, spw_dtype dtype, uint64_t elems, c
         ch->out[i] = (spw__flow){.at = (char *)(uintptr_t)buf + ch->far_member[i] * part, .left = part};
         ch->posted[i] = 0;
     }
-    spw__op_moved(ch);
+    spw_waiting_begin(&ch->waiting);
     for (uint64_t k = 0; k < count; k++) {
         uint64_t first = k * piece, bytes = part - first < piece ? part - first : piece;
         uint64_t first_elem = first / spw_dtype_bytes(dtype);

@@ -214,7 +214,7 @@ struct spw_channel {
     uint64_t number; /* of calls */
     uint32_t gate_target;
     uint64_t begin_ns, came_ns;
-    uint64_t looked_ns, waited_ns; /* for something to come: when that was last looked for, how long it has been */
+    spw_waiting waiting; /* for something to come */
     double timeout_s;
     /* Atomic: statistics, one writer. */
     struct {
@@ -239,8 +239,6 @@ spw_status spw__op_begin(spw_channel *ch, const spw__call *call, spw_error *err)
 spw_status spw__op_end(spw_channel *ch, uint64_t local_bytes, uint64_t remote_bytes, spw_error *err);
 /* Everybody on this host has done what came before. */
 spw_status spw__op_phase(spw_channel *ch, spw_error *err);
-/* Something has come, or is waited for from now on. */
-void spw__op_moved(spw_channel *ch);
 /* Hands pieces of out and in to the link and moves what can be moved, waiting for something if wait. */
 spw_status spw__op_pump(spw_channel *ch, bool wait, spw_error *err);
 bool spw__op_received(const spw_channel *ch, uint32_t far_idx); /* what was asked of this one is here */

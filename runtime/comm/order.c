@@ -28,31 +28,16 @@ timed_out(spw_channel *ch, spw_error *err)
     return spw__failure(comm, err);
 }
 
-void
-spw__op_moved(spw_channel *ch)
-{
-    ch->looked_ns = spw_now_ns();
-    ch->waited_ns = 0;
-}
-
-/*
- * Whoever waits looks every SLICE_MS. Longer than a second without a look means that this process was stopped (Ctrl-Z, a
- * scheduler, a frozen container), and as a rule the others with it: nobody has waited then.
- */
 static bool
 late(spw_channel *ch)
 {
-    const uint64_t most_ns = 1000000000u;
-    uint64_t now = spw_now_ns(), since = now - ch->looked_ns;
-    ch->looked_ns = now;
-    ch->waited_ns += since < most_ns ? since : most_ns;
-    return (double)ch->waited_ns * 1e-9 > ch->timeout_s;
+    return spw_waiting_look(&ch->waiting) > ch->timeout_s;
 }
 
 static spw_status
 pass_gate(spw_channel *ch, spw_error *err)
 {
-    spw__op_moved(ch);
+    spw_waiting_begin(&ch->waiting);
     ch->gate_target += ch->near_count;
     spw__gate_arrive(&ch->block->gate, ch->gate_target);
     while (!spw__gate_wait(&ch->block->gate, ch->gate_target, ch->comm->spin)) {
@@ -109,7 +94,7 @@ spw__op_pump(spw_channel *ch, bool wait, spw_error *err)
     if (moved < 0)
         return lost(ch, err);
     if (moved > 0)
-        spw__op_moved(ch);
+        spw_waiting_begin(&ch->waiting);
     else if (spw__failed(ch->comm))
         return spw__failure(ch->comm, err);
     else if (wait && late(ch))
@@ -136,7 +121,7 @@ all_through(const spw_channel *ch)
 spw_status
 spw__op_flush(spw_channel *ch, spw_error *err)
 {
-    spw__op_moved(ch);
+    spw_waiting_begin(&ch->waiting);
     while (!all_through(ch))
         SPW_TRY(spw__op_pump(ch, true, err));
     return SPW_OK;
