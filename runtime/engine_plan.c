@@ -463,27 +463,56 @@ spw__deferred_bytes(const spw_engine *e)
 
 /* ---------------------------------------------------------------- the plan */
 
+/* What a rank computes on. */
+typedef struct device_word {
+    uint64_t room; /* 0: nothing that would limit it */
+    int32_t in_host, compute_dtype;
+    char name[24];
+} device_word;
+
+/* Weights and gradients pass between devices as they are. */
+static spw_status
+check_alike(const device_word *all, uint32_t world, spw_error *err)
+{
+    for (uint32_t r = 1; r < world; r++) {
+        if (all[r].in_host != all[0].in_host || all[r].compute_dtype != all[0].compute_dtype)
+            return SPW_RAISE(err, SPW_ECONFIG,
+                             "rank %u computes on device %s in %s, rank 0 on device %s in %s: ranks train together on "
+                             "devices of one kind (spillway.device; spillway doctor says what a host has)",
+                             r, all[r].name, spw_dtype_name((spw_dtype)all[r].compute_dtype), all[0].name,
+                             spw_dtype_name((spw_dtype)all[0].compute_dtype));
+    }
+    return SPW_OK;
+}
+
 /*
  * GPUs have differently much free memory, and ranks that planned with their own would gather into pools of different sizes: not
  * in one order, which gather.c needs. All plan with the least.
  */
 spw_status
-spw__device_room_share(spw_engine *e, bool plan_only, spw_error *err)
+spw__devices_compare(spw_engine *e, bool plan_only, spw_error *err)
 {
+    const spw_gpu_info *gpu = spw_gpu_get_info(e->gpu);
+    device_word own = {.room = e->host_addressable ? 0 : gpu->memory_bytes / e->device_sharers,
+                       .in_host = e->host_addressable,
+                       .compute_dtype = (int32_t)e->compute_dtype},
+                *all;
     spw_channel *channel = NULL;
-    uint64_t own, *all;
     spw_status st;
-    own = e->device_room = e->host_addressable ? 0 : spw_gpu_get_info(e->gpu)->memory_bytes / e->device_sharers;
+    e->device_room = own.room;
     if (e->comm == NULL || plan_only)
         return SPW_OK;
+    snprintf(own.name, sizeof own.name, "%s", gpu->name);
     all = spw_mem_calloc(e->world, sizeof *all);
     st = all != NULL ? spw_channel_open(&channel, e->comm, NULL, 0, "devices", err)
                      : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
     if (st == SPW_OK)
         st = spw_exchange(channel, &own, all, sizeof own, err);
+    if (st == SPW_OK)
+        st = check_alike(all, e->world, err);
     for (uint32_t r = 0; st == SPW_OK && r < e->world; r++) {
-        if (all[r] > 0 && all[r] < e->device_room)
-            e->device_room = all[r];
+        if (all[r].room > 0 && all[r].room < e->device_room)
+            e->device_room = all[r].room;
     }
     spw_channel_close(channel);
     spw_mem_free(all);
@@ -599,19 +628,20 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 /* What is the same on all ranks, whatever their budgets: they look for each other's gradients where their own lie, and gather in one order. */
 typedef struct shape {
     uint64_t gathered; /* bytes on the device; 0: nothing is gathered between ranks */
-    int32_t lacks_room, single_grad;
+    int32_t lacks_room, single_grad, lands;
 } shape;
 
 /*
  * SPW_ENOFIT on all ranks if one of them has it. Else what the next plans keep to: the least that one of them gathers, one gradient at
- * a time if one of them makes them so. *again: somebody's plan does not.
+ * a time if one of them makes them so, room in shared memory for sums on their way to a device if one of them has state there. *again: somebody's plan does not.
  */
 static spw_status
 agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
 {
     shape own = {.gathered = e->layout.parts > 1 ? e->plan.cache_device : 0,
                  .lacks_room = st == SPW_ENOFIT,
-                 .single_grad = e->plan.single_grad};
+                 .single_grad = e->plan.single_grad,
+                 .lands = e->lands};
     shape *all = spw_mem_calloc(e->world, sizeof *all);
     spw_channel *channel = NULL;
     spw_error other = {0};
@@ -625,11 +655,13 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
     for (uint32_t r = 0; told == SPW_OK && r < e->world; r++) {
         lacking = lacking || all[r].lacks_room != 0;
         e->single_grad = e->single_grad || all[r].single_grad != 0;
+        e->lands = e->lands || all[r].lands != 0;
         e->gather_most = all[r].gathered < e->gather_most ? all[r].gathered : e->gather_most;
     }
     *again = false;
     for (uint32_t r = 0; told == SPW_OK && r < e->world && !lacking; r++)
-        *again = *again || all[r].gathered != e->gather_most || (all[r].single_grad != 0) != e->single_grad;
+        *again = *again || all[r].gathered != e->gather_most || (all[r].single_grad != 0) != e->single_grad ||
+                 (all[r].lands != 0) != e->lands;
     spw_mem_free(all);
     if (told == SPW_OK && lacking)
         told = SPW_RAISE(&other, SPW_ENOFIT, "another rank has no room for this plan");
@@ -644,6 +676,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     bool again = true;
     e->gather_most = 0;
     e->single_grad = false;
+    e->lands = e->device_updates;
     while (again) {
         spw_status st = make_plan(e, o, err);
         if (e->comm == NULL || o->plan_only || (st != SPW_OK && st != SPW_ENOFIT))

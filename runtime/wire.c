@@ -59,7 +59,7 @@ way_bytes(const spw_engine *e, uint32_t elem_bytes, bool trained)
 static uint64_t
 landing_bytes(const spw_engine *e)
 {
-    return e->device_updates ? HALVES * landing_rows(e) * piece_elems(e, sizeof(float), true) * sizeof(float) : 0;
+    return e->lands ? HALVES * landing_rows(e) * piece_elems(e, sizeof(float), true) * sizeof(float) : 0;
 }
 
 static uint64_t

@@ -186,6 +186,32 @@ SPW_CUDA_COMPUTE= train 2 late "$dir/bf16"
 sed -i 's/"grad_norm":[^,]*/"grad_norm":1/' "$dir/ranks1" "$dir/bf16"
 check "2 ranks in bf16 have losses near them" near "$dir/ranks1" "$dir/bf16" 5e-3
 
+# One of two ranks has a device with less memory, or keeps some of its state there.
+port=$((20000 + $$ % 10000))
+pair() { # what rank 1 has besides
+    rm -f "$dir/log"
+    port=$((port + 1))
+    for r in 0 1; do
+        own=(); [ $r = 1 ] && own=("$@")
+        RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout -s KILL 120 "$spw" train "$dir/gpt2.json" --quiet \
+            --set spillway.ranks=2 --set spillway.run_log="$dir/log" "${own[@]}" >"$dir/out$r" 2>&1 &
+    done
+    wait
+    cat "$dir/out0" "$dir/out1" >"$dir/out"
+}
+host
+train 2 "" "$dir/ranks2"
+for wire in host nccl; do
+    $wire
+    pair --set spillway.device_memory=1900KiB
+    check "2 ranks, $wire, less memory on one device" same "$dir/ranks2" "$dir/log"
+    pair --set zero_optimization.offload_optimizer.ratio=0.4
+    check "2 ranks, $wire, some state on one device" same "$dir/ranks2" "$dir/log"
+done
+host
+pair --set spillway.device=cpu
+check "devices of two kinds are refused" grep -qF "rank 1 computes on device cpu in fp32, rank 0 on device cuda in fp32" "$dir/out"
+
 # A checkpoint of two ranks, all on the device, goes on with three, and theirs with one on the cpu device.
 train 2 late "$dir/log" "${on_device[@]}" --set spillway.checkpoint_dir="$dir/ck" --set spillway.steps=2 &&
     train 3 "" "$dir/log2" --resume "$dir/ck" --set spillway.checkpoint_dir="$dir/ck" --set spillway.steps=3 --set spillway.eval_interval=0 &&

@@ -114,6 +114,9 @@ differs batch "--set train_batch_size=8" "train_batch_size: 12 on rank 0, 8 here
 differs "number of steps" "--set spillway.steps=5" "spillway.steps: 6 on rank 0, 5 here"
 differs "model" "--set model.n_layer=1" "model.n_layer: 2 on rank 0, 1 here"
 differs "ZeRO stage" "--set zero_optimization.stage=2" "zero_optimization.stage: 3 on rank 0, 2 here" --set zero_optimization.offload_param.device=none
+differs "way between ranks" "--set spillway.collectives=host" "spillway.collectives: \"auto\" on rank 0, \"host\" here"
+differs "way of fetching ahead" "--set spillway.prefetch=false" "spillway.prefetch: true on rank 0, false here"
+differs "number of elements fetched ahead" "--set zero_optimization.stage3_prefetch_bucket_size=9" "zero_optimization.prefetch_bucket_size: "
 differs "evaluation" "--set spillway.eval_interval=0" "spillway.eval_interval: 3 on rank 0, 0 here"
 differs "folder of checkpoints" "--set spillway.checkpoint_dir=" "spillway.checkpoint_dir: \"$dir/cd\" on rank 0, \"\" here" --set spillway.checkpoint_dir="$dir/cd"
 differs "interval of saves" "--set spillway.checkpoint_interval=2" "spillway.checkpoint_interval: 3 on rank 0, 2 here" --set spillway.checkpoint_interval=3
