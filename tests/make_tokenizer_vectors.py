@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2, gpt-oss and one more, with DeepSeek-V3's patterns, and of Llama 2,
+"""Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2, gpt-oss and two more, with DeepSeek-V3's patterns and V2's, and of Llama 2,
 Mistral and Gemma 3, trained on the text below, and what the tokenizers library makes of a text that is meant to be hard. Run from the repository's root:
 
     python3 tests/make_tokenizer_vectors.py
@@ -147,6 +147,10 @@ def split(pattern):
     return pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
 
 
+def alone(pattern):
+    return pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
+
+
 def special(text):
     return AddedToken(text, special=True, normalized=False)
 
@@ -172,6 +176,9 @@ tokenizers = {
         [special("<|endoftext|>"), AddedToken("<mask>", special=True, lstrip=True, normalized=False), AddedToken("<pad>", special=True, rstrip=True, normalized=False),
          AddedToken("caf\u00e9s"), AddedToken("spam", normalized=False), AddedToken("spa", lstrip=True, rstrip=True, normalized=True)],
         normalizer=normalizers.Sequence([normalizers.NFC()])),
+    # As DeepSeek-V2 has it, with the end of a line; then matches alone, as Phi-4 and OLMo 2 have them, of a pattern that leaves white space out.
+    "alone": build("alone", pre_tokenizers.Sequence([split("[\r\n]"), split(r"\s?\p{L}+"), split(r"\s?[!-/:-~]+$"), split(r"\s+$"), alone(
+        LLAMA3[:LLAMA3.index(r"|\s*")] + "| +"), pre_tokenizers.Digits(individual_digits=True), plain]), 900, [special("<|endoftext|>")]),
 }
 back = [decoders.Replace(SIGN, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
 tokenizers |= {

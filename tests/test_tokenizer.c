@@ -1,6 +1,7 @@
 /*
  * Tokenizers: the ids of the tokenizers library (vectors made by make_tokenizer_vectors.py) for the configurations of
- * GPT-2, Llama 3, Qwen2, gpt-oss and one with DeepSeek-V3's patterns, of Llama 2, Mistral and three more by characters; any bytes come back; what is not supported is refused by name.
+ * GPT-2, Llama 3, Qwen2, gpt-oss, one with DeepSeek-V3's patterns and one that keeps matches alone, of Llama 2, Mistral and
+ * three more by characters; any bytes come back; what is not supported is refused by name.
  */
 #include "lib_tiny.h"
 #include "spw_data.h"
@@ -13,9 +14,9 @@
 #include <cmocka.h>
 #include <utf8proc.h>
 
-static const char *const names[] = {"gpt2",    "llama3", "qwen2", "mixed", "llama2",
-                                    "mistral", "across", "bare",  "gemma", "o200k"};
-enum { NAMES = 8, TEXT_MAX = 1 << 20 };
+static const char *const names[] = {"gpt2",   "llama3", "qwen2", "mixed", "llama2", "mistral",
+                                    "across", "bare",   "gemma", "o200k", "alone"};
+enum { NAMES = sizeof names / sizeof names[0], TEXT_MAX = 1 << 20 };
 
 static char *
 read_file(const char *path, uint64_t *bytes)
@@ -132,9 +133,8 @@ test_round_trip(void **state)
     print_message("# SPW_SEED=%llu\n", (unsigned long long)seed);
     for (int n = 0; n < NAMES; n++) {
         spw_tokenizer *t;
-        if (n >= 3 &&
-            n < NAMES - 1) /* they have tokens that swallow white space, or a space that is not always added */
-            continue;
+        if (strstr("mixed llama2 mistral across alone", names[n]) != NULL)
+            continue; /* they have tokens that swallow white space, a space that is not always added, or leave text out */
         t = open_named(names[n]);
         for (uint64_t round = 0; round < ROUNDS; round++) {
             uint64_t bytes;
@@ -196,7 +196,7 @@ test_cut(void **state)
                              SPW_OK);
             cuts += end < bytes;
         }
-        assert_true(strcmp(names[n], "mixed") == 0 || strcmp(names[n], "across") == 0 ? cuts == 0 : cuts > 40);
+        assert_true(strstr("mixed across gemma o200k alone", names[n]) != NULL ? cuts == 0 : cuts > 40);
         assert_same_ids(names[n], 0, &pieces, &whole);
         spw_tokenizer_close(t);
     }
@@ -244,7 +244,8 @@ test_long_pieces(void **state)
                 print_message("# %s %zu: %.3f s\n", names[n], u, (double)start * 1e-9);
             assert_true(start < 20000000000u); /* quadratic would take an hour */
             bytes = decode(t, &ids, &back);
-            if (!t->nfc && t->prefix != TOK_PREFIX_FIRST && t->prefix != TOK_PREFIX_MISSING) {
+            if (!t->nfc && t->prefix != TOK_PREFIX_FIRST && t->prefix != TOK_PREFIX_MISSING &&
+                strcmp(names[n], "alone") != 0) {
                 assert_int_equal(bytes, BYTES);
                 assert_memory_equal(back, text, BYTES);
             }
@@ -464,10 +465,10 @@ test_refusals(void **state)
          "added_tokens: \"<|begin_of_text|>\" is there twice", SPW_ECORRUPT},
     };
     static const char *const patterns[] = {
-        "^a",       "a$",      "\\bA",  "\\w+",    "[[:alpha:]]+", "[a&&b]", "(?m:a)", "\\p{Han}",
-        "\\p{L",    "a{,3}",   "a{2}+", "(?<n>a)", "\\h",          "\\x41",  "[]a]",   "(?i:ss)",
-        "(?i:[a])", "(?i:a",   "a\\",   "(a",      "a)",           "[a",     "*a",     "a*",
-        "(?#a)",    "\\Qa\\E", "[\\S]", "\\1(a)",  "(?=a)",        "\\K",    "\\R",    "a{"};
+        "^a",      "\\bA",  "\\w+",    "[[:alpha:]]+", "[a&&b]", "(?m:a)", "\\p{Han}", "\\p{L",
+        "a{,3}",   "a{2}+", "(?<n>a)", "\\h",          "\\x41",  "[]a]",   "(?i:ss)",  "(?i:[a])",
+        "(?i:a",   "a\\",   "(a",      "a)",           "[a",     "*a",     "a*",       "(?#a)",
+        "\\Qa\\E", "[\\S]", "\\1(a)",  "(?=a)",        "\\K",    "\\R",    "a{"};
     char dir[256];
     spw_tokenizer *t;
     (void)state;

@@ -55,6 +55,7 @@ typedef enum tok_prefix { TOK_PREFIX_NEVER, TOK_PREFIX_ALWAYS, TOK_PREFIX_MISSIN
 typedef struct tok_pattern {
     pcre2_code *code;
     bool jit;
+    bool alone; /* what lies between its matches is left out */
 } tok_pattern;
 
 typedef struct tok_cached {

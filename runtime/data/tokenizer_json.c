@@ -134,10 +134,11 @@ read_split(spw_tokenizer *t, const json_t *v, const char *path, const char *fiel
     const json_t *pattern = json_object_get(v, "pattern"), *text = json_object_get(pattern, "Regex");
     const char *behavior = json_string_value(json_object_get(v, "behavior"));
     int kind = text != NULL ? TOK_REGEX : TOK_LITERAL;
-    bool invert;
+    bool invert, alone;
     SPW_TRY(ONLY(v, path, field, err, "type", "pattern", "behavior", "invert"));
     SPW_TRY(boolean(v, "invert", false, &invert, path, field, err));
-    if (behavior == NULL || strcmp(behavior, "Isolated") != 0)
+    alone = invert && behavior != NULL && strcmp(behavior, "Removed") == 0;
+    if (!alone && (behavior == NULL || strcmp(behavior, "Isolated") != 0))
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: %s.behavior: %.100s is not supported", path, field,
                          shown(json_object_get(v, "behavior")));
     if (text == NULL)
@@ -146,7 +147,9 @@ read_split(spw_tokenizer *t, const json_t *v, const char *path, const char *fiel
         json_string_length(text) >= TOK_PATTERN_BYTES)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.pattern is neither {\"Regex\": text} nor {\"String\": text}", path,
                          field);
-    return spw__tok_pattern_add(t, json_string_value(text), kind, path, field, err);
+    SPW_TRY(spw__tok_pattern_add(t, json_string_value(text), kind, path, field, err));
+    t->patterns[t->pattern_count - 1].alone = alone;
+    return SPW_OK;
 }
 
 static spw_status

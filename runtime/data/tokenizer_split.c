@@ -186,6 +186,14 @@ group(translation *w)
     w->why = "has a kind of group that is not built";
 }
 
+/* Of a line, always: at the end of the piece, or before a newline in it. */
+static void
+end_of_line(translation *w)
+{
+    put(w, "(?m:$)", 6);
+    w->at++;
+}
+
 static void
 translate(translation *w)
 {
@@ -199,8 +207,10 @@ translate(translation *w)
             count_of(w);
         else if (c == '(')
             group(w);
-        else if (c == '^' || c == '$')
+        else if (c == '^')
             w->why = "has an anchor";
+        else if (c == '$')
+            end_of_line(w);
         else
             put(w, &w->in[w->at++], 1);
     }
@@ -280,7 +290,8 @@ split_by(const tok_run *r, uint32_t level, const char *text, uint64_t bytes)
         }
         begin = rc < 0 ? bytes : found[0];
         end = rc < 0 ? bytes : found[1];
-        SPW_TRY(split_by(r, level + 1, text + at, begin - at)); /* what the pattern left out is a piece too */
+        if (!p->alone)
+            SPW_TRY(split_by(r, level + 1, text + at, begin - at)); /* what the pattern left out is a piece too */
         if (begin < end)
             SPW_TRY(split_by(r, level + 1, text + begin, end - begin));
         SPW_ASSERT(end > at);
