@@ -878,6 +878,17 @@ test_defaults_by_type(void **state)
     assert_true(c.optimizer.eps == 1e-7);
     parse_both("optimizer.type=AdamW", "optimizer.params={\"lr\":0.1}");
     assert_true(c.optimizer.eps == 1e-8);
+    assert_true(c.optimizer.weight_decay == 0);
+    parse_both("optimizer.type=AdamW", "optimizer.params={\"lr\":0.1,\"torch_adam\":true}");
+    assert_true(c.optimizer.weight_decay == 0.01);
+    parse_both("optimizer.type=Adam", "optimizer.params={\"torch_adam\":true}");
+    assert_true(c.optimizer.weight_decay == 0.01);
+    parse_both("optimizer.type=Adam", "optimizer.params={\"torch_adam\":true,\"adam_w_mode\":false}");
+    assert_true(c.optimizer.weight_decay == 0);
+    parse_both("optimizer.type=AdamW", "optimizer.params={\"torch_adam\":true,\"weight_decay\":0.1}");
+    assert_true(c.optimizer.weight_decay == 0.1);
+    parse_both("optimizer.type=AdamW", "optimizer.params={\"torch_adam\":true,\"weight_decay\":\"auto\"}");
+    assert_true(c.optimizer.weight_decay == 0);
 }
 
 /* Updates, learning rates and beta1 of DeepSpeed 0.19.8's own classes, which were stepped as its engine does it. */
