@@ -263,8 +263,8 @@ const key_row spw__config_rows[] = {
     INERT_BOOL("activation_checkpointing.synchronize_checkpoint_boundary", "false", "nothing to synchronise"),
     INERT_BOOL("activation_checkpointing.profile", "false", "the timeline shows it"),
 
-    INERT_INT("steps_per_print", 1, 1e9, "10",
-              "a terminal shows every step, a file or pipe one every 5 s; spillway.run_log has all"),
+    {"steps_per_print", NULL, K_ANY, C_INERT, SPW_CONFIG_NOWHERE, 0, 0, 0, NULL,
+     "a terminal shows every step, a file or pipe one every 5 s; spillway.run_log has all", NULL}, /* also "inf" */
     INERT_BOOL("wall_clock_breakdown", "false",
                "every step that is shown says what it waited for, and those in spillway.run_log"),
     {"timers", NULL, K_ANY, C_INERT, SPW_CONFIG_NOWHERE, 0, 0, 0, NULL, "every step's line has its tokens per second",

@@ -273,6 +273,8 @@ test_accepted(void **state)
         "spillway.host_memory=\"auto\"",
         "train_batch_size=\"auto\"",
         "optimizer.params.torch_adam=true",
+        "steps_per_print=\"inf\"",
+        "tensor_parallel={\"autotp_size\":0}",
         "spillway.param_groups=[{\"match\":\"*.bias\",\"lr\":1e-4,\"betas\":[0.8,0.9]},{\"match\":\"x\"}]",
         "spillway.freeze=\"wte.*\"",
         "spillway.freeze=[\"a\",\"b*\"]",
