@@ -53,6 +53,7 @@ typedef struct sim {
     uint64_t settled; /* of those below nothing is left to fetch */
     uint64_t let_go_count;
     uint32_t ready_count; /* units whose update may run once the gate is open */
+    uint32_t ready_from;  /* none below it is one */
     double credit;        /* elements that may be updated before the engine goes on */
     bool gate_open, first_step;
 } sim;
@@ -318,11 +319,13 @@ serve_future(sim *s)
 static bool
 update_one(sim *s)
 {
-    for (uint32_t i = 0; s->gate_open && s->ready_count > 0 && i < s->in->layout->unit_count; i++) {
-        sim_unit *u = &s->units[i];
+    while (s->gate_open && s->ready_count > 0 && s->ready_from < s->in->layout->unit_count) {
+        sim_unit *u = &s->units[s->ready_from];
         sim_group *g;
-        if (!u->updating || !u->grad_ready)
+        if (!u->updating || !u->grad_ready) {
+            s->ready_from++;
             continue;
+        }
         if ((u->place == THERE && !u->pinned) || (u->place == FILLING && u->device_generation <= u->generation))
             leave_device(s, u);
         g = &s->groups[u->group_first + u->job_next];
@@ -386,7 +389,7 @@ begin_updates(sim *s)
         for (uint32_t k = 0; k < u->group_count; k++)
             s->groups[u->group_first + k].updated = false;
     }
-    s->ready_count = 0;
+    s->ready_count = s->ready_from = 0;
     s->settled = 0;
     s->gate_open = s->in->early_gate;
 }
@@ -411,6 +414,7 @@ let_go(sim *s, uint32_t open, uint32_t end, bool makes_gradients)
             i + s->until_again[i] >= in->use_count) { /* the last time in the step */
             u->grad_ready = true;
             s->ready_count += u->updating;
+            s->ready_from = in->uses[i].unit_idx < s->ready_from ? in->uses[i].unit_idx : s->ready_from;
         }
         if (promised(s, u, u->device_generation + 1))
             unsettle(s, u); /* the next may come in its place now */
@@ -441,6 +445,7 @@ step(sim *s)
         s->ready_count += s->units[u].last_use > 0 && s->units[u].updating && !s->units[u].grad_ready;
         s->units[u].grad_ready = s->units[u].last_use > 0;
     }
+    s->ready_from = 0;
     s->gate_open = true;
     for (uint32_t u = 0; u < in->layout->unit_count; u++)
         s->units[u].wanted += s->units[u].grad_ready && in->layout->units[u].trainable;
