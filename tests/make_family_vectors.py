@@ -11,8 +11,8 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3Config, Gemma3TextConfig, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config,
-                          Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SiglipVisionConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config, GptOssConfig, GraniteConfig, LlamaConfig, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig,
+                          Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
@@ -190,6 +190,14 @@ def olmo_rope(folder):
     json.dump(c, open(path, "w"), indent=2)
 
 
+# As the first folders of Gemma have it: gelu, by which they mean that of tanh.
+def first_gemma(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"hidden_act": "gelu", "hidden_activation": None, "rope_theta": c.pop("rope_parameters")["rope_theta"], "rope_scaling": None}
+    json.dump(c, open(path, "w"), indent=2)
+
+
 # As the folders of Phi-3 and Phi-4 have it.
 def phi3_rope(folder):
     path = os.path.join(folder, "config.json")
@@ -322,6 +330,15 @@ def random_case(rng, family):
         return Gemma2Config(**more, query_pre_attn_scalar=rng.randrange(1, 40), sliding_window=window, layer_types=types[:layers], pad_token_id=None,
                             attention_bias=rng.random() < 0.3, attn_logit_softcapping=rng.choice([None, 0.7, 3.0, 50.0]),
                             final_logit_softcapping=rng.choice([None, 2.0, 30.0]))
+    if family == "gemma":
+        return GemmaConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.3)
+    if family == "granite":
+        del more["head_dim"]
+        more |= dict(hidden_size=heads * 2 * rng.randrange(2, 9))
+        return GraniteConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, embedding_multiplier=rng.choice([1, 12.0]),
+                             residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]))
+    if family == "seed_oss":
+        return SeedOssConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.6, attention_out_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
     if family == "olmo3":
         pattern = rng.choice([1, 2, 3, 4])
         types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
@@ -354,6 +371,11 @@ def random_case(rng, family):
         some["num_experts"] = some.pop("num_local_experts")
         return Qwen2MoeConfig(**more, **some, qkv_bias=rng.random() < 0.7, norm_topk_prob=rng.random() < 0.5,
                               moe_intermediate_size=rng.randrange(3, 30), shared_expert_intermediate_size=rng.randrange(3, 40))
+    if family == "olmoe":
+        del more["head_dim"]
+        more |= dict(hidden_size=heads * 2 * rng.randrange(4, 9))
+        some["num_experts"] = some.pop("num_local_experts")
+        return OlmoeConfig(**more, **some, pad_token_id=None, norm_topk_prob=rng.random() < 0.5, attention_bias=rng.random() < 0.5)
     if family == "gpt_oss":
         more |= dict(hidden_size=8 * rng.randrange(1, 5), rope_parameters=rope(1000.0, "yarn", factor=rng.choice([4.0, 32.0]), truncate=rng.random() < 0.5,
                                                                               original_max_position_embeddings=rng.choice([8, 16, 4096])))
@@ -403,7 +425,7 @@ def random_case(rng, family):
 def make_random(seed, count, out):
     rng = random.Random(seed)
     families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2",
-                "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3"]
+                "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -530,6 +552,21 @@ elif __name__ == "__main__":
     make("olmo3_old", Olmo3Config(**olmo3 | dict(num_hidden_layers=5, num_key_value_heads=4), attention_bias=True,
                                   rope_parameters={"full_attention": rope(5e5, "yarn", **yarn | dict(factor=8.0, attention_factor=1.2))}), f32,
          rewrite=olmo_rope)
+    make("gemma", GemmaConfig(**common | dict(num_key_value_heads=1, pad_token_id=None), head_dim=8, rope_parameters=rope(1000.0)), bf16,
+         rewrite=first_gemma)
+    make("gemma_untied", GemmaConfig(**common | dict(hidden_size=24, num_hidden_layers=3, pad_token_id=None), head_dim=6, attention_bias=True,
+                                     tie_word_embeddings=False, rope_parameters=rope(500.0, "linear", factor=2.5)), f32)
+    granite = dict(hidden_size=24, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.4, logits_scaling=8.0, pad_token_id=None)
+    make("granite", GraniteConfig(**common | granite, tie_word_embeddings=True, rope_parameters=rope(1000.0)), bf16)
+    make("granite_bias", GraniteConfig(**common | granite | dict(num_hidden_layers=3, logits_scaling=0.7, residual_multiplier=1.3), attention_bias=True,
+                                       mlp_bias=True, rope_parameters=rope(500.0)), f32)
+    make("olmoe", OlmoeConfig(**common | dict(hidden_size=24, intermediate_size=11, pad_token_id=None), num_experts=6, num_experts_per_tok=3,
+                              rope_parameters=rope(1000.0)), bf16)
+    make("olmoe_sum", OlmoeConfig(**common | dict(hidden_size=24, intermediate_size=13, num_key_value_heads=4, pad_token_id=None), num_experts=4,
+                                  num_experts_per_tok=2, norm_topk_prob=True, attention_bias=True, rope_parameters=rope(500.0)), f32)
+    make("seed_oss", SeedOssConfig(**common | dict(pad_token_id=None), head_dim=6, rope_parameters=rope(1000.0)), bf16)
+    make("seed_oss_out", SeedOssConfig(**common | dict(num_key_value_heads=1, pad_token_id=None), head_dim=8, attention_bias=False, mlp_bias=True,
+                                       attention_out_bias=True, tie_word_embeddings=True, rope_parameters=rope(500.0)), f32)
     axes = dict(common | dict(hidden_size=24), pad_token_id=None, rope_parameters=rope(1000.0, mrope_section=[1, 1, 1]))
     tokens = dict(image_token_id=40, video_token_id=39, vision_start_token_id=38, vision_end_token_id=37)
     vision = dict(depth=1, embed_dim=8, hidden_size=24, num_heads=2, mlp_ratio=1)

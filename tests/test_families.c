@@ -65,7 +65,15 @@ static const char *const cases[] = {"gpt2",
                                     "minimax_m2",
                                     "minimax_m2_old",
                                     "olmo3",
-                                    "olmo3_old"};
+                                    "olmo3_old",
+                                    "gemma",
+                                    "gemma_untied",
+                                    "granite",
+                                    "granite_bias",
+                                    "olmoe",
+                                    "olmoe_sum",
+                                    "seed_oss",
+                                    "seed_oss_out"};
 
 /* ---------------------------------------------------------------- against transformers */
 

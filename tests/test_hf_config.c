@@ -124,6 +124,17 @@ test_refusals(void **state)
          "not supported yet: layer_types[2] \"full_attention\""},
         {"olmo3", "\"rope_parameters\":{\"sliding_attention\":{\"rope_type\":\"yarn\",\"factor\":2}}",
          "not supported yet: rope_parameters.sliding_attention.rope_type \"yarn\""},
+        {"gemma", "\"hidden_act\":\"relu\"", "not supported yet: hidden_act \"relu\""},
+        {"gemma", "\"hidden_act\":\"gelu\",\"hidden_activation\":\"gelu\"",
+         "not supported yet: hidden_activation \"gelu\""},
+        {"gemma", "\"use_bidirectional_attention\":true", "not supported yet: use_bidirectional_attention true"},
+        {"gemma", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"granite", "\"residual_multiplier\":0", "residual_multiplier: expected number above 0, got 0"},
+        {"granite", "\"logits_scaling\":\"8\"", "logits_scaling: expected number in [0, 1e12], got \"8\""},
+        {"olmoe", "\"clip_qkv\":8.0", "not supported yet: clip_qkv 8.0"},
+        {"olmoe", "\"sliding_window\":9", "not supported yet: sliding_window 9"},
+        {"olmoe", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
+        {"seed_oss", "\"attention_out_bias\":1", "attention_out_bias: expected true or false, got 1"},
         {"minimax_m2", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
         {"minimax_m2", "\"qk_norm_type\":\"per_head\"", "not supported yet: qk_norm_type \"per_head\""},
         {"minimax_m2", "\"use_qk_norm\":false", "not supported yet: use_qk_norm false"},
@@ -455,6 +466,22 @@ test_defaults(void **state)
                "\"rope_parameters\":{\"full_attention\":{\"rope_theta\":7},\"sliding_attention\":{\"rope_theta\":9}}",
                &m, &err));
     assert_true(m.rope_theta == 7 && m.rope_local_theta == 9);
+    DONE(parse("gemma", "\"hidden_act\":\"gelu\"", &m, &err));
+    assert_true(m.tied && m.kv_heads == 16 && m.head_dim == 256 && m.query_scalar == 0 && m.norm_eps == 1e-6);
+    assert_true(m.norms == SPW_NORMS_BEFORE && m.norms_from_one && m.gate == SPW_GATE_GELU && m.embedding_scaled);
+    assert_true(m.rope_theta == 10000 && m.window == 0 && !m.qk_norm && !m.qkv_bias && m.score_cap == 0);
+    DONE(parse("granite", "", &m, &err));
+    assert_true(m.embedding_scale == 1 && m.half_scale == 1 && spw_model_score_scale(&m) == 1 && m.logit_divisor == 1);
+    assert_true(m.kv_heads == 2 && m.norm_eps == 1e-6 && !m.tied && !m.qkv_bias && !m.mlp_bias && m.window == 0);
+    DONE(parse("granite", "\"attention_multiplier\":0.0078125,\"attention_bias\":true", &m, &err));
+    assert_true(spw_model_score_scale(&m) == 0.0078125f && m.qkv_bias && m.out_bias);
+    DONE(parse("olmoe", "\"clip_qkv\":null", &m, &err));
+    assert_true(m.experts == 64 && m.choices == 8 && !m.sum_to_one && m.kv_heads == 2 && m.mlp_width == 7);
+    assert_true(m.qk_norm && m.qk_norm_whole && m.norms == SPW_NORMS_BEFORE && m.norm_eps == 1e-5 && !m.tied);
+    DONE(parse("seed_oss", "", &m, &err));
+    assert_true(m.qkv_bias && !m.out_bias && !m.mlp_bias && m.kv_heads == 8 && m.head_dim == 128 && m.norm_eps == 1e-6);
+    DONE(parse("seed_oss", "\"attention_bias\":false,\"attention_out_bias\":true", &m, &err));
+    assert_true(!m.qkv_bias && m.out_bias && !m.tied);
     DONE(parse("glm4_moe_lite", "\"first_k_dense_replace\":1", &m, &err));
     assert_true(m.q_rank == 768 && m.head_dim == 256 && m.value_dim == 256 && m.dense_first == 1 && m.sigmoid);
     assert_true(m.experts == 64 && m.choices == 4 && m.groups == 0 && m.choice_scale == 1.8 && m.norm_eps == 1e-5);

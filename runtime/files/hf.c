@@ -30,6 +30,11 @@ read_gemma(const source *s, spw_model_config *c)
     bool capped = c->family == SPW_FAMILY_GEMMA2;
     if (!spw__hf_is_gemma(c->family))
         return SPW_OK;
+    c->norms_from_one = c->embedding_scaled = true;
+    c->gate = SPW_GATE_GELU;
+    SPW_TRY(must_be(s, "use_bidirectional_attention", false));
+    if (c->family == SPW_FAMILY_GEMMA)
+        return SPW_OK;
     for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
         if (!capped && get(s, caps[i]) != NULL)
             return refuse(s, caps[i], get(s, caps[i]));
@@ -39,11 +44,30 @@ read_gemma(const source *s, spw_model_config *c)
         SPW_TRY(read_cap(s, caps[1], 30, &c->logit_cap));
     }
     c->norms = SPW_NORMS_BOTH;
-    c->norms_from_one = c->embedding_scaled = true;
-    c->gate = SPW_GATE_GELU;
     c->query_scalar = 256;
-    SPW_TRY(read_size(s, "query_pre_attn_scalar", 1, &c->query_scalar));
-    return must_be(s, "use_bidirectional_attention", false);
+    return read_size(s, "query_pre_attn_scalar", 1, &c->query_scalar);
+}
+
+/* Factors that are 1 where they are not said, that of scores too. */
+static spw_status
+read_granite(const source *s, spw_model_config *c)
+{
+    const struct {
+        const char *key;
+        double *out;
+    } factors[] = {{"embedding_multiplier", &c->embedding_scale},
+                   {"residual_multiplier", &c->half_scale},
+                   {"attention_multiplier", &c->score_scale},
+                   {"logits_scaling", &c->logit_divisor}};
+    if (c->family != SPW_FAMILY_GRANITE)
+        return SPW_OK;
+    for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) {
+        *factors[i].out = 1;
+        SPW_TRY(read_real(s, factors[i].key, factors[i].out));
+        if (!(*factors[i].out > 0))
+            return wrong(s, factors[i].key, "number above 0", get(s, factors[i].key));
+    }
+    return SPW_OK;
 }
 
 /* The gate's numbers are its kernels'. */
@@ -64,24 +88,39 @@ read_gpt_oss(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
+/* Its class looks at a window, which no file has. */
+static spw_status
+check_olmoe(const source *s)
+{
+    static const char *const keys[] = {"clip_qkv", "sliding_window"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (get(s, keys[i]) != NULL)
+            return refuse(s, keys[i], get(s, keys[i]));
+    }
+    return SPW_OK;
+}
+
 static spw_status
 read_llama(const source *s, spw_model_config *c)
 {
-    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, bias = gpt_oss;
+    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, seed = c->family == SPW_FAMILY_SEED_OSS, bias = gpt_oss || seed;
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
     bool olmo = c->family == SPW_FAMILY_OLMO2 || c->family == SPW_FAMILY_OLMO3, gemma = spw__hf_is_gemma(c->family);
-    bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
+    bool biases =
+        c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GRANITE || seed;
+    bool olmoe = c->family == SPW_FAMILY_OLMOE;
     bool glm = c->family == SPW_FAMILY_GLM4_MOE, latent = spw__hf_is_latent(c->family);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2;
     uint64_t kv_default =
-        c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm || minimax ? 8
-        : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma                 ? 4
-        : s->qwen_vl                                                                                    ? 8
-        : c->family == SPW_FAMILY_QWEN2_MOE                                                             ? 16
-        : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                                ? 32
-                                                                                                        : 0;
+        c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm || minimax || seed ? 8
+        : c->family == SPW_FAMILY_GEMMA                                                                         ? 16
+        : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma                         ? 4
+        : s->qwen_vl                                                                                            ? 8
+        : c->family == SPW_FAMILY_QWEN2_MOE                                                                     ? 16
+        : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                                        ? 32
+                                                                                                                : 0;
     bool coarse = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || c->family == SPW_FAMILY_GLM4_LITE;
-    c->norm_eps = coarse || olmo || gpt_oss || glm || s->qwen_vl ? 1e-5 : 1e-6;
+    c->norm_eps = coarse || olmo || olmoe || gpt_oss || glm || s->qwen_vl ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -89,11 +128,11 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
     c->kv_heads = kv_default > 0 && json_object_get(s->object, "num_key_value_heads") == NULL ? kv_default : c->heads;
     SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
-    c->head_dim = gemma                                      ? 256
-                  : gpt_oss                                  ? 64
-                  : c->family == SPW_FAMILY_QWEN3 || minimax ? 128
-                  : c->heads > 0                             ? c->width / c->heads
-                                                             : 0;
+    c->head_dim = gemma                                              ? 256
+                  : gpt_oss                                          ? 64
+                  : c->family == SPW_FAMILY_QWEN3 || minimax || seed ? 128
+                  : c->heads > 0                                     ? c->width / c->heads
+                                                                     : 0;
     SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
     if (c->width > 0 && c->heads > c->width && c->head_dim == 0)
         return wrong(s, "num_attention_heads", "no more heads than hidden_size",
@@ -104,25 +143,30 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(spw__hf_read_no_rope(s, c));
     SPW_TRY(spw__hf_read_window(s, c));
     SPW_TRY(spw__hf_read_experts(s, c));
-    if (biases || qwen3 || olmo || gemma || gpt_oss || glm || latent)
+    if (biases || qwen3 || olmo || olmoe || gemma || gpt_oss || glm || latent)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
     c->qkv_bias = bias || c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN2_MOE;
     if (c->family == SPW_FAMILY_QWEN2_MOE)
         SPW_TRY(read_bool(s, "qkv_bias", &c->qkv_bias));
-    c->out_bias = bias && !glm;
+    c->out_bias = bias && !glm && !seed;
+    if (seed)
+        SPW_TRY(read_bool(s, "attention_out_bias", &c->out_bias));
     if (biases)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", false));
-    c->qk_norm = qwen3 || olmo || minimax || c->family == SPW_FAMILY_GEMMA3;
+    c->qk_norm = qwen3 || olmo || olmoe || minimax || c->family == SPW_FAMILY_GEMMA3;
     if (glm)
         SPW_TRY(read_bool(s, "use_qk_norm", &c->qk_norm));
-    c->qk_norm_whole = olmo || minimax;
+    c->qk_norm_whole = olmo || olmoe || minimax;
+    if (olmoe)
+        SPW_TRY(check_olmoe(s));
     c->packed = c->family == SPW_FAMILY_PHI3;
     c->norms = olmo ? SPW_NORMS_AFTER : SPW_NORMS_BEFORE;
     SPW_TRY(read_gpt_oss(s, c));
+    SPW_TRY(read_granite(s, c));
     return read_gemma(s, c);
 }
 
@@ -194,7 +238,7 @@ read_family(const source *s, spw_family *out)
         return SPW_RAISE(s->err, SPW_ECONFIG,
                          "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
                          "smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, "
-                         "deepseek_v3, glm4_moe_lite, minimax_m2 or olmo3)",
+                         "deepseek_v3, glm4_moe_lite, minimax_m2, olmo3, gemma, granite, olmoe or seed_oss)",
                          s->name, s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);
@@ -208,16 +252,22 @@ read_family(const source *s, spw_family *out)
     return SPW_OK;
 }
 
-/* gelu_new and gelu_pytorch_tanh are one formula. */
+/* gelu_new and gelu_pytorch_tanh are one formula; by gelu in the older key Gemma's files mean that, too. */
 static spw_status
 check_activation(const source *s, spw_family family)
 {
-    bool gelu = family == SPW_FAMILY_GPT2 || spw__hf_is_gemma(family);
+    bool gelu = family == SPW_FAMILY_GPT2 || spw__hf_is_gemma(family), older;
     const char *key = family == SPW_FAMILY_GPT2  ? "activation_function"
                       : spw__hf_is_gemma(family) ? "hidden_activation"
                                                  : "hidden_act";
     const json_t *v = get(s, key);
-    const char *name = json_string_value(v);
+    const char *name;
+    older = family == SPW_FAMILY_GEMMA && v == NULL;
+    if (older)
+        v = get(s, key = "hidden_act");
+    name = json_string_value(v);
+    if (older && name != NULL && strcmp(name, "gelu") == 0)
+        return SPW_OK;
     if (v == NULL || (name != NULL && !gelu && strcmp(name, "silu") == 0) ||
         (name != NULL && gelu && (strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0)))
         return SPW_OK;

@@ -1,5 +1,5 @@
 /*
- * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM and MiniMax, and of latent attention.
+ * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM, MiniMax and OLMoE, and of latent attention.
  */
 #include "hf_source.h"
 
@@ -227,8 +227,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     bool qwen = c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_QWEN3_MOE;
     double jitter = 0;
     bool shared = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_latent(c->family);
-    bool minimax = c->family == SPW_FAMILY_MINIMAX_M2;
-    if (!mixtral && !qwen && !gpt_oss && !shared && !minimax)
+    bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
+    if (!mixtral && !qwen && !gpt_oss && !shared && !minimax && !olmoe)
         return SPW_OK;
     SPW_TRY(check_router_logits(s));
     c->dense_width = c->mlp_width;
@@ -239,9 +239,11 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     } else if (minimax) {
         SPW_TRY(read_minimax_experts(s, c));
     } else {
-        c->experts = gpt_oss ? 128 : 8;
-        c->choices = gpt_oss ? 4 : 2;
-        c->sum_to_one = true;
+        c->experts = gpt_oss ? 128 : olmoe ? 64 : 8;
+        c->choices = gpt_oss ? 4 : olmoe ? 8 : 2;
+        c->sum_to_one = !olmoe;
+        if (olmoe)
+            SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
         c->dense_width = 0;
         SPW_TRY(
             read_size(s, get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts", 1, &c->experts));

@@ -31,7 +31,12 @@ enum {
     GLM_LITE = 1 << SPW_FAMILY_GLM4_LITE,
     LATENT = DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE,
     SHARED = GLM | LATENT, /* an expert of all rows beside the others, by DeepSeek's names */
-    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | SHARED | MINIMAX,
+    GEMMA1 = 1 << SPW_FAMILY_GEMMA,
+    GRANITE = 1 << SPW_FAMILY_GRANITE,
+    OLMOE = 1 << SPW_FAMILY_OLMOE,
+    SEED_OSS = 1 << SPW_FAMILY_SEED_OSS,
+    FULL = GEMMA1 | GRANITE | OLMOE | SEED_OSS | SHARED | MINIMAX, /* without a window */
+    LLAMAS = FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | SHARED | MINIMAX,
     ALL = GPT2 | LLAMAS
 };
 
@@ -58,7 +63,7 @@ static const struct {
     {"original_max_position_embeddings", LLAMAS},
     {"activation_function", GPT2},
     {"hidden_act", LLAMAS & ~GEMMA3}, /* Gemma 2's files have both, and its class looks at the other */
-    {"hidden_activation", GEMMA},
+    {"hidden_activation", GEMMA | GEMMA1},
     {"layer_norm_epsilon", GPT2},
     {"rms_norm_eps", LLAMAS},
     {"initializer_range", ALL},
@@ -72,21 +77,27 @@ static const struct {
     {"rope_local_base_freq", GEMMA3},
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
-    {"sliding_window", LLAMAS & ~(SHARED | MINIMAX)},
-    {"use_sliding_window", LLAMAS & ~(GEMMA | GPT_OSS | SHARED | MINIMAX | OLMO3)},
+    {"sliding_window", LLAMAS & ~FULL},
+    {"use_sliding_window", LLAMAS & ~(FULL | GEMMA | GPT_OSS | OLMO3)},
     {"max_window_layers", QWEN | QWEN_MOE},
     {"sliding_window_pattern", GEMMA3},
     {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
     {"query_pre_attn_scalar", GEMMA},
     {"attn_logit_softcapping", GEMMA},
     {"final_logit_softcapping", GEMMA},
-    {"use_bidirectional_attention", GEMMA},
+    {"use_bidirectional_attention", GEMMA | GEMMA1},
     {"cache_implementation", GEMMA},
-    {"num_experts", EXPERTS | GPT_OSS | MINIMAX},
-    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | GPT_OSS | MINIMAX},
+    {"embedding_multiplier", GRANITE},
+    {"residual_multiplier", GRANITE},
+    {"attention_multiplier", GRANITE},
+    {"logits_scaling", GRANITE},
+    {"attention_out_bias", SEED_OSS},
+    {"clip_qkv", OLMOE},
+    {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX},
+    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX},
     {"shared_expert_intermediate_size", QWEN2_MOE},
     {"qkv_bias", QWEN2_MOE},
-    {"num_experts_per_tok", EXPERTS | GPT_OSS | SHARED | MINIMAX},
+    {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX},
     {"n_routed_experts", SHARED},
     {"n_shared_experts", SHARED},
     {"first_k_dense_replace", SHARED},
@@ -116,11 +127,11 @@ static const struct {
     {"swiglu_limit", GPT_OSS},
     {"swiglu_alpha", GPT_OSS},
     {"moe_intermediate_size", QWEN_MOE | SHARED},
-    {"norm_topk_prob", QWEN_MOE | SHARED},
+    {"norm_topk_prob", QWEN_MOE | OLMOE | SHARED},
     {"decoder_sparse_step", QWEN_MOE},
     {"mlp_only_layers", QWEN_MOE},
-    {"output_router_logits", EXPERTS | GPT_OSS | SHARED | MINIMAX},
-    {"router_aux_loss_coef", EXPERTS | GPT_OSS | SHARED | MINIMAX},
+    {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX},
+    {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX},
     {"router_jitter_noise", MIXTRAL | MINIMAX},
     {"layer_types", LLAMAS},
     {"resid_pdrop", GPT2 | PHI3},
@@ -146,7 +157,8 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
     "Qwen3ForCausalLM",      "MixtralForCausalLM",     "Qwen3MoeForCausalLM",  "Phi3ForCausalLM",
     "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",    "Olmo2ForCausalLM",     "Gemma3ForCausalLM",
     "Gemma2ForCausalLM",     "GptOssForCausalLM",      "Glm4MoeForCausalLM",   "DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniMaxM2ForCausalLM", "Olmo3ForCausalLM"};
+    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniMaxM2ForCausalLM", "Olmo3ForCausalLM",
+    "GemmaForCausalLM",      "GraniteForCausalLM",     "OlmoeForCausalLM",     "SeedOssForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

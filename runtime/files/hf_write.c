@@ -140,6 +140,10 @@ static void
 write_gemma(json_t *o, const spw_model_config *c)
 {
     json_object_set_new(o, "hidden_activation", json_string("gelu_pytorch_tanh"));
+    if (c->family == SPW_FAMILY_GEMMA) {
+        json_object_set_new(o, "hidden_act", json_string("gelu_pytorch_tanh"));
+        return;
+    }
     set_size(o, "query_pre_attn_scalar", c->query_scalar);
     if (c->window > 0) /* transformers computes nothing by a window of null, even where no layer has one */
         set_size(o, "sliding_window", c->window);
@@ -154,6 +158,15 @@ write_gemma(json_t *o, const spw_model_config *c)
     set_size(o, "sliding_window_pattern", c->window == 0 ? 1 : c->full_every > 0 ? c->full_every : c->layers + 1);
     if (c->window > 0)
         json_object_set_new(o, "rope_local_base_freq", json_real(c->rope_local_theta));
+}
+
+static void
+write_granite(json_t *o, const spw_model_config *c)
+{
+    json_object_set_new(o, "embedding_multiplier", json_real(c->embedding_scale));
+    json_object_set_new(o, "residual_multiplier", json_real(c->half_scale));
+    json_object_set_new(o, "attention_multiplier", json_real(c->score_scale));
+    json_object_set_new(o, "logits_scaling", json_real(c->logit_divisor));
 }
 
 static void
@@ -227,7 +240,9 @@ dense_layers(const spw_model_config *c)
 static void
 write_llama(json_t *o, const spw_model_config *c)
 {
-    bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
+    bool seed = c->family == SPW_FAMILY_SEED_OSS;
+    bool biases =
+        c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GRANITE || seed;
     set_size(o, "hidden_size", c->width);
     set_size(o, "num_hidden_layers", c->layers);
     set_size(o, "num_attention_heads", c->heads);
@@ -252,7 +267,11 @@ write_llama(json_t *o, const spw_model_config *c)
         write_gpt_oss(o, c);
     if (biases || (c->qk_norm && c->family != SPW_FAMILY_MINIMAX_M2) || spw__hf_is_gemma(c->family) ||
         c->family == SPW_FAMILY_GPT_OSS)
-        json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
+        json_object_set_new(o, "attention_bias", json_boolean(seed ? c->qkv_bias : c->out_bias));
+    if (seed)
+        json_object_set_new(o, "attention_out_bias", json_boolean(c->out_bias));
+    if (c->family == SPW_FAMILY_GRANITE)
+        write_granite(o, c);
     if (c->kv_rank > 0)
         write_latent(o, c);
     if (c->family == SPW_FAMILY_GLM4_MOE || c->kv_rank > 0) {
@@ -272,9 +291,10 @@ write_llama(json_t *o, const spw_model_config *c)
         set_size(o, "shared_expert_intermediate_size", c->shared_width);
         json_object_set_new(o, "qkv_bias", json_boolean(c->qkv_bias));
     }
+    if (c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_OLMOE)
+        json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
     if (c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE) {
         set_size(o, "moe_intermediate_size", c->mlp_width);
-        json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
         set_size(o, "decoder_sparse_step", c->sparse_every > 0 ? c->sparse_every : 1);
         json_object_set_new(o, "mlp_only_layers", dense_layers(c));
@@ -286,8 +306,7 @@ write_llama(json_t *o, const spw_model_config *c)
     if (c->family == SPW_FAMILY_OLMO3)
         write_windows(o, c);
     else if (c->family != SPW_FAMILY_LLAMA && c->family != SPW_FAMILY_OLMO2 && c->family != SPW_FAMILY_GPT_OSS &&
-             c->family != SPW_FAMILY_MINIMAX_M2 &&
-             !spw__hf_is_gemma(c->family)) /* null, not absent: that would be 4096 */
+             !spw__hf_is_full(c->family) && !spw__hf_is_gemma(c->family)) /* null, not absent: that would be 4096 */
         json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
 }
 

@@ -174,16 +174,22 @@ spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale)
     return y;
 }
 
+float
+spw_nn_rounded(const spw_tape *t, float x)
+{
+    char rounded[sizeof(float)];
+    spw_convert(rounded, t->act_dtype, &x, SPW_F32, 1);
+    spw_convert(&x, SPW_F32, rounded, t->act_dtype, 1);
+    return x;
+}
+
 spw_value *
 spw_nn_scale(spw_tape *t, spw_value *x, float scale)
 {
     spw_value *y = x == NULL ? NULL : spw__tape_value(t, x->rows, x->cols, NULL);
-    char rounded[sizeof(float)];
     spw__op *o;
     if (y == NULL || (o = spw__tape_op(t, T_ADD_SCALED, y)) == NULL)
         return spw__tape_fail(t);
-    spw_convert(rounded, t->act_dtype, &scale, SPW_F32, 1);
-    spw_convert(&scale, SPW_F32, rounded, t->act_dtype, 1);
     if (spw__tape_computes(t))
         spw_gpu_add_scaled(t->queue, y->data, NULL, x->data, scale, y->rows * y->cols);
     o->in[1] = x; /* onto nothing */

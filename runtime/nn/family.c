@@ -8,7 +8,8 @@
 static const char *const family_names[SPW_FAMILY_COUNT] = {
     "gpt2",     "llama",       "mistral",     "qwen2",         "qwen3",       "mixtral", "qwen3_moe",
     "phi3",     "smollm3",     "qwen2_moe",   "olmo2",         "gemma3_text", "gemma2",  "gpt_oss",
-    "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2",  "olmo3",   "custom"};
+    "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2",  "olmo3",   "gemma",
+    "granite",  "olmoe",       "seed_oss",    "custom"};
 
 const char *
 spw_family_name(spw_family family)
@@ -45,6 +46,8 @@ float
 spw_model_score_scale(const spw_model_config *c)
 {
     double all = 1;
+    if (c->score_scale > 0)
+        return (float)c->score_scale;
     if (c->rope == SPW_ROPE_YARN && c->rope_all_dim > 0 && c->rope_factor > 1)
         all = 0.1 * c->rope_all_dim * log(c->rope_factor) + 1;
     if (all != 1)

@@ -3,7 +3,9 @@
  * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral, Qwen2-MoE and Qwen3-MoE (experts), Phi-3 (packed
  * weights), SmolLM3 (layers without rope), OLMo 2 (norms of what is added), Gemma 3 (the same and more norms, by 1 + w, gelu, two
  * kinds of layers), Gemma 2 (caps of scores and logits), gpt-oss (sinks, experts of paired columns with biases), GLM-4.5 (layers without
- * experts first, choices by sigmoids), MiniMax-M2 (both norms over all heads and such choices), OLMo 3 (OLMo 2 with windows) and DeepSeek-V2, V3 and GLM-4.7-Flash (latent attention besides) apart are flags of the configuration, not functions.
+ * experts first, choices by sigmoids), MiniMax-M2 (both norms over all heads and such choices), OLMo 3 (OLMo 2 with windows),
+ * DeepSeek-V2, V3 and GLM-4.7-Flash (latent attention besides), Gemma (Gemma 3's norms where Llama has them), Granite (four factors),
+ * OLMoE (OLMo 2's norms of q and k, experts) and Seed-OSS (biases) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -20,7 +22,9 @@ spw_llama_embed_forward(const spw_call *call, spw_value *x)
     const spw_model_config *c = &call->model->config;
     (void)x;
     x = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
-    return c->embedding_scaled ? spw_nn_scale(call->tape, x, sqrtf((float)c->width)) : x;
+    if (c->embedding_scaled)
+        return spw_nn_scale(call->tape, x, spw_nn_rounded(call->tape, sqrtf((float)c->width)));
+    return c->embedding_scale > 0 ? spw_nn_scale(call->tape, x, (float)c->embedding_scale) : x;
 }
 
 /*
@@ -181,18 +185,26 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
     out[1] = spw_nn_keys(t, out[2], kv, c->kv_rank, c->heads, N, R);
 }
 
+/* What half of a layer gives, as it is added. */
+static spw_value *
+given(const spw_call *call, uint32_t *at, spw_value *h)
+{
+    const spw_model_config *c = &call->model->config;
+    return c->half_scale > 0 ? spw_nn_scale(call->tape, h, (float)c->half_scale) : norm(call, at, h);
+}
+
 /* Of the block's input and what attention gives. */
 static void
 after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
     const spw_model_config *c = &call->model->config;
-    bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE;
+    bool before = c->norms != SPW_NORMS_AFTER, apart = c->norms != SPW_NORMS_BEFORE || c->half_scale > 0;
     spw_tape *t = call->tape;
-    spw_value *x = in[0], *h = linear_onto(call, at, after ? NULL : x, in[1], c->out_bias, false);
-    x = after ? spw_nn_add(t, x, norm(call, at, h)) : h;
-    h = mlp(call, at, after ? NULL : x, before ? norm(call, at, x) : x);
-    if (after) {
-        h = norm(call, at, h);
+    spw_value *x = in[0], *h = linear_onto(call, at, apart ? NULL : x, in[1], c->out_bias, false);
+    x = apart ? spw_nn_add(t, x, given(call, at, h)) : h;
+    h = mlp(call, at, apart ? NULL : x, before ? norm(call, at, x) : x);
+    if (apart) {
+        h = given(call, at, h);
         spw_nn_into(t, 0);
         h = spw_nn_add(t, x, h);
     }
@@ -269,8 +281,11 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
 spw_value *
 spw_llama_head_forward(const spw_call *call, spw_value *x)
 {
+    double divisor = call->model->config.logit_divisor;
     uint32_t at = 0;
     x = norm(call, &at, x);
+    if (divisor > 0) /* of the logits, which are linear in x */
+        x = spw_nn_scale(call->tape, x, (float)(1 / divisor));
     return spw__nn_head(call, x, call->params[at]);
 }
 

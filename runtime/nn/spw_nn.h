@@ -179,8 +179,8 @@ spw_value *spw_nn_add_gated(spw_tape *t, spw_value *onto, spw_value *x, spw_valu
 spw_value *spw_nn_add(spw_tape *t, spw_value *a, spw_value *b);
 /* a + scale b, in a's memory; a must have no other user. */
 spw_value *spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale);
-/* scale x; scale is rounded to the device's compute type first, as if it were a tensor of it. */
 spw_value *spw_nn_scale(spw_tape *t, spw_value *x, float scale);
+float spw_nn_rounded(const spw_tape *t, float x); /* to the compute type, as if x were a tensor of it */
 spw_value *spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site);
 /*
  * Linear head and cross-entropy, over as many rows at a time as the device does well with; losses go to batch->losses. While
@@ -288,6 +288,10 @@ typedef enum spw_family {
     SPW_FAMILY_GLM4_LITE,
     SPW_FAMILY_MINIMAX_M2,
     SPW_FAMILY_OLMO3,
+    SPW_FAMILY_GEMMA,
+    SPW_FAMILY_GRANITE,
+    SPW_FAMILY_OLMOE,
+    SPW_FAMILY_SEED_OSS,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -320,9 +324,11 @@ typedef struct spw_model_config {
     bool rope_paired;                   /* pairs that are turned are neighbors */
     bool packed; /* q, k and v are one matrix, and gate and up of the MLP; then neither qk_norm nor experts */
     spw_norms norms;
-    bool norms_from_one;         /* norms multiply by 1 + w */
-    spw_gate gate;               /* of the MLP */
-    bool embedding_scaled;       /* times the square root of width */
+    bool norms_from_one;   /* norms multiply by 1 + w */
+    spw_gate gate;         /* of the MLP */
+    bool embedding_scaled; /* times the square root of width, in the compute type */
+    /* Granite's: what embeddings, each half of a layer and scores are multiplied by, and logits divided by; 0: by nothing, scores as below */
+    double embedding_scale, half_scale, score_scale, logit_divisor;
     uint64_t query_scalar;       /* attention's scores are divided by its square root; 0: by head_dim's */
     double score_cap, logit_cap; /* what they, and the head's logits, come to at most, by a tanh; 0: no end */
     uint64_t experts, choices;   /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */
