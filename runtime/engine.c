@@ -440,12 +440,43 @@ most_turns(const spw_engine_options *o, const char **why)
     return *why == NULL ? (uint32_t)m->experts : 1;
 }
 
-/* In as few turns as there is room for. */
+static bool
+fits_in(const spw_engine_options *o, uint32_t turns)
+{
+    spw_engine_options own = *o;
+    spw_error ignored = {0};
+    spw_engine *e = NULL;
+    spw_status st;
+    own.fit_only = true;
+    st = create(&e, &own, turns, &ignored);
+    spw_engine_destroy(e);
+    return st != SPW_ENOFIT;
+}
+
+/* Memory with which a plan that does not fit would, in all. */
+static uint64_t
+least_bytes(const spw_plan *p)
+{
+    switch (p->lack) {
+    case SPW_LACK_DEVICE: return p->host_bytes + p->least_bytes;
+    case SPW_LACK_HOST: return p->device_bytes + p->least_bytes;
+    case SPW_LACK_ROOM: return p->least_bytes;
+    default: return p->host_bytes + p->device_bytes;
+    }
+}
+
+/*
+ * In as few turns as there is room for. Several need less of the device, and may need more of the host: sums of gradients over micro-batches lie there.
+ * Where nothing fits, the plan and the error are those of one turn or of the most, by which needs less memory.
+ */
 static spw_status
 create_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err)
 {
     const char *why;
-    uint32_t asked = o->config->run.expert_turns, most = most_turns(o, &why), turns = 1;
+    uint32_t asked = o->config->run.expert_turns, most = most_turns(o, &why), turns = 2;
+    spw_plan plan = {0}, first_plan;
+    spw_engine_options own = *o;
+    spw_error first = {0}, now = {0};
     spw_status st;
     *out = NULL;
     SPW_TRY(spw_model_check(o->model, err));
@@ -453,21 +484,30 @@ create_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err)
         return SPW_RAISE(err, SPW_ECONFIG, "spillway.expert_turns is %u: %s", asked, why);
     if (asked > 0 || most == 1)
         return create(out, o, asked < most && asked > 0 ? asked : most, err);
-    if (o->plan_only) { /* at once, if none will do */
-        spw_error ignored = {0};
-        st = create(out, o, most, &ignored);
-        spw_engine_destroy(*out);
-        turns = st == SPW_ENOFIT ? most : 1;
+    own.plan_out = o->plan_out != NULL ? o->plan_out : &plan;
+    st = create(out, &own, 1, &first);
+    if (st != SPW_ENOFIT) {
+        if (st != SPW_OK && err != NULL)
+            *err = first;
+        return st;
     }
+    first_plan = *own.plan_out;
+    while (o->plan_only && turns < most && !fits_in(&own, turns))
+        turns *= 2;
+    turns = turns < most ? turns : most;
     for (;; turns = 2 * turns < most ? 2 * turns : most) {
-        spw_error now = {0};
-        st = create(out, o, turns, &now);
-        if (st != SPW_ENOFIT || turns == most) {
-            if (st != SPW_OK && err != NULL)
-                *err = now;
-            return st;
-        }
+        now = (spw_error){0};
+        st = create(out, &own, turns, &now);
+        if (st != SPW_ENOFIT || turns == most)
+            break;
     }
+    if (st == SPW_ENOFIT && least_bytes(&first_plan) < least_bytes(own.plan_out)) {
+        *own.plan_out = first_plan;
+        now = first;
+    }
+    if (st != SPW_OK && err != NULL)
+        *err = now;
+    return st;
 }
 
 static bool

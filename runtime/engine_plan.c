@@ -608,6 +608,7 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.uses = uses = spw_mem_calloc(in.use_count, sizeof *uses);
     if (uses != NULL && users != NULL) {
         (void)pass_uses(e, uses, &in.forward_count);
+        in.use_count = o->fit_only ? 0 : in.use_count;
         st = spw__plan_make(&e->plan, &in, err);
         if (e->plan.single_grad)
             (void)size_grad_buffers(e, users, o->chain_extra, true);

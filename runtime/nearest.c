@@ -4,7 +4,9 @@
  * device, activations off the device, weights to nvme, records to nvme, activations to nvme, gradients to nvme, gradients in bf16, chunks halved down to 64 Ki elements, tiles
  * halved down to 512 tokens, embeddings and heads in pieces, halved down to 2048 rows, smaller micro-batches (more of them: the batch stays), one micro-batch per pass, and where disks are limited weights and then
  * records back to host. Then every step that turns out not to be needed is taken back, first to last. None of these
- * changes what is computed but bf16 gradients, by one rounding, and the order of sums over tiles, pieces and micro-batches. A lossy state
+ * changes what is computed but bf16 gradients, by one rounding, and the order of sums over tiles, pieces and micro-batches. Where nothing
+ * fits and layers have experts, it is all tried once more with the batch in one micro-batch, whose gradients need not wait in host memory
+ * for others when experts come in turns. A lossy state
  * format is never among them; whether it would help is said separately. Only plans are made, on copies of the
  * configuration.
  */
@@ -212,38 +214,46 @@ helps(change what, spw_lack lack)
 }
 
 typedef struct search {
-    const spw_engine_options *options;
+    spw_engine_options *options;
+    const spw_config *from;
     spw_config *config, *trial;
     spw_plan *plan;
     change done[CHANGE_COUNT * ROUNDS];
     uint32_t done_count;
 } search;
 
-/* Makes config from the original and the changes that are still in; true: it fits. */
+/* Makes trial from where it began and the changes that are still in; true: it fits. */
 static bool
 fits(search *s)
 {
     spw_lack lack;
-    *s->trial = *s->options->config;
+    *s->trial = *s->from;
     for (uint32_t i = 0; i < s->done_count; i++)
         (void)apply(s->trial, s->options->model, s->done[i]);
     return try_plan(s->options, s->trial, s->plan, &lack) && lack == SPW_LACK_NOTHING;
 }
 
 static bool
-find(search *s)
+find(search *s, const spw_config *from)
 {
     spw_lack lack;
+    uint64_t least;
+    s->options->fit_only = true;
+    s->from = from;
+    *s->config = *from;
+    s->done_count = 0;
     if (!try_plan(s->options, s->config, s->plan, &lack))
         return false;
+    least = s->plan->least_bytes;
     for (uint32_t round = 0; lack != SPW_LACK_NOTHING && round < CHANGE_COUNT * ROUNDS; round++) {
         change what = 0;
         spw_lack left = lack;
         while (what < CHANGE_COUNT) { /* one that the device refuses may be possible after another */
             *s->trial = *s->config;
             if (helps(what, lack) && apply(s->trial, s->options->model, what) &&
-                try_plan(s->options, s->trial, s->plan, &left))
-                break;
+                try_plan(s->options, s->trial, s->plan, &left) &&
+                (what != SMALLER_CHUNKS || left != lack || s->plan->least_bytes <= least))
+                break; /* tables of very many chunks take more than smaller slots save */
             what++;
         }
         if (what == CHANGE_COUNT || s->done_count == sizeof s->done / sizeof s->done[0])
@@ -251,6 +261,7 @@ find(search *s)
         *s->config = *s->trial;
         s->done[s->done_count++] = what;
         lack = left;
+        least = s->plan->least_bytes;
     }
     for (uint32_t i = 0; i < s->done_count;) { /* take back what is not needed */
         change what = s->done[i];
@@ -262,6 +273,7 @@ find(search *s)
         s->done[i++] = what;
         s->done_count++;
     }
+    s->options->fit_only = false; /* where state lies decides what disks hold */
     return fits(s);
 }
 
@@ -332,6 +344,16 @@ say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
         say(out, "spillway.micro_batches_per_pass=%llu", (unsigned long long)b->run.micro_batches_per_pass);
 }
 
+/* The same batch, in one micro-batch. */
+static bool
+merge_micro_batches(spw_config *c, const spw_model *model)
+{
+    bool may_help = model->config.experts > 0 && c->accumulation > 1;
+    c->micro_batch *= c->accumulation;
+    c->accumulation = 1;
+    return may_help;
+}
+
 spw_status
 spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_error *err)
 {
@@ -340,30 +362,27 @@ spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_err
                 .config = spw_mem_zalloc(sizeof *s.config),
                 .trial = spw_mem_zalloc(sizeof *s.trial),
                 .plan = spw_mem_zalloc(sizeof *s.plan)};
-    spw_config *lossy = spw_mem_zalloc(sizeof *lossy);
+    spw_config *other = spw_mem_zalloc(sizeof *other);
     spw_status st = SPW_OK;
     memset(out, 0, sizeof *out);
-    if (s.config == NULL || s.trial == NULL || s.plan == NULL || lossy == NULL) {
+    if (s.config == NULL || s.trial == NULL || s.plan == NULL || other == NULL) {
         st = SPW_RAISE(err, SPW_ENOMEM, "search for a configuration that fits");
     } else {
         uint64_t process = own.process_bytes > 0 ? own.process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20);
         own.process_bytes = process + process / 16 + (1 << 20); /* the process that follows may be a little larger */
-        *s.config = *options->config;
-        out->found = find(&s);
+        *other = *options->config;
+        out->found = find(&s, options->config) || (merge_micro_batches(other, own.model) && find(&s, other));
         if (out->found) {
             say_difference(options->config, s.trial, out);
         } else {
-            *lossy = *options->config;
-            lossy->run.state_format = SPW_STATE_SPLIT24_INT8;
-            *s.config = *lossy;
-            s.done_count = 0;
-            own.config = lossy;
-            out->lossy_would = find(&s);
+            *other = *options->config;
+            other->run.state_format = SPW_STATE_SPLIT24_INT8;
+            out->lossy_would = find(&s, other);
         }
     }
     spw_mem_free(s.config);
     spw_mem_free(s.trial);
     spw_mem_free(s.plan);
-    spw_mem_free(lossy);
+    spw_mem_free(other);
     return st;
 }

@@ -143,10 +143,100 @@ test_nearest_stage(void **state)
     spw_model_destroy(model);
 }
 
+static const char experts[] =
+    "{\"model\": {\"model_type\": \"qwen3_moe\", \"vocab_size\": 256, \"max_position_embeddings\": 64, "
+    "\"hidden_size\": 64, "
+    "\"num_hidden_layers\": 8, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16, "
+    "\"moe_intermediate_size\": 128, \"num_experts\": 16, \"num_experts_per_tok\": 2}, \"data\": {\"path\": [\"x\"], "
+    "\"seq_length\": 64}, \"train_micro_batch_size_per_gpu\": 1, \"gradient_accumulation_steps\": 4, \"bf16\": "
+    "{\"enabled\": "
+    "true}, \"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \".\"}, "
+    "\"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \".\"}}, \"spillway\": {\"device\": \"cpu\", "
+    "\"chunk_elems\": 65536, \"recompute\": \"always\", \"activations\": \"nvme\"}}";
+
+/* Plans the model with experts with these overrides; what it lacks, and the budget that would do. */
+static spw_status
+plan_experts(const char *const *overrides, uint32_t count, uint64_t *least_out)
+{
+    static spw_config c;
+    static spw_plan p;
+    spw_model *model = NULL;
+    spw_error err = {0};
+    spw_status st;
+    assert_int_equal(spw_config_parse(&c, experts, "experts", overrides, count, &err), SPW_OK);
+    assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+    st = plan_of(&c, model, &p, &err);
+    *least_out = p.least_bytes;
+    spw_model_destroy(model);
+    return st;
+}
+
+static uint64_t
+least_of(const char *budget, const char *const *others, uint32_t count)
+{
+    const char *overrides[8];
+    char text[96];
+    uint64_t least;
+    snprintf(text, sizeof text, "spillway.%s=4096", budget);
+    overrides[0] = text;
+    for (uint32_t i = 0; i < count; i++)
+        overrides[i + 1] = others[i];
+    assert_int_equal(plan_experts(overrides, count + 1, &least), SPW_ENOFIT);
+    return least;
+}
+
+/*
+ * Experts in turns have their gradients summed in host memory. Where that does not hold them, all at once do, whose gradients wait on nvme; where
+ * the device has no room for that, the batch in one micro-batch, which has nothing to sum.
+ */
+static void
+test_nearest_experts(void **state)
+{
+    static spw_config c;
+    static spw_suggestion s;
+    const char *waiting[] = {"spillway.gradients=nvme"},
+               *merged[] = {"train_micro_batch_size_per_gpu=4", "gradient_accumulation_steps=1", waiting[0]};
+    char host[96], device[96];
+    const char *overrides[16] = {host, device};
+    uint64_t host_least = least_of("host_memory", waiting, 1), at_once = least_of("device_memory", waiting, 1),
+             in_turns = least_of("device_memory", merged, 3), least;
+    spw_model *model = NULL;
+    spw_error err = {0};
+    const uint64_t more = PLAN_PROCESS_BYTES / 16 + (1 << 20); /* which is wanted for the process that follows */
+    bool one = false;
+    (void)state;
+    print_message("least host memory %llu, device memory %llu, in turns %llu\n", (unsigned long long)host_least,
+                  (unsigned long long)at_once, (unsigned long long)in_turns);
+    snprintf(host, sizeof host, "spillway.host_memory=%llu", (unsigned long long)host_least + more);
+    snprintf(device, sizeof device, "spillway.device_memory=%llu", (unsigned long long)at_once);
+    assert_int_equal(plan_experts(overrides, 1, &least), SPW_OK);
+    assert_int_equal(plan_experts(overrides, 2, &least), SPW_OK);
+    assert_true(in_turns < at_once);
+    snprintf(device, sizeof device, "spillway.device_memory=%llu", (unsigned long long)in_turns);
+    assert_int_equal(plan_experts(overrides, 2, &least), SPW_ENOFIT);
+    assert_int_equal(least, at_once); /* what is lacking is told of the plan that needs less */
+    assert_int_equal(spw_config_parse(&c, experts, "experts", overrides, 2, &err), SPW_OK);
+    assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+    assert_int_equal(spw_plan_nearest(&(spw_engine_options){.config = &c,
+                                                            .model = model,
+                                                            .process_bytes = PLAN_PROCESS_BYTES,
+                                                            .room_bytes = UINT64_MAX},
+                                      &s, &err),
+                     SPW_OK);
+    spw_model_destroy(model);
+    assert_true(s.found);
+    for (uint32_t i = 0; i < s.count; i++) {
+        overrides[i + 2] = s.set[i];
+        one = one || strcmp(s.set[i], "gradient_accumulation_steps=1") == 0;
+    }
+    assert_true(one);
+    assert_int_equal(plan_experts(overrides, s.count + 2, &least), SPW_OK);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_nearest), cmocka_unit_test(test_nearest_stage),
-                                       cmocka_unit_test(test_nearest_room)};
+                                       cmocka_unit_test(test_nearest_room), cmocka_unit_test(test_nearest_experts)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }
