@@ -32,7 +32,7 @@ add_up(spw_plan *p, const plan_input *in)
 }
 
 static spw_status
-make_plan(spw_plan *p, const plan_input *in, spw_error *err)
+plan_once(spw_plan *p, const plan_input *in, spw_error *err)
 {
     spw_error device = {0};
     spw_status st;
@@ -98,6 +98,51 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
     if (st == SPW_OK && in->use_count > 0 && !in->inference)
         st = spw__plan_traffic(p, in, err);
     spw__plan_explain(p, in);
+    return st;
+}
+
+/* The device has what such a host leaves, with the slots that it wants, of seven eighths of its room, or with the fewest. */
+static spw_status
+plan_beside(spw_plan *p, const plan_input *in, uint64_t room, uint64_t host)
+{
+    const uint64_t wanted[] = {(host + PLAN_USEFUL_BYTES) / 7 * 8, host};
+    spw_status st = SPW_ENOFIT;
+    plan_input own = *in;
+    for (int k = 0; k < 2 && st == SPW_ENOFIT; k++) {
+        own.device_room = room > wanted[k] ? room - wanted[k] : 0;
+        if (own.device_room > 0)
+            st = plan_once(p, &own, NULL);
+    }
+    return st;
+}
+
+/*
+ * A device whose memory is the host's takes as much as is useful. Where there is no room for that, it gathers less; and then checkpoints of
+ * activations leave it, too.
+ */
+static spw_status
+make_plan(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    const uint64_t room = in->process_bytes + in->room_bytes / (in->local_ranks > 1 ? in->local_ranks : 1);
+    spw_error first = {0};
+    spw_status st = plan_once(p, in, &first);
+    if (st == SPW_ENOFIT && p->lack == SPW_LACK_ROOM && in->device_in_host &&
+        in->config->run.device_memory == SPW_AUTO) {
+        plan_input own = *in;
+        uint64_t least;
+        st = plan_beside(p, in, room, p->host_bytes);
+        if (st == SPW_OK)
+            return SPW_OK;
+        own.device_room = 1;
+        (void)plan_once(p, &own, NULL);
+        least = p->lack == SPW_LACK_DEVICE ? p->host_bytes + p->least_bytes : UINT64_MAX;
+        if (least <= room && plan_beside(p, in, room, p->host_bytes) == SPW_OK)
+            return SPW_OK;
+        st = plan_once(p, in, NULL);
+        p->least_bytes = p->least_bytes < least ? p->least_bytes : least;
+    }
+    if (st != SPW_OK && err != NULL)
+        *err = first;
     return st;
 }
 

@@ -16,12 +16,7 @@
  * because during the backward pass only records that have a slot can be read ahead. Within a budget a chunk that stays in
  * host memory saves as much time as a slot does, and writes nothing.
  */
-enum {
-    USEFUL_WEIGHT_SLOTS = 8,
-    USEFUL_RECORD_SLOTS = 8,
-    USEFUL_WEIGHT_BYTES = 64 << 20,
-    USEFUL_RECORD_BYTES = 256 << 20
-};
+enum { USEFUL_WEIGHT_SLOTS = 8, USEFUL_RECORD_SLOTS = 8 };
 
 /* ---------------------------------------------------------------- slots */
 
@@ -280,12 +275,12 @@ plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_wan
     uint32_t count = in->layout->chunk_count;
     bool w_nvme = p->weight_slots > 0, r_nvme = p->record_slots > 0;
     if (c->run.weight_slots == 0 && c->zero.param_buffer_count == 0) {
-        uint64_t by_bytes = USEFUL_WEIGHT_BYTES / largest_weights(in);
+        uint64_t by_bytes = PLAN_USEFUL_WEIGHTS / largest_weights(in);
         w_want = by_bytes > w_want ? (uint32_t)by_bytes : w_want;
         w_want = w_want > count ? count : w_want;
     }
     if (r_nvme && c->run.record_slots == 0 && c->zero.optimizer_buffer_count == 0) {
-        uint64_t by_bytes = USEFUL_RECORD_BYTES / plan_record_room(in, spw__plan_largest_trained(in->layout));
+        uint64_t by_bytes = PLAN_USEFUL_RECORDS / plan_record_room(in, spw__plan_largest_trained(in->layout));
         r_want = by_bytes > r_want ? (uint32_t)by_bytes : r_want;
         r_want = r_want > count ? count : r_want;
     }

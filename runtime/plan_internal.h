@@ -74,6 +74,12 @@ plan_on_nvme(const spw_config *c)
 }
 
 enum { PLAN_GRAD_WINDOWS = 2 }; /* one is filled while the other leaves */
+/* Of slots for weights and for records, with host_memory auto. */
+enum {
+    PLAN_USEFUL_WEIGHTS = 64 << 20,
+    PLAN_USEFUL_RECORDS = 256 << 20,
+    PLAN_USEFUL_BYTES = PLAN_USEFUL_WEIGHTS + PLAN_USEFUL_RECORDS
+};
 
 /* Bytes by tier; padding: what records leave unused at the ends of their pages. */
 typedef struct plan_places {

@@ -204,8 +204,10 @@ explain_device(spw_plan *p, const plan_input *in)
     decide(p, "gathered units", spw_format_bytes(value, sizeof value, p->cache_device), "%s",
            p->cache_device == 0           ? "none: weights are used where they lie"
            : all                          ? "all units fit and stay gathered until they are updated"
-           : p->device_budget == SPW_AUTO ? "three times the largest block: the one in use, the next and the last"
-                                          : "what spillway.device_memory or max_live_parameters leave");
+           : p->device_budget != SPW_AUTO ? "what spillway.device_memory or max_live_parameters leave"
+           : p->cache_device == 3 * in->largest_block_bytes
+               ? "three times the largest block: the one in use, the next and the last"
+               : "what the device has room for, or max_live_parameters leave");
     if (p->single_grad)
         decide(p, "gradients on the device", "one at a time",
                "device memory does not hold a second buffer: each leaves before the next block's is begun");

@@ -56,6 +56,22 @@ test_monotonic(void **state)
     spw_model_destroy(model);
 }
 
+static spw_status
+plan_in_room(const spw_config *c, const spw_model *model, uint64_t room, spw_plan *p, spw_error *err)
+{
+    spw_engine *e = NULL;
+    spw_status st = spw_engine_create(&e,
+                                      &(spw_engine_options){.config = c,
+                                                            .model = model,
+                                                            .plan_only = true,
+                                                            .process_bytes = PLAN_PROCESS_BYTES,
+                                                            .room_bytes = room,
+                                                            .plan_out = p},
+                                      err);
+    spw_engine_destroy(e);
+    return st;
+}
+
 /* What the machine has left bounds every plan: slots of auto shrink into it, and what does not fit is refused. */
 static void
 test_room(void **state)
@@ -67,21 +83,12 @@ test_room(void **state)
     (void)state;
     for (int budget = 0; budget < 2; budget++) {
         for (uint64_t room = 1 << 20; room < 64 << 20; room += 409600) {
-            spw_engine *e = NULL;
             spw_error err = {0};
             spw_status st;
             plan_nvme_config(&c, SPW_STATE_SPLIT);
             if (budget)
                 c.run.host_memory = PLAN_PROCESS_BYTES + (24 << 20);
-            st = spw_engine_create(&e,
-                                   &(spw_engine_options){.config = &c,
-                                                         .model = model,
-                                                         .plan_only = true,
-                                                         .process_bytes = PLAN_PROCESS_BYTES,
-                                                         .room_bytes = room,
-                                                         .plan_out = &p},
-                                   &err);
-            spw_engine_destroy(e);
+            st = plan_in_room(&c, model, room, &p, &err);
             fitting += st == SPW_OK;
             refused += st == SPW_ENOFIT;
             if (st == SPW_OK)
@@ -92,6 +99,38 @@ test_room(void **state)
         }
     }
     assert_true(fitting > 50 && refused > 20);
+    spw_model_destroy(model);
+}
+
+/*
+ * A device whose memory is the host's makes do with what the host leaves: with the memory that is named where nothing fits, and with all above it,
+ * there is a plan, and with little less there is none. A budget of its own stays.
+ */
+static void
+test_room_of_device(void **state)
+{
+    static spw_config c;
+    static spw_plan whole, p;
+    spw_model *model = plan_make_model();
+    spw_error err = {0};
+    uint64_t least;
+    uint32_t smaller = 0;
+    (void)state;
+    plan_nvme_config(&c, SPW_STATE_SPLIT);
+    assert_int_equal(plan_in_room(&c, model, UINT64_MAX, &whole, &err), SPW_OK);
+    assert_int_equal(plan_in_room(&c, model, 1 << 20, &p, &err), SPW_ENOFIT);
+    assert_int_equal(p.lack, SPW_LACK_ROOM);
+    least = p.least_bytes - PLAN_PROCESS_BYTES;
+    assert_true(least < whole.device_bytes);
+    assert_int_equal(plan_in_room(&c, model, least / 16 * 15, &p, &err), SPW_ENOFIT);
+    for (uint64_t room = least; room < least + (16 << 20); room += 65536) {
+        assert_int_equal(plan_in_room(&c, model, room, &p, &err), SPW_OK);
+        assert_true(p.host_bytes + p.device_bytes <= PLAN_PROCESS_BYTES + room);
+        smaller += p.cache_device < whole.cache_device;
+    }
+    assert_true(smaller > 0);
+    c.run.device_memory = whole.device_bytes;
+    assert_int_equal(plan_in_room(&c, model, least, &p, &err), SPW_ENOFIT);
     spw_model_destroy(model);
 }
 
@@ -314,9 +353,10 @@ test_least_budget(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_monotonic),       cmocka_unit_test(test_filling_order), cmocka_unit_test(test_room),
-        cmocka_unit_test(test_activations),     cmocka_unit_test(test_decisions),     cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_single_gradient), cmocka_unit_test(test_least_budget)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_monotonic),   cmocka_unit_test(test_filling_order),
+                                       cmocka_unit_test(test_room),        cmocka_unit_test(test_room_of_device),
+                                       cmocka_unit_test(test_activations), cmocka_unit_test(test_decisions),
+                                       cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_single_gradient),
+                                       cmocka_unit_test(test_least_budget)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }
