@@ -14,6 +14,7 @@
  */
 #include "data_internal.h"
 #include "spw_files.h"
+#include "tokenizer_internal.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -311,12 +312,9 @@ cut(const char *text, uint64_t n)
 {
     uint64_t line = 0;
     for (uint64_t i = n - 1; i > 0; i--) {
-        unsigned char c = (unsigned char)text[i - 1];
-        if (text[i] != '\n')
-            continue;
-        if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'))
+        if (spw__tok_may_cut(text, n, i))
             return i;
-        line = line > 0 ? line : i;
+        line = line == 0 && text[i] == '\n' ? i : line;
     }
     if (line > 0)
         return line;

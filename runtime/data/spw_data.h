@@ -86,8 +86,8 @@ enum { SPW_TOKEN_BEGINS = 1 << 30 };
  *   tokens       (token_max) out   filled when *token_count <= token_max; else the call is made again with more room
  *   token_count  out               how many the text has
  * Errors  its own; the message gets file and position in front. Called by the thread in spw_data_open() only.
- * A text file comes in pieces of at most a MiB, cut before a line's end that follows an ASCII letter or digit where there is
- * one: no pre-tokenizer joins those. A field of a JSON line comes whole; prompt and text in two calls.
+ * A text file comes in pieces of at most a MiB, cut where no pre-tokenizer joins both sides, if there is such a place: before a line's
+ * end that follows a letter or digit, or a space between such and a letter. A field of a JSON line comes whole; prompt and text in two calls.
  */
 typedef spw_status (*spw_data_encode_fn)(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens,
                                          uint64_t token_max, uint64_t *token_count, spw_error *err);

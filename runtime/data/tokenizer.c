@@ -93,6 +93,17 @@ scratch_release(const spw_tokenizer *shared, tok_scratch *s)
 
 /* ---------------------------------------------------------------- open and close */
 
+/* Whether a text that an added token stands in may be cut inside it, whatever follows. */
+static bool
+has_cut(const char *text, uint64_t bytes)
+{
+    for (uint64_t at = 1; at < bytes; at++) {
+        if (spw__tok_may_cut(text, bytes, at) || (at + 1 == bytes && text[at] == ' ' && spw__tok_ends_word(text, at)))
+            return true;
+    }
+    return false;
+}
+
 spw_status
 spw_tokenizer_open(spw_tokenizer **out, const char *path, spw_error *err)
 {
@@ -116,8 +127,8 @@ spw_tokenizer_open(spw_tokenizer **out, const char *path, spw_error *err)
     t->cuts = t->chars ? t->words : t->cuts;
     for (uint32_t i = 0; i < t->added_count; i++) {
         const tok_added *a = &t->added[i];
-        bool across = t->chars ? spw__tok_chars_has_space(a->text, a->bytes) : memchr(a->text, '\n', a->bytes) != NULL;
-        if (a->lstrip || a->rstrip || across)
+        if (a->lstrip || a->rstrip ||
+            (t->chars ? spw__tok_chars_has_space(a->text, a->bytes) : has_cut(a->text, a->bytes)))
             t->cuts = false;
     }
     if (st != SPW_OK)
@@ -266,16 +277,8 @@ spw_tokens_free(spw_tokens *tokens)
 uint64_t
 spw_tokenizer_cut(const spw_tokenizer *t, const char *text, uint64_t bytes, uint64_t from)
 {
-    if (!t->cuts || from >= bytes)
-        return bytes;
-    for (uint64_t at = from > 0 ? from : 1; at < bytes; at++) {
-        const char *found = memchr(text + at, t->chars ? ' ' : '\n', bytes - at); /* what a word begins with */
-        char c;
-        if (found == NULL)
-            break;
-        at = (uint64_t)(found - text);
-        c = text[at - 1];
-        if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'))
+    for (uint64_t at = from > 0 ? from : 1; t->cuts && at < bytes; at++) {
+        if (t->chars ? text[at] == ' ' && spw__tok_ends_word(text, at) : spw__tok_may_cut(text, bytes, at))
             return at;
     }
     return bytes;

@@ -1,6 +1,7 @@
 /*
  * Cutting text into pieces before merging: stretches of UTF-8 go through the tokenizer's patterns one after the other, each
- * on the pieces of the one before; a stretch of other bytes is one piece.
+ * on the pieces of the one before; a stretch of other bytes is one piece. And where none of them would have joined what stands on both sides,
+ * so that a long text may be cut there before.
  *
  * The patterns are written for Oniguruma (Ruby's syntax), PCRE2 runs them. Both agree on a subset, which is all that the
  * tokenizers we know of use; a pattern is checked against it and what lies outside is refused, not guessed. White space
@@ -317,4 +318,35 @@ spw__tok_split(const tok_run *r, const char *text, uint64_t bytes)
         bytes -= other;
     }
     return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- cutting text in two */
+
+/* The bytes of a character that begins with this one, where all that do are letters: ASCII's, Cyrillic, ideographs, Hangul. 0: of others. */
+static uint32_t
+letter_bytes(char first)
+{
+    unsigned char c = (unsigned char)first;
+    if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))
+        return 1;
+    if (c == 0xd0 || c == 0xd1)
+        return 2;
+    return (c >= 0xe5 && c <= 0xe9) || c == 0xeb || c == 0xec ? 3 : 0;
+}
+
+bool
+spw__tok_ends_word(const char *text, uint64_t at)
+{
+    uint64_t n = 1;
+    while (n < 3 && n < at && ((unsigned char)text[at - n] & 0xc0) == 0x80)
+        n++;
+    return letter_bytes(text[at - n]) == n || (n == 1 && text[at - 1] >= '0' && text[at - 1] <= '9');
+}
+
+bool
+spw__tok_may_cut(const char *text, uint64_t bytes, uint64_t at)
+{
+    bool line = text[at] == '\n' || text[at] == '\r';
+    bool space = text[at] == ' ' && at + 1 < bytes && letter_bytes(text[at + 1]) > 0;
+    return (line || space) && spw__tok_ends_word(text, at);
 }
