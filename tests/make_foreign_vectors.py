@@ -381,6 +381,10 @@ def make_fsdp():
     half = [torch.ones(2, 2, dtype=torch.bfloat16) for _ in range(3)]  # all in 16 bits, as a model that was loaded so is trained
     torch.distributed.checkpoint.save({"model": {"w": half[0]}, "optimizer": {"state": {"w": {
         "step": torch.tensor(1.0), "exp_avg": half[1], "exp_avg_sq": half[2]}}}}, checkpoint_id=into / "half", no_dist=True)
+    weights = lambda x: {"w": torch.full((2, 2), x)}  # and averages of them, whose names come first
+    state = {"state": {"w": {"step": torch.tensor(1.0), "exp_avg": torch.ones(2, 2), "exp_avg_sq": torch.ones(2, 2)}}}
+    for name, kinds in (("averages", ("ema", "model")), ("twice", ("a", "b"))):
+        torch.distributed.checkpoint.save({**{k: weights(float(i)) for i, k in enumerate(kinds)}, "optimizer": state}, checkpoint_id=into / name, no_dist=True)
     with open(into / "flat/.metadata", "rb") as f:
         metadata = pickle.load(f)
     for folder, wanted in (("pytorch_model_fsdp_0", lambda k: k.startswith("model.")),

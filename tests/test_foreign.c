@@ -1113,6 +1113,8 @@ test_fsdp_refused(void **state)
     copy_checkpoint(&checkpoints[FSDP], dir);
     replace(metadata, "state_dict_metadata", "state_dict_metadatb", 19, false);
     opens_not(dir, SPW_ECORRUPT, "it describes no tensors");
+    opens_not(VECTORS "fsdp/twice", SPW_EUNSUPPORTED,
+              "there are weights twice, as a.w and b.w; which are trained is not known");
     resumes_not(VECTORS "fsdp/half", SPW_EUNSUPPORTED, "state.w.exp_avg is BF16; moments in fp32 are read");
     tiny_dir_remove(dir);
 }
@@ -1168,6 +1170,24 @@ test_full_refused(void **state)
     }
     free(text);
     tiny_dir_remove(dir);
+}
+
+/* Averages of the weights (0) lie beside the weights (1), by names that come first: they are not taken for what is trained. */
+static void
+test_averages(void **state)
+{
+    spw_hf_reader *weights;
+    spw_foreign *d;
+    float w[4];
+    (void)state;
+    need(spw_foreign_open(&d, VECTORS "fsdp/averages", &err));
+    need(spw_foreign_weights(d, &weights, &err));
+    assert_int_equal(spw_hf_reader_count(weights), 1);
+    need(spw_hf_read(weights, 0, 0, w, sizeof w, &err));
+    for (int i = 0; i < 4; i++)
+        assert_true(w[i] == 1);
+    spw_hf_reader_close(weights);
+    spw_foreign_close(d);
 }
 
 /* Parameters count their updates each for itself: the most is what a schedule goes by, and that others have made fewer is told. */
@@ -1263,7 +1283,7 @@ main(void)
         cmocka_unit_test(test_compare),       cmocka_unit_test(test_faults),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_fsdp_refused),  cmocka_unit_test(test_full_refused),
-        cmocka_unit_test(test_uneven),
+        cmocka_unit_test(test_uneven),        cmocka_unit_test(test_averages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -400,7 +400,57 @@ find_trained(reading *r, const char *name, size_t bytes)
     return NULL;
 }
 
-/* What stands before the names of weights; and those of them that the optimizer has nothing of were frozen. */
+/* Do all trained parameters have weights by their names behind the first `before` bytes of a key? */
+static bool
+all_behind(const reading *r, const char *key, size_t before)
+{
+    char name[SPW__FOREIGN_PATH_BYTES];
+    for (uint32_t k = 0; k < r->d->trained_count; k++) {
+        const entry *e;
+        snprintf(name, sizeof name, "%.*s%s", (int)before, key, r->d->params[k].info.name);
+        e = bsearch(&(entry){.key = name}, r->entries, r->entry_count, sizeof *e, by_key);
+        if (e == NULL || !is_tensor(e))
+            return false;
+    }
+    return true;
+}
+
+/*
+ * What stands before the names of weights: the first `before` bytes of a key. Averages of them, say, may be there by the same names, which are never behind
+ * "model." or nothing.
+ */
+static spw_status
+find_prefix(const reading *r, const char **prefix, size_t *before)
+{
+    enum { SOME = 1, ALL, USUAL };
+    const char *name = r->d->params[0].info.name, *other = NULL;
+    size_t n, m = strlen(name);
+    int best = 0;
+    for (uint64_t i = 0; i < r->entry_count && r->d->trained_count > 0; i++) {
+        const char *key = r->entries[i].key;
+        int found = SOME; /* which will be told to miss one */
+        if (optimizer_name(key) != NULL || !is_tensor(&r->entries[i]) || strlen(key) < m)
+            continue;
+        n = strlen(key) - m;
+        if (strcmp(key + n, name) != 0)
+            continue;
+        if (all_behind(r, key, n))
+            found = n == 0 || (n >= 6 && memcmp(key + n - 6, "model.", 6) == 0) ? USUAL : ALL;
+        other = found == best ? key : found > best ? NULL : other;
+        *prefix = found > best ? key : *prefix;
+        *before = found > best ? n : *before;
+        best = found > best ? found : best;
+    }
+    if (best == 0)
+        return damaged(r, METADATA, "there is no optimizer's state whose parameter's weights are there too");
+    return best == SOME || other == NULL
+               ? SPW_OK
+               : SPW_RAISE(r->err, SPW_EUNSUPPORTED,
+                           "%s: there are weights twice, as %s and %s; which are trained is not known", r->d->folder,
+                           *prefix, other);
+}
+
+/* Weights; those that the optimizer has nothing of were frozen. */
 static spw_status
 add_weights(reading *r)
 {
@@ -408,16 +458,7 @@ add_weights(reading *r)
     const char *prefix = NULL;
     size_t before = 0;
     d->trained_count = d->param_count;
-    for (uint64_t i = 0; i < r->entry_count && prefix == NULL && d->param_count > 0; i++) {
-        const char *key = r->entries[i].key, *name = d->params[0].info.name;
-        size_t n = strlen(key), m = strlen(name);
-        if (optimizer_name(key) != NULL || !is_tensor(&r->entries[i]) || n < m || strcmp(key + n - m, name) != 0)
-            continue;
-        prefix = key;
-        before = n - m;
-    }
-    if (prefix == NULL)
-        return damaged(r, METADATA, "there is no optimizer's state whose parameter's weights are there too");
+    SPW_TRY(find_prefix(r, &prefix, &before));
     for (uint64_t i = 0; i < r->entry_count; i++) {
         const entry *e = &r->entries[i];
         spw__foreign_param *p;
