@@ -335,21 +335,25 @@ test_file(void **state)
 static void
 test_forms(void **state)
 {
-    static const char *const same[] = {"{\"system\":\"s\",\"conversations\":[{\"from\":\"human\",\"value\":\"Hi "
-                                       "you\"},{\"from\":\"gpt\",\"value\":\"yes\"}],\"tools\":[]}",
-                                       "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\","
-                                       "\"content\":\"Hi you\",\"reasoning_content\":\"\"},{\"role\":\"assistant\","
-                                       "\"content\":\"yes\",\"tool_calls\":null}],\"system\":\"s\",\"tools\":null}",
-                                       "{\"conversations\":[{\"from\":\"system\",\"value\":\"s\"},{\"from\":\"human\","
-                                       "\"value\":\"Hi you\"},{\"from\":\"gpt\",\"value\":\"yes\"}]}",
-                                       "{\"messages\":[{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":"
-                                       "\"s\"}]},{\"role\":\"user\",\"content\":[{\"type\":"
-                                       "\"text\",\"text\":\"Hi\"},{\"type\":\"text\",\"text\":\" "
-                                       "you\"}]},{\"role\":\"assistant\",\"content\":[{\"type\":\"text\","
-                                       "\"text\":\"yes\"}]}]}",
-                                       "{\"conversations\":0,\"messages\":[{\"role\":\"system\",\"content\":\"s\","
-                                       "\"weight\":0},{\"role\":\"user\",\"content\":\"Hi you\"},"
-                                       "{\"role\":\"assistant\",\"content\":\"yes\",\"weight\":1}]}"};
+    static const char *const same[] = {
+        "{\"system\":\"s\",\"conversations\":[{\"from\":\"human\",\"value\":\"Hi "
+        "you\"},{\"from\":\"gpt\",\"value\":\"yes\"}],\"tools\":[]}",
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\","
+        "\"content\":\"Hi you\",\"reasoning_content\":\"\"},{\"role\":\"assistant\","
+        "\"content\":\"yes\",\"tool_calls\":null}],\"system\":\"s\",\"tools\":null}",
+        "{\"conversations\":[{\"from\":\"system\",\"value\":\"s\"},{\"from\":\"human\","
+        "\"value\":\"Hi you\"},{\"from\":\"gpt\",\"value\":\"yes\"}]}",
+        "{\"messages\":[{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":"
+        "\"s\"}]},{\"role\":\"user\",\"content\":[{\"type\":"
+        "\"text\",\"text\":\"Hi\"},{\"type\":\"text\",\"text\":\" "
+        "you\"}]},{\"role\":\"assistant\",\"content\":[{\"type\":\"text\","
+        "\"text\":\"yes\"}]}]}",
+        "{\"messages\":null,\"text\":null,\"conversations\":[{\"role\":null,"
+        "\"from\":\"system\",\"value\":\"s\"},{\"from\":\"human\",\"content\":null,\"value\":"
+        "\"Hi you\",\"thinking\":false},{\"from\":\"gpt\",\"value\":\"yes\",\"weight\":null}]}",
+        "{\"conversations\":0,\"messages\":[{\"role\":\"system\",\"content\":\"s\","
+        "\"weight\":0},{\"role\":\"user\",\"content\":\"Hi you\"},"
+        "{\"role\":\"assistant\",\"content\":\"yes\",\"weight\":1}]}"};
     spw_tokenizer *t = open_spelled("mistral", "[]");
     (void)state;
     for (int k = 0; k < 2; k++) {
@@ -405,6 +409,11 @@ test_refused(void **state)
         {"zephyr", TALK("{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{}]}"), "message 1", "tool_calls"},
         {"zephyr", TALK("{\"role\":\"assistant\",\"content\":\"x\",\"reasoning_content\":\"hm\"}"), "message 1",
          "reasoning_content"},
+        {"zephyr", TALK(SAYS("user", "x") ",{\"role\":\"assistant\",\"content\":\"x\",\"thinking\":\"hm\"}"),
+         "message 2", "thinking"},
+        {"zephyr", TALK("{\"role\":\"assistant\",\"content\":null,\"function_call\":{\"name\":\"f\"}}"), "message 1",
+         "function_call"},
+        {"zephyr", "{\"functions\":[{\"name\":\"f\"}]," TALKS(SAYS("user", "x")) "}", "\"functions\" is not empty", ""},
         {"zephyr", "{\"system\":\"s\"," TALKS(SAYS("system", "other") "," SAYS("user", "x")) "}", "message 1",
          "another text than the line's \"system\""},
         {"zephyr", "{\"system\":5," TALKS(SAYS("user", "x")) "}", "\"system\" is not text", ""},

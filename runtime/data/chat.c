@@ -117,6 +117,14 @@ typedef struct message {
     bool loss;
 } message;
 
+/* NULL, too, where it is null: rows of several sources have each other's columns so. */
+static const json_t *
+member(const json_t *object, const char *name)
+{
+    const json_t *v = json_object_get(object, name);
+    return json_is_null(v) ? NULL : v;
+}
+
 static spw_status
 read_role(chat_role *out, const json_t *v, spw_error *err)
 {
@@ -164,7 +172,7 @@ static spw_status
 read_weight(bool *loss, const json_t *weight, spw_error *err)
 {
     double w = json_number_value(weight);
-    if (weight == NULL || json_is_null(weight))
+    if (weight == NULL)
         return SPW_OK;
     if (!json_is_number(weight) || (w != 0 && w != 1))
         return SPW_RAISE(err, SPW_ECORRUPT, "its \"weight\" is not 0 or 1");
@@ -172,27 +180,27 @@ read_weight(bool *loss, const json_t *weight, spw_error *err)
     return SPW_OK;
 }
 
-/* Whether a member says nothing: missing, null, or empty. */
+/* Whether a member says nothing: missing, false, or empty. */
 static bool
 says_nothing(const json_t *v)
 {
-    return v == NULL || json_is_null(v) || (json_is_string(v) && json_string_length(v) == 0) ||
+    return v == NULL || json_is_false(v) || (json_is_string(v) && json_string_length(v) == 0) ||
            (json_is_array(v) && json_array_size(v) == 0) || (json_is_object(v) && json_object_size(v) == 0);
 }
 
 static spw_status
 read_message(spw_chat *c, message *m, const json_t *v, spw_error *err)
 {
-    static const char *const unsaid[] = {"tool_calls", "reasoning_content"};
-    const json_t *role = json_object_get(v, "role"), *content = json_object_get(v, "content");
-    SPW_TRY(read_role(&m->role, role != NULL ? role : json_object_get(v, "from"), err));
+    static const char *const unsaid[] = {"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"};
+    const json_t *role = member(v, "role"), *content = member(v, "content");
+    SPW_TRY(read_role(&m->role, role != NULL ? role : member(v, "from"), err));
     for (size_t i = 0; i < sizeof unsaid / sizeof unsaid[0]; i++) {
-        if (!says_nothing(json_object_get(v, unsaid[i])))
+        if (!says_nothing(member(v, unsaid[i])))
             return SPW_RAISE(err, SPW_ECORRUPT, "it has %s, which no layout here can say", unsaid[i]);
     }
     m->loss = m->role == CHAT_ASSISTANT;
-    SPW_TRY(read_weight(&m->loss, json_object_get(v, "weight"), err));
-    content = content != NULL ? content : json_object_get(v, "value");
+    SPW_TRY(read_weight(&m->loss, member(v, "weight"), err));
+    content = content != NULL ? content : member(v, "value");
     if (json_is_array(content))
         return join_parts(c, m, content, err);
     if (!json_is_string(content))
@@ -412,17 +420,21 @@ spw_chat_is_in(const spw_data_line *line, const char *field)
 {
     const json_t *object = (const json_t *)line;
     return field != NULL && field[0] != '\0'
-               ? json_object_get(object, field) != NULL
-               : json_object_get(object, "messages") != NULL || json_object_get(object, "conversations") != NULL;
+               ? member(object, field) != NULL
+               : member(object, "messages") != NULL || member(object, "conversations") != NULL;
 }
 
 /* What a line says besides its messages: *system is NULL where it has no text of the system's. */
 static spw_status
 read_line(const json_t **system, const json_t *line, spw_error *err)
 {
-    *system = json_object_get(line, "system");
-    if (!says_nothing(json_object_get(line, "tools")))
-        return SPW_RAISE(err, SPW_ECORRUPT, "field \"tools\" is not empty, and no layout here can say tools");
+    static const char *const unsaid[] = {"tools", "functions"};
+    *system = member(line, "system");
+    for (size_t i = 0; i < sizeof unsaid / sizeof unsaid[0]; i++) {
+        if (!says_nothing(member(line, unsaid[i])))
+            return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not empty, and no layout here can say tools",
+                             unsaid[i]);
+    }
     if (says_nothing(*system))
         *system = NULL;
     return *system == NULL || json_is_string(*system) ? SPW_OK
@@ -437,7 +449,7 @@ spw_chat_encode(spw_chat *c, const spw_data_line *line, const char *field, spw_t
     spw_status st;
     SPW_TRY(read_line(&system, (const json_t *)line, err));
     if (field == NULL || field[0] == '\0')
-        field = json_object_get((const json_t *)line, "messages") != NULL ? "messages" : "conversations";
+        field = member((const json_t *)line, "messages") != NULL ? "messages" : "conversations";
     list = json_object_get((const json_t *)line, field);
     if (json_array_size(list) == 0)
         return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not a list of messages", field);

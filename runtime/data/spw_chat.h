@@ -49,11 +49,11 @@ int32_t spw_chat_end_of_turn(const spw_chat *c); /* the special token that ends 
  *
  * A message has "role" and "content", or "from" and "value". Roles are system, user (human), assistant (gpt) and, where the layout
  * has it, tool. Content is text, or a list of {"type": "text", "text": TEXT}. "weight": 0 takes an assistant's turn out of the targets.
- * A "system" of the line, beside the list, is the first turn; the first message may say the same.
+ * A "system" of the line, beside the list, is the first turn; the first message may say the same. A member that is null is not there.
  *
  * Errors  SPW_ECORRUPT naming message and member: no list, an empty one, unknown roles, turns that the layout cannot say,
- *         content that is no text, tool_calls, reasoning_content; tools of the line; a system's message with another
- *         text than the line's. SPW_ENOMEM. What was appended until then stays.
+ *         content that is no text, tool_calls, function_call, reasoning_content, reasoning, thinking; tools or functions of the line; a
+ *         system's message with another text than the line's. SPW_ENOMEM. What was appended until then stays.
  * Threads one at a time for each c.
  */
 spw_status spw_chat_encode(spw_chat *c, const spw_data_line *line, const char *field, spw_tokens *tokens,
