@@ -64,6 +64,8 @@ char *spw__manifest_text(const spw_manifest *m);
 spw_status spw__manifest_config(const spw_manifest *m, const char *file, spw_config *config, spw_error *err);
 /* The number of a folder step-<n> with a manifest in it; false for every other name. */
 bool spw__checkpoint_step(const char *dir, const char *name, uint64_t *step_out);
+/* SPW_ESYS (EEXIST) where something else has the name of a checkpoint that is to be saved, for that would go with it. */
+spw_status spw__checkpoint_check_name(const char *final, spw_error *err);
 
 /*
  * spw__checkpoint_place - moves a finished folder to its name, in one step where the file system can exchange names.

@@ -12,18 +12,56 @@
 
 enum { PATH_BYTES = SPW_PATH_BYTES + 300 };
 
-bool
-spw__checkpoint_step(const char *dir, const char *name, uint64_t *step_out)
+/* Whether this is what a checkpoint of some step is called. */
+static bool
+is_numbered(const char *name, uint64_t *step_out)
 {
-    char manifest[PATH_BYTES], again[32];
+    char again[32], rest;
     unsigned long long n;
-    char rest;
     if (sscanf(name, "step-%llu%c", &n, &rest) != 1)
         return false;
     snprintf(again, sizeof again, "step-%llu", n);
-    snprintf(manifest, sizeof manifest, "%.1000s/%.200s/" SPW_MANIFEST_FILE, dir, name);
     *step_out = n;
-    return strcmp(again, name) == 0 && spw__manifest_there(manifest); /* not step-007: it is looked up by number */
+    return strcmp(again, name) == 0; /* not step-007: it is looked up by number */
+}
+
+bool
+spw__checkpoint_step(const char *dir, const char *name, uint64_t *step_out)
+{
+    char manifest[PATH_BYTES];
+    snprintf(manifest, sizeof manifest, "%.1000s/%.200s/" SPW_MANIFEST_FILE, dir, name);
+    return is_numbered(name, step_out) && spw__manifest_there(manifest);
+}
+
+spw_status
+spw__checkpoint_check_name(const char *final, spw_error *err)
+{
+    char manifest[PATH_BYTES];
+    snprintf(manifest, sizeof manifest, "%.1200s/" SPW_MANIFEST_FILE, final);
+    if (access(final, F_OK) != 0 || spw__manifest_there(manifest))
+        return SPW_OK;
+    return SPW_RAISE_SYS(err, EEXIST,
+                         "%s would be replaced, and is no checkpoint of this program: move it away, or save to another "
+                         "folder (spillway.checkpoint_dir)",
+                         final);
+}
+
+spw_status
+spw_checkpoint_check_names(const char *dir, uint64_t after, uint64_t last, spw_error *err)
+{
+    DIR *folder = opendir(dir);
+    const struct dirent *entry;
+    spw_status st = SPW_OK;
+    while (folder != NULL && st == SPW_OK && (entry = readdir(folder)) != NULL) {
+        char path[PATH_BYTES];
+        uint64_t n;
+        snprintf(path, sizeof path, "%.1000s/%.200s", dir, entry->d_name);
+        if (is_numbered(entry->d_name, &n) && n > after && n <= last)
+            st = spw__checkpoint_check_name(path, err);
+    }
+    if (folder != NULL)
+        closedir(folder);
+    return st;
 }
 
 /* Takes a folder's name away: old, of PATH_BYTES, is what it is called then. */

@@ -448,6 +448,7 @@ prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest");
     if (spw__engine_rank(job->e) > 0)
         return SPW_OK; /* folder and files are the first rank's */
+    SPW_TRY(spw__checkpoint_check_name(job->final, err));
     SPW_TRY(spw_dir_make(job->dir, err));
     if (access(job->partial, F_OK) == 0)
         SPW_TRY(spw_dir_remove(job->partial, err)); /* a save that was killed */

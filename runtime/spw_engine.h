@@ -273,12 +273,15 @@ spw_status spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_er
  * With spillway.keep_last, what is then one too many is removed; a removal that fails is a warning in the log. With
  * spillway.checkpoint_links, a model that is all frozen is a hard link to the file of the save or load before, if nothing of
  * it was edited since.
- * Errors  SPW_ENOSPC with needed and free bytes, SPW_ESYS; the checkpoints before it are as they were.
+ * Errors  SPW_ENOSPC with needed and free bytes, SPW_ESYS, of which EEXIST where something else than a checkpoint has the name; the checkpoints
+ *         before it are as they were.
  */
 spw_status spw_checkpoint_save(spw_engine *engine, const spw_config *config, const char *dir,
                                const spw_checkpoint_state *state, char *path_out, spw_error *err);
 /* path: a checkpoint or the folder of checkpoints (the newest complete one). Fills found (SPW_PATH_BYTES). SPW_EINVAL as begin. */
 spw_status spw_checkpoint_find(const char *path, char *found, spw_error *err);
+/* Whether steps above `after` up to last can be saved to dir: SPW_ESYS (EEXIST) naming what has the name of one of them and is no checkpoint. */
+spw_status spw_checkpoint_check_names(const char *dir, uint64_t after, uint64_t last, spw_error *err);
 /*
  * spw_checkpoint_verify - compares a checkpoint's files with the digests in its manifest: model, adapters if there
  * are any, and the optimizer's if asked for. Reads all of them once. Those of an earlier version pass, with a warning in the log.

@@ -56,6 +56,16 @@ else
     skip "a removal that fails is a warning" "nothing is read-only for root here"
 fi
 
+# What another program calls step-<n> is not replaced, and that is said before the first step.
+mkdir -p "$dir/others/step-4" "$dir/others/step-2"
+echo weights >"$dir/others/step-4/model.pt"
+cp -r "$dir/a/step-3" "$dir/others/"
+expect 1 "others/step-4 would be replaced, and is no checkpoint of this program" "somebody else's folder of a step to come" --resume "$dir/others" --set spillway.checkpoint_dir="$dir/others"
+check "stays" test "$(cat "$dir/others/step-4/model.pt")" = weights
+mv "$dir/others/step-4" "$dir/others/4"
+check "of steps that are done it is in nobody's way" train --resume "$dir/others" --set spillway.checkpoint_dir="$dir/others" --set spillway.keep_last=1
+check "all but checkpoints stays" test "$(ls "$dir/others" | xargs)" = "4 step-2 step-6"
+
 # What differs and matters is refused, by name and with both values, all of it at once.
 r() { expect 2 "$2" "$1 is named" --resume "$dir/a/step-3" --set spillway.checkpoint_dir= "${@:3}"; }
 r "another learning rate" "  optimizer.params.lr: 0.002 in the checkpoint, 0.001 now" --set optimizer.params.lr=0.001
