@@ -234,7 +234,6 @@ check_start(const config_reader *r)
                          "pytorch_model.bin, or shards with their index (save_pretrained of transformers writes them); "
                          "spillway.start random draws new ones",
                          r->name, c->model_path, file);
-    spw_log(SPW_LOG_NOTE, "%s: model.path %s has no weights: they are drawn by spillway.seed", r->name, c->model_path);
     return SPW_OK;
 }
 

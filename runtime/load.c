@@ -139,5 +139,7 @@ spw_engine_start(spw_engine *e, bool *loaded_out, spw_error *err)
         return spw_engine_load_weights(e, folder, err);
     if (strcmp(c->run.start, "weights") == 0)
         return SPW_RAISE(err, SPW_ECONFIG, "spillway.start weights needs a folder in model.path");
+    if (spw__engine_rank(e) == 0 && c->model_path[0] != '\0' && strcmp(c->run.start, "random") != 0)
+        spw_log(SPW_LOG_NOTE, "model.path %s has no weights: they are drawn by spillway.seed", c->model_path);
     return spw_engine_init_params(e, c->run.seed, err);
 }

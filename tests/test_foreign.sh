@@ -151,6 +151,15 @@ for f in fsdp/trainer fsdp/full deepspeed/stage3; do
     check "$f is gone on from" run train "$c" --set model="$path" --resume "$it" --resume-anyway --set 'spillway.freeze=["*.0.mlp.up_proj.weight"]' --set spillway.checkpoint_dir= --set spillway.run_log=
 done
 
+# That weights are drawn is said by who draws them.
+mkdir "$dir/bare"
+cp "$dir/start/config.json" "$dir/bare/"
+bare="{\"path\":\"$dir/bare\"}"
+check "a folder without weights" run train "$c" --set model="$bare" --set spillway.steps=1 --set spillway.checkpoint_dir="$dir/drawn" --set spillway.run_log=
+check "is said to be one" said "model.path $dir/bare has no weights: they are drawn by spillway.seed"
+check "gone on with" run train "$c" --set model="$bare" --set spillway.steps=2 --resume "$dir/drawn" --set spillway.checkpoint_dir="$dir/drawn" --set spillway.run_log=
+check "it is not" test -z "$(grep drawn.by "$dir/err")"
+
 # A Trainer's folder of checkpoints, and a checkpoint of its own optimizer's: what to give instead is said.
 mkdir "$dir/out-dir" && mkdir "$dir/out-dir/checkpoint-9" "$dir/out-dir/checkpoint-x"
 expect 1 "$dir/out-dir/checkpoint-9 is a checkpoint without the state of DeepSpeed or FSDP" "the newest of a Trainer's" train "$c" --resume "$dir/out-dir"
