@@ -328,7 +328,7 @@ const key_row spw__config_rows[] = {
             "folder}"),
     SECTION("data", "what is trained on"),
     {"data.path", NULL, K_PATHS, C_BUILT, AT(data.path), 0, 0, 0, NULL,
-     "files, else globs, or the PREFIX of Megatron's .bin and .idx: every sequence once an epoch", NULL},
+     "files, else globs (without **), or the PREFIX of Megatron's .bin and .idx: every sequence once an epoch", NULL},
     {"data.sources", NULL, K_PATHS, C_BUILT, AT(data.sources), 0, 0, 0, NULL,
      "instead of path: list of paths or {path, weight}; sequences are drawn by weight (1), from each in epochs of its "
      "own",

@@ -260,6 +260,19 @@ test_settings_for_lines(void **state)
     spw_data_close(dataset_open(&o));
 }
 
+/* A glob for folders of any depth would leave files out without a word. */
+static void
+test_refused_depth(void **state)
+{
+    spw_data_options o = dataset_options("**/x.txt");
+    (void)state;
+    dataset_write_windows("x.txt", 100, 0);
+    dataset_refuse(&o, SPW_EINVAL, "**/x.txt", "** does not stand for folders of any depth", NULL);
+    dataset_write_windows("x**y.txt", 100, 0);
+    o = dataset_options("x**y.txt");
+    spw_data_close(dataset_open(&o));
+}
+
 /* Binary files are named, whatever they are called; bytes of them are tokens on request. */
 static void
 test_refused_binary(void **state)
@@ -311,6 +324,7 @@ main(void)
         IN_DIR(test_json),
         IN_DIR(test_settings_for_lines),
         IN_DIR(test_refused_binary),
+        IN_DIR(test_refused_depth),
     };
     return cmocka_run_group_tests_name("data_refused", tests, NULL, NULL);
 }

@@ -120,6 +120,12 @@ add_pattern(spw_data *d, const char *pattern, const spw_data_options *o, spw_err
     int rc;
     if (stat(pattern, &info) == 0)
         return add_file(d, pattern, o, err);
+    if (strstr(pattern, "**") != NULL) /* which glob() takes for one folder, and leaves the files of other depths out */
+        return SPW_RAISE(
+            err, SPW_EINVAL,
+            "data.path: %s: ** does not stand for folders of any depth here: a list names each depth, as in "
+            "[\"corpus/*.txt\", \"corpus/*/*.txt\"]",
+            pattern);
     rc = glob(pattern, GLOB_ERR, NULL, &found);
     if (rc == GLOB_NOMATCH) { /* PREFIX of a Megatron dataset? */
         char *index = spw_mem_zalloc(strlen(pattern) + 5);
