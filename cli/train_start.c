@@ -145,7 +145,7 @@ tell_of_trainer(const char *folder, spw_error *err)
     if (inside && spw_foreign_find(newest, unused, sizeof unused))
         (void)SPW_RAISE(err, SPW_ENOENT, "%s is a folder of checkpoints, of which --resume %s is the newest", folder,
                         newest);
-    else if (inside || spw_dir_has(folder, "optimizer.pt"))
+    else if (inside || spw_dir_has(folder, "optimizer.pt") || spw_dir_has(folder, "optimizer.bin"))
         (void)SPW_RAISE(err, SPW_ENOENT,
                         "%s is a checkpoint without the state of DeepSpeed or FSDP, and an optimizer's state is read "
                         "from no other file of a Trainer's: model.path %s, without --resume, starts from its weights",

@@ -166,6 +166,7 @@ expect 1 "$dir/out-dir/checkpoint-9 is a checkpoint without the state of DeepSpe
 check "and what starts from it" said "model.path $dir/out-dir/checkpoint-9, without --resume, starts from its weights"
 touch "$dir/out-dir/checkpoint-9/optimizer.pt"
 expect 1 "$dir/out-dir/checkpoint-9 is a checkpoint without" "the same of the checkpoint" train "$c" --resume "$dir/out-dir/checkpoint-9"
+expect 1 "$dir/sgd is a checkpoint without the state of DeepSpeed or FSDP" "and of accelerate's" train "$c" --resume "$dir/sgd"
 cp -r tests/vectors/fsdp/trainer "$dir/out-dir/checkpoint-10"
 expect 1 "$dir/out-dir is a folder of checkpoints, of which --resume $dir/out-dir/checkpoint-10 is the newest" "one that can be gone on from" train "$c" --resume "$dir/out-dir"
 
