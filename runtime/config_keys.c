@@ -353,8 +353,8 @@ const key_row spw__config_rows[] = {
          "separate: and attention and positions begin anew with each; whole, which data.chat makes the default: and "
          "windows cut none that fits, padded without loss"),
     BOOL("data.begin_of_text", NULL, data.begin_of_text, "true",
-         "documents of text begin with the token that the tokenizer puts before a text, as models of Llama, Gemma and "
-         "Mistral expect it; those whose tokenizer has none do without"),
+         "documents of text begin with the token that the tokenizer puts before a text, as models of Llama, Gemma, "
+         "Mistral and DeepSeek expect it; those whose tokenizer has none do without"),
     PATH("data.cache_dir", data.cache_dir, "\"\"",
          "folder for tokens of JSON lines, made once; empty: spillway/tokens below $XDG_CACHE_HOME or ~/.cache"),
     PATH("data.tokenizer", data.tokenizer, "\"auto\"",

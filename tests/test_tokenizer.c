@@ -781,6 +781,45 @@ test_lookup(void **state)
     tiny_dir_remove(dir);
 }
 
+/* What comes before a text: by tokenizer.json, but of classes that transformers itself gives one, by tokenizer_config.json. */
+static void
+test_begin(void **state)
+{
+    static const struct {
+        const char *tokenizer, *config;
+        int32_t begin;
+    } cases[] = {
+        {"llama3", "{\"tokenizer_class\": \"LlamaTokenizerFast\", \"bos_token\": \"<|begin_of_text|>\"}", 1104},
+        {"llama3",
+         "{\"tokenizer_class\": \"LlamaTokenizerFast\", \"bos_token\": \"<|begin_of_text|>\", \"add_bos_token\": "
+         "false}",
+         -1},
+        {"llama3", "{\"tokenizer_class\": \"PreTrainedTokenizerFast\", \"add_bos_token\": false}", 1104},
+        {"mixed",
+         "{\"tokenizer_class\": \"LlamaTokenizerFast\", \"bos_token\": {\"content\": \"<pad>\"}, \"add_bos_token\": "
+         "true}",
+         902},
+        {"mixed", "{\"tokenizer_class\": \"GemmaTokenizer\", \"bos_token\": \"<pad>\", \"add_bos_token\": true}", 902},
+        {"mixed", "{\"tokenizer_class\": \"LlamaTokenizers\", \"bos_token\": \"<pad>\", \"add_bos_token\": true}", -1},
+        {"mixed", "{\"tokenizer_class\": \"LlamaTokenizer\", \"bos_token\": null, \"add_bos_token\": true}", -1},
+    };
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *root = load_named(cases[i].tokenizer);
+        spw_tokenizer *t;
+        write_json(dir, "tokenizer.json", root);
+        write_text(dir, "tokenizer_config.json", cases[i].config);
+        json_decref(root);
+        assert_int_equal(spw_tokenizer_open(&t, dir, NULL), SPW_OK);
+        if (spw_tokenizer_begin(t) != cases[i].begin)
+            fail_msg("%s: %d", cases[i].config, spw_tokenizer_begin(t));
+        spw_tokenizer_close(t);
+    }
+    tiny_dir_remove(dir);
+}
+
 static spw_status
 open_data(spw_data **out, const char *dir, const spw_tokenizer *t, uint64_t seq_length, spw_error *err)
 {
@@ -958,14 +997,23 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vectors),       cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_cut),           cmocka_unit_test(test_long_pieces),
-        cmocka_unit_test(test_nfc),           cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_characters),    cmocka_unit_test(test_strips),
-        cmocka_unit_test(test_files),         cmocka_unit_test(test_pair),
-        cmocka_unit_test(test_lookup),        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_threads),       cmocka_unit_test(test_hopeless_pattern),
-        cmocka_unit_test(test_training_data), cmocka_unit_test(test_long_training_data),
+        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_begin),
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_long_pieces),
+        cmocka_unit_test(test_nfc),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_characters),
+        cmocka_unit_test(test_strips),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_pair),
+        cmocka_unit_test(test_lookup),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_hopeless_pattern),
+        cmocka_unit_test(test_training_data),
+        cmocka_unit_test(test_long_training_data),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

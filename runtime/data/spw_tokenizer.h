@@ -36,7 +36,8 @@ void spw_tokens_free(spw_tokens *tokens);
  * spw_tokenizer_open - reads a tokenizer.
  *   path   a tokenizer.json; or a vocab.json, with merges.txt beside it; or a folder that holds one or the other.
  *
- * tokenizer_config.json in the same folder, if there is one, adds the eos_token. For vocab.json and merges.txt it tells
+ * tokenizer_config.json in the same folder, if there is one, adds the eos_token, and of Llama's, Gemma's and Cohere's classes says by
+ * add_bos_token whether bos_token comes before a text. For vocab.json and merges.txt it tells
  * the pattern by its tokenizer_class too (GPT2Tokenizer or Qwen2Tokenizer; GPT-2's without that file) and the added
  * tokens. "truncation" and "padding" are about batches and have no effect; "post_processor" is never applied, see
  * spw_tokenizer_begin().
@@ -112,7 +113,10 @@ int32_t spw_tokenizer_find(const spw_tokenizer *t, const char *text, uint64_t by
  * <|im_end|>, else </s>; -1 when there is none of them.
  */
 int32_t spw_tokenizer_end(const spw_tokenizer *t);
-/* The token that the post-processor puts before every text (Llama 3: <|begin_of_text|>); -1: none. encode does not; data and prompts do. */
+/*
+ * The token that the post-processor, or transformers' class of the tokenizer, puts before every text (Llama 3: <|begin_of_text|>); -1: none.
+ * encode does not; data and prompts do.
+ */
 int32_t spw_tokenizer_begin(const spw_tokenizer *t);
 
 #ifdef __cplusplus

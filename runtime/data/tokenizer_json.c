@@ -420,13 +420,33 @@ added_id(const spw_tokenizer *t, const char *text)
     return -1;
 }
 
+/* The text of bos_token, say: a string, or an object that describes a token. NULL: there is none. */
+static const char *
+token_text(const json_t *config, const char *name)
+{
+    const json_t *v = json_object_get(config, name);
+    return json_string_value(json_is_object(v) ? json_object_get(v, "content") : v);
+}
+
+/* Of these classes transformers goes by tokenizer_config.json, whatever tokenizer.json has: DeepSeek's has nothing before a text. */
+static void
+choose_begin(spw_tokenizer *t, const json_t *config)
+{
+    static const char *const classes[] = {"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer"};
+    const char *name = json_string_value(json_object_get(config, "tokenizer_class"));
+    const char *text = token_text(config, "bos_token");
+    const json_t *add = json_object_get(config, "add_bos_token");
+    for (size_t i = 0; name != NULL && json_is_boolean(add) && i < sizeof classes / sizeof classes[0]; i++) {
+        size_t n = strlen(classes[i]);
+        if (strncmp(name, classes[i], n) == 0 && (name[n] == '\0' || strcmp(name + n, "Fast") == 0))
+            t->begin = json_is_true(add) && text != NULL ? spw_tokenizer_find(t, text, strlen(text)) : -1;
+    }
+}
+
 static void
 choose_end(spw_tokenizer *t, const json_t *config)
 {
-    const json_t *eos = json_object_get(config, "eos_token");
-    const char *names[] = {"<|endoftext|>", "<|end_of_text|>",
-                           json_string_value(json_is_object(eos) ? json_object_get(eos, "content") : eos), "<|im_end|>",
-                           "</s>"};
+    const char *names[] = {"<|endoftext|>", "<|end_of_text|>", token_text(config, "eos_token"), "<|im_end|>", "</s>"};
     for (size_t i = 0; i < sizeof names / sizeof names[0] && t->end < 0; i++)
         t->end = added_id(t, names[i]);
 }
@@ -465,8 +485,10 @@ spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err)
     if (st == SPW_OK)
         st = pair ? load_pair(t, root, config, config_path, merges_path, err)
                   : load_tokenizer_json(t, root, t->path, err);
-    if (st == SPW_OK)
+    if (st == SPW_OK) {
+        choose_begin(t, config);
         choose_end(t, config);
+    }
     json_decref(root);
     json_decref(config);
     return st;
