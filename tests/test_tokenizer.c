@@ -174,61 +174,6 @@ test_round_trip(void **state)
     free(hard);
 }
 
-/* Cuts a text wherever spw_tokenizer_cut says so: the ids must be those of the whole. Returns how often. */
-static uint64_t
-count_cuts(const char *name, const spw_tokenizer *t, const char *text, uint64_t bytes)
-{
-    spw_tokens whole = {0}, pieces = {0};
-    uint64_t cuts = 0;
-    encode(t, text, bytes, true, &whole);
-    for (uint64_t at = 0, end; at < bytes; at = end) {
-        end = spw_tokenizer_cut(t, text, bytes, at + 1);
-        assert_true(end > at && end <= bytes);
-        assert_int_equal(at == 0 ? spw_tokenizer_encode(t, text, end, true, &pieces, NULL)
-                                 : spw_tokenizer_encode_rest(t, text + at, end - at, true, &pieces, NULL),
-                         SPW_OK);
-        cuts += end < bytes;
-    }
-    assert_same_ids(name, 0, &pieces, &whole);
-    spw_tokens_free(&whole);
-    spw_tokens_free(&pieces);
-    return cuts;
-}
-
-/* A text that is cut where spw_tokenizer_cut says so has the same ids in pieces, and there is such a place in most languages. */
-static void
-test_cut(void **state)
-{
-    static const char *const lines[] = {"Water flows.\r\n", "It is 7 m. ", "the dam\r\n",
-                                        "\xe6\xb0\xb4\xe6\xb5\x81\n\xe6\xb0\xb4\xe3\x80\x82\n",
-                                        "\xd0\xb2\xd0\xbe\xd0\xb4\xd0\xb0 \xd0\xb8\xd0\xb4\xd1\x91\xd1\x82.\n"};
-    enum { TIMES = 100 };
-    uint64_t bytes;
-    char *text = read_file("tests/vectors/tok_text.txt", &bytes), many[64 * TIMES];
-    spw_tokenizer *plain = open_named("gpt2");
-    (void)state;
-    for (int n = 0; n < NAMES; n++) {
-        spw_tokenizer *t = open_named(names[n]);
-        bool nowhere = strstr("mixed across alone", names[n]) != NULL;
-        uint64_t cuts = count_cuts(names[n], t, text, bytes);
-        assert_true(nowhere ? cuts == 0 : cuts > 40);
-        for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
-            many[0] = '\0';
-            for (int k = 0; k < TIMES; k++)
-                strcat(many, lines[i]);
-            cuts = count_cuts(names[n], t, many, strlen(many));
-            assert_true(nowhere || t->chars || cuts >= TIMES - 1);
-        }
-        spw_tokenizer_close(t);
-    }
-    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 0), 3);
-    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 4), 6);
-    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 7), 9);
-    assert_int_equal(spw_tokenizer_cut(plain, "\xb4\n \xe6\xb0\n.\n", 8, 0), 8); /* no characters */
-    spw_tokenizer_close(plain);
-    free(text);
-}
-
 /* A megabyte without a boundary, of every kind that could take quadratic time. */
 static void
 test_long_pieces(void **state)
@@ -361,6 +306,88 @@ write_json(const char *dir, const char *name, const json_t *v)
 {
     char *text = json_dumps(v, JSON_COMPACT);
     write_text(dir, name, text);
+    free(text);
+}
+
+/* DeepSeek-V3's patterns alone, and no added tokens that take white space. */
+static spw_tokenizer *
+open_deepseek(void)
+{
+    json_t *root = load_named("mixed"), *added = json_object_get(root, "added_tokens");
+    char dir[256];
+    spw_tokenizer *t;
+    assert_int_equal(json_array_remove(json_object_get(json_object_get(root, "pre_tokenizer"), "pretokenizers"), 3), 0);
+    set_at(root, "pre_tokenizer.pretokenizers.2.pattern.Regex", /* line ends as they are, as it is published */
+           "\"[!\\\"#$%&'()*+,\\\\-./"
+           ":;<=>?@\\\\[\\\\\\\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\\\p{L}\\\\p{P}\\\\p{S}]?[\\\\p{L}\\\\p{M}]+|"
+           " ?[\\\\p{P}\\\\p{S}]+[\\r\\n]*|\\\\s*[\\r\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"");
+    while (json_array_size(added) > 1)
+        assert_int_equal(json_array_remove(added, 1), 0);
+    tiny_dir_make(dir);
+    write_json(dir, "tokenizer.json", root);
+    json_decref(root);
+    assert_int_equal(spw_tokenizer_open(&t, dir, NULL), SPW_OK);
+    tiny_dir_remove(dir);
+    return t;
+}
+
+/* Cuts a text wherever spw_tokenizer_cut says so: the ids must be those of the whole. Returns how often. */
+static uint64_t
+count_cuts(const char *name, const spw_tokenizer *t, const char *text, uint64_t bytes)
+{
+    spw_tokens whole = {0}, pieces = {0};
+    uint64_t cuts = 0;
+    encode(t, text, bytes, true, &whole);
+    for (uint64_t at = 0, end; at < bytes; at = end) {
+        end = spw_tokenizer_cut(t, text, bytes, at + 1);
+        assert_true(end > at && end <= bytes);
+        assert_int_equal(at == 0 ? spw_tokenizer_encode(t, text, end, true, &pieces, NULL)
+                                 : spw_tokenizer_encode_rest(t, text + at, end - at, true, &pieces, NULL),
+                         SPW_OK);
+        cuts += end < bytes;
+    }
+    assert_same_ids(name, 0, &pieces, &whole);
+    spw_tokens_free(&whole);
+    spw_tokens_free(&pieces);
+    return cuts;
+}
+
+/* A text that is cut where spw_tokenizer_cut says so has the same ids in pieces, and there is such a place in most languages. */
+static void
+test_cut(void **state)
+{
+    static const char *const lines[] = {"Water flows.\r\n", "It is 7 m. ", "the dam\r\n",
+                                        "\xe6\xb0\xb4\xe6\xb5\x81\n\xe6\xb0\xb4\xe3\x80\x82\n",
+                                        "\xd0\xb2\xd0\xbe\xd0\xb4\xd0\xb0 \xd0\xb8\xd0\xb4\xd1\x91\xd1\x82.\n"};
+    enum { TIMES = 100 };
+    uint64_t bytes;
+    char *text = read_file("tests/vectors/tok_text.txt", &bytes), many[64 * TIMES];
+    spw_tokenizer *plain = open_named("gpt2");
+    (void)state;
+    for (int n = 0; n < NAMES; n++) {
+        spw_tokenizer *t = open_named(names[n]);
+        bool nowhere = strstr("mixed across alone", names[n]) != NULL;
+        uint64_t cuts = count_cuts(names[n], t, text, bytes);
+        assert_true(nowhere ? cuts == 0 : cuts > 40);
+        for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+            many[0] = '\0';
+            for (int k = 0; k < TIMES; k++)
+                strcat(many, lines[i]);
+            cuts = count_cuts(names[n], t, many, strlen(many));
+            assert_true(nowhere || t->chars || cuts >= TIMES - 1);
+        }
+        spw_tokenizer_close(t);
+    }
+    for (int n = 0; n < 2; n++) { /* patterns of gpt-oss and DeepSeek */
+        spw_tokenizer *t = n == 0 ? open_named("o200k") : open_deepseek();
+        assert_true(count_cuts(n == 0 ? "o200k" : "DeepSeek", t, text, bytes) > 40);
+        spw_tokenizer_close(t);
+    }
+    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 0), 3);
+    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 4), 6);
+    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 7), 9);
+    assert_int_equal(spw_tokenizer_cut(plain, "\xb4\n \xe6\xb0\n.\n", 8, 0), 8); /* no characters */
+    spw_tokenizer_close(plain);
     free(text);
 }
 

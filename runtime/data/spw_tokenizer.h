@@ -76,7 +76,7 @@ spw_status spw_tokenizer_encode(const spw_tokenizer *t, const char *text, uint64
  * spw_tokenizer_cut - where a long text may be cut in two, so that the halves, the second one by spw_tokenizer_encode_rest(), give
  * the ids of the whole: the first such place at or after `from`, or bytes if there is none. A cut is before a line's end that follows a
  * letter or digit, or a space between such and a letter (by characters before any space that follows such); letters are ASCII's,
- * Cyrillic, ideographs and Hangul. Patterns other than those of GPT-2, Llama 3 and Qwen2, tokens by characters that go across the start of a
+ * Cyrillic, ideographs and Hangul. Patterns other than those of GPT-2, Llama 3, Qwen2, gpt-oss and DeepSeek, tokens by characters that go across the start of a
  * word, and added tokens in the way, leave none.
  */
 uint64_t spw_tokenizer_cut(const spw_tokenizer *t, const char *text, uint64_t bytes, uint64_t from);

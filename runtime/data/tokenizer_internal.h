@@ -152,6 +152,7 @@ spw_status spw__tok_split(const tok_run *r, const char *text, uint64_t bytes);
  * Whether what stands before and behind a place in a text, 0 < at < bytes, is in two pieces by any pattern: before a line's end that follows a
  * letter or digit, and before a space between such and a letter. ends_word: whether one ends there.
  */
+bool spw__tok_patterns_known(const char *const *patterns, uint64_t count); /* that never join those: of models here */
 bool spw__tok_may_cut(const char *text, uint64_t bytes, uint64_t at);
 bool spw__tok_ends_word(const char *text, uint64_t at);
 extern const char *const spw__tok_gpt2_pattern, *const spw__tok_llama3_pattern, *const spw__tok_qwen2_pattern;

@@ -279,16 +279,22 @@ read_model(spw_tokenizer *t, const json_t *v, const char *path, spw_error *err)
     return SPW_OK;
 }
 
+/* Whether the patterns are of a kind for which it is known where a text may be cut. */
 static bool
-is_known_pattern(const json_t *pre)
+are_known(const spw_tokenizer *t, const json_t *pre)
 {
     const json_t *steps = json_object_get(pre, "pretokenizers");
-    const char *text =
-        json_string_value(json_object_get(json_object_get(json_array_get(steps, 0), "pattern"), "Regex"));
+    const char *texts[TOK_PATTERNS_MAX];
     if (is_type(pre, "ByteLevel"))
-        return true; /* use_regex or not: without it, one pattern is missing and cuts stay off */
-    return json_array_size(steps) == 2 && text != NULL &&
-           (strcmp(text, spw__tok_llama3_pattern) == 0 || strcmp(text, spw__tok_qwen2_pattern) == 0);
+        return t->pattern_count == 1;                   /* GPT-2's, or none */
+    if (json_array_size(steps) != t->pattern_count + 1) /* ByteLevel without its own is the last */
+        return false;
+    for (uint32_t i = 0; i < t->pattern_count; i++) {
+        texts[i] = json_string_value(json_object_get(json_object_get(json_array_get(steps, i), "pattern"), "Regex"));
+        if (texts[i] == NULL)
+            return false;
+    }
+    return spw__tok_patterns_known(texts, t->pattern_count);
 }
 
 static spw_status
@@ -300,7 +306,7 @@ load_byte_level(spw_tokenizer *t, const json_t *root, const char *path, spw_erro
     SPW_TRY(read_pre_tokenizer(t, pre, path, "pre_tokenizer", 0, &done, err));
     if (!done)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: pre_tokenizer has no ByteLevel", path);
-    t->cuts = t->pattern_count == 1 && is_known_pattern(pre);
+    t->cuts = are_known(t, pre);
     return read_decoder(json_object_get(root, "decoder"), path, err);
 }
 
