@@ -18,6 +18,12 @@ spw_config_tokenizer(const spw_config *c)
                : NULL;
 }
 
+const char *
+spw_config_own_tokenizer(const spw_config *c)
+{
+    return strcmp(c->data.tokenizer, "auto") != 0 ? spw_config_tokenizer(c) : NULL;
+}
+
 /* Its ids must be rows of the model's embedding, but for added tokens: a text with one beyond is refused where it is read. */
 static spw_status
 open_tokenizer(spw_tokenizer **out, const spw_config *c, spw_error *err)

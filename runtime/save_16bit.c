@@ -97,15 +97,15 @@ write_config(const job *j, spw_error *err)
 {
     const spw_config *c = &j->e->config;
     char path[SPW_PATH_BYTES + 64], *text;
-    const char *source;
+    const char *source, *tokenizer = spw_config_own_tokenizer(c);
     spw_status st;
     snprintf(path, sizeof path, "%.1000s/config.json", c->model_path);
     source = c->model_path[0] != '\0' && access(path, R_OK) == 0 ? c->model_path : NULL;
     SPW_TRY(spw_hf_config_carry(&text, &j->e->model->config, source, j->dtype, err));
     st = write_text(j, "config.json", text, err);
     spw_mem_free(text);
-    if (st == SPW_OK && source != NULL)
-        st = spw_hf_copy_companions(source, j->partial, err);
+    if (st == SPW_OK)
+        st = spw_hf_copy_companions(source, tokenizer != NULL ? tokenizer : source, j->partial, err);
     if (st == SPW_OK && j->adapter != NULL) {
         json_t *adapters = spw__adapter_config(j->e->model, c);
         text = json_dumps(adapters, JSON_INDENT(2));

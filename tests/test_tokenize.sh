@@ -191,6 +191,33 @@ check "Ctrl-C says that nothing was written" test $? -eq 1 -a -n "$(grep stopped
 check "and leaves nothing" test -z "$(find "$dir" -name 'out.bin*')"
 rm -f "$dir/much.txt"
 
+# Another tokenizer than the model's: the checkpoint and what is exported hold the one that was trained with, and eval takes it.
+mkdir "$dir/model" "$dir/mine"
+cp tests/vectors/tok_qwen2.json "$dir/model/tokenizer.json"
+cp tests/vectors/tok_llama3.json "$dir/mine/tokenizer.json"
+echo '{"eos_token_id": 3}' | tee "$dir/model/generation_config.json" >"$dir/mine/generation_config.json"
+echo '{"chat_template": "x"}' >"$dir/model/tokenizer_config.json"
+cat >"$dir/model/config.json" <<JSON
+{"model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 1300, "max_position_embeddings": 64}
+JSON
+for t in "$dir/mine" "$dir/mine/tokenizer.json" tests/vectors/tok_llama3.json; do
+    cat >"$dir/own.json" <<JSON
+{"train_batch_size": 4, "model": {"path": "$dir/model"}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+ "data": {"path": "README.md", "seq_length": 32, "tokenizer": "$t"}, "spillway": {"steps": 2, "device": "cpu", "checkpoint_dir": "$dir/ckpt"}}
+JSON
+    rm -rf "$dir/ckpt" "$dir/made"
+    check "trains with $t" run train "$dir/own.json"
+    check "which is in the checkpoint" cmp -s "$dir/ckpt/step-2/tokenizer.json" "$dir/mine/tokenizer.json"
+    check "and nothing of the model's" test ! -e "$dir/ckpt/step-2/tokenizer_config.json" -a -e "$dir/ckpt/step-2/generation_config.json"
+    check "export" run export "$dir/ckpt" --to "$dir/made"
+    check "has it" cmp -s "$dir/made/tokenizer.json" "$dir/mine/tokenizer.json"
+    run eval "$dir/ckpt" --data README.md --batches 4 --tokenizer "$dir/mine"
+    sed 's/ sequences.*//' "$dir/out" >"$dir/want"
+    cp "$dir/model/tokenizer.json" "$dir/ckpt/step-2/" # as checkpoints had it
+    run eval "$dir/ckpt" --data README.md --batches 4
+    check "eval takes it" cmp -s <(sed 's/ sequences.*//' "$dir/out") "$dir/want"
+done
+
 # A file system that is full, as far as a shell can make one.
 full() { (ulimit -f 100; exec timeout -s KILL 120 "$spw" "$@"); }
 run() { full "$@" >"$dir/out" 2>"$dir/err"; }

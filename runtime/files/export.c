@@ -506,22 +506,54 @@ copy_file(const char *source, const char *target, spw_error *err)
     return st;
 }
 
+#define GENERATION "generation_config.json"
 static const char *const companions[] = {"tokenizer.json",    "tokenizer_config.json", "vocab.json",
                                          "merges.txt",        "tokenizer.model",       "special_tokens_map.json",
-                                         "added_tokens.json", "chat_template.jinja",   "generation_config.json"};
+                                         "added_tokens.json", "chat_template.jinja",   GENERATION};
 enum { COMPANIONS = sizeof companions / sizeof companions[0] };
 
-spw_status
-spw_hf_copy_companions(const char *from, const char *to, spw_error *err)
+/* A file, as name in the folder; nothing where there is none. */
+static spw_status
+copy_to(const char *source, const char *to, const char *name, spw_error *err)
+{
+    char target[PATH_MAX_BYTES + 64];
+    snprintf(target, sizeof target, "%.1000s/%s", to, name);
+    return access(source, F_OK) == 0 ? copy_file(source, target, err) : SPW_OK;
+}
+
+/* Of those files the ones that are the model's, or the tokenizer's. */
+static spw_status
+copy_from(const char *from, bool models, const char *to, spw_error *err)
 {
     for (size_t i = 0; i < COMPANIONS; i++) {
-        char source[PATH_MAX_BYTES + 64], target[PATH_MAX_BYTES + 64];
+        char source[PATH_MAX_BYTES + 64];
         snprintf(source, sizeof source, "%.1000s/%s", from, companions[i]);
-        snprintf(target, sizeof target, "%.1000s/%s", to, companions[i]);
-        if (access(source, F_OK) == 0)
-            SPW_TRY(copy_file(source, target, err));
+        if (models == (strcmp(companions[i], GENERATION) == 0))
+            SPW_TRY(copy_to(source, to, companions[i], err));
     }
     return SPW_OK;
+}
+
+spw_status
+spw_hf_copy_companions(const char *model, const char *tokenizer, const char *to, spw_error *err)
+{
+    char folder[PATH_MAX_BYTES + 64];
+    struct stat info;
+    char *name;
+    if (model != NULL)
+        SPW_TRY(copy_from(model, true, to, err));
+    if (tokenizer == NULL || stat(tokenizer, &info) != 0)
+        return SPW_OK;
+    snprintf(folder, sizeof folder, "%s%.1000s", tokenizer[0] == '/' || S_ISDIR(info.st_mode) ? "" : "./", tokenizer);
+    if (S_ISDIR(info.st_mode))
+        return copy_from(folder, false, to, err);
+    name = strrchr(folder, '/');
+    *name++ = '\0';
+    if (strcmp(name, "tokenizer.json") == 0 || strcmp(name, "vocab.json") == 0)
+        return copy_from(folder, false, to, err);
+    SPW_TRY(copy_to(tokenizer, to, "tokenizer.json", err)); /* by another name, beside whatever */
+    memcpy(folder + strlen(folder), "/tokenizer_config.json", sizeof "/tokenizer_config.json");
+    return copy_to(folder, to, "tokenizer_config.json", err);
 }
 
 /* Of a file in a model's folder as it is written, or of what it is called until it is complete. */
@@ -592,7 +624,7 @@ write_all(job *j, spw_error *err)
     if (st == SPW_OK)
         st = write_config(j, err);
     if (st == SPW_OK && j->beside != NULL)
-        st = spw_hf_copy_companions(j->beside, j->partial, err);
+        st = spw_hf_copy_companions(j->beside, j->beside, j->partial, err);
     spw_mem_free(infos);
     spw_mem_free(j->file_of);
     return st;

@@ -169,8 +169,11 @@ bool spw_hf_config_has_images(const char *json_text);
  */
 spw_status spw_hf_config_carry(char **text_out, const spw_model_config *config, const char *source, spw_dtype dtype,
                                spw_error *err);
-/* Copies what lies beside a model's weights: the tokenizer's files, the chat template and generation_config.json. */
-spw_status spw_hf_copy_companions(const char *from, const char *to, spw_error *err);
+/*
+ * Copies what lies beside a model's weights: generation_config.json from the model's folder, the tokenizer's files and the chat template from the
+ * tokenizer's, or its file. NULL: nothing.
+ */
+spw_status spw_hf_copy_companions(const char *model, const char *tokenizer, const char *to, spw_error *err);
 /*
  * Removes the folder in which a model was being written when that was killed (spw_dir_partial), if there is one. SPW_ESYS (EEXIST)
  * naming what is in it besides a model's files: then it is somebody else's, and stays whole.
