@@ -34,7 +34,7 @@ cli_text_open(cli_text *t, const spw_weights *w, const char *asked, spw_error *e
     if (path[0] == '\0')
         return SPW_OK;
     SPW_TRY(spw_tokenizer_open(&t->tokenizer, path, err));
-    t->begin = spw_tokenizer_begin(t->tokenizer);
+    t->begin = w->config.data.begin_of_text ? spw_tokenizer_begin(t->tokenizer) : -1; /* as it was trained */
     t->end = spw_tokenizer_end(t->tokenizer);
     if (spw_tokenizer_vocab_own(t->tokenizer) > t->vocab) {
         spw_status st = SPW_RAISE(

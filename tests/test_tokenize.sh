@@ -218,6 +218,13 @@ JSON
     check "eval takes it" cmp -s <(sed 's/ sequences.*//' "$dir/out") "$dir/want"
 done
 
+# Prompts begin as texts did in training.
+prompt_tokens() { run generate "$dir/ckpt" --prompt "the dam" --tokens 1 --json && grep -o '"prompt_tokens":[0-9]*' "$dir/out" | cut -d: -f2; }
+with=$(prompt_tokens)
+rm -rf "$dir/ckpt"
+check "trains without what begins a text" run train "$dir/own.json" --set data.begin_of_text=false
+check "a prompt has one token less then" test "$(prompt_tokens)" = $((with - 1))
+
 # A file system that is full, as far as a shell can make one.
 full() { (ulimit -f 100; exec timeout -s KILL 120 "$spw" "$@"); }
 run() { full "$@" >"$dir/out" 2>"$dir/err"; }
