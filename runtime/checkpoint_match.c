@@ -94,7 +94,7 @@ typedef struct match {
     uint32_t count;
     const spw_config *saved, *now; /* of ranks: NULL */
     const char *there, *here;      /* what is compared, in messages */
-    bool ranks;
+    bool ranks, same_encoder;      /* same_encoder: what makes tokens is known to be the same */
 } match;
 
 /* What is frozen has no record: only its weights, as the format stores them. */
@@ -107,7 +107,7 @@ same_frozen(const spw_config *saved, const spw_config *now)
 
 /*
  * Two state formats that hold the same numbers and turn into each other without loss. And with another number of ranks the
- * same batch is shared out in another way. When saves come decides only where they apply updates that would have been made a step late.
+ * same batch is shared out in another way. A tokenizer may lie elsewhere. When saves come decides only where they apply updates that would have been made a step late.
  */
 static bool
 excused(const match *m, const char *key)
@@ -115,6 +115,8 @@ excused(const match *m, const char *key)
     if (m->saved->run.ranks != m->now->run.ranks && m->saved->train_batch_size == m->now->train_batch_size &&
         (strcmp(key, "train_micro_batch_size_per_gpu") == 0 || strcmp(key, "gradient_accumulation_steps") == 0))
         return true;
+    if (strcmp(key, "data.tokenizer") == 0)
+        return m->same_encoder;
     if (strcmp(key, "spillway.checkpoint_interval") == 0)
         return m->saved->run.delayed_update == 0 || m->now->run.delayed_update == 0;
     return strcmp(key, "spillway.state_format") == 0 && spw_state_exact(m->saved->run.state_format) &&
@@ -287,7 +289,7 @@ spw_status
 spw__config_compare(const spw_config *saved, const spw_config *now, spw__difference_fn line, void *ctx, uint32_t *count,
                     spw_error *err)
 {
-    match m = {line, ctx, 0, saved, now, "in the checkpoint", "now", false};
+    match m = {line, ctx, 0, saved, now, "in the checkpoint", "now", false, false};
     spw_status st = compare_config(&m, err);
     *count = m.count;
     return st;
@@ -298,7 +300,7 @@ spw_checkpoint_compare(const char *path, const spw_config *config, const spw_dat
                        void (*line)(void *ctx, const char *text), void *ctx, uint32_t *count_out, spw_error *err)
 {
     spw_config *saved = spw_mem_zalloc(sizeof *saved);
-    match m = {line, ctx, 0, saved, config, "in the checkpoint", "now", false};
+    match m = {line, ctx, 0, saved, config, "in the checkpoint", "now", false, false};
     char file[SPW_PATH_BYTES + 64];
     spw_manifest then;
     spw_status st = saved == NULL ? SPW_RAISE(err, SPW_ENOMEM, "configuration of %s", path) : SPW_OK;
@@ -311,6 +313,7 @@ spw_checkpoint_compare(const char *path, const spw_config *config, const spw_dat
     }
     snprintf(file, sizeof file, "%.1000s/" SPW_MANIFEST_FILE, path);
     st = spw__manifest_config(&then, file, saved, err);
+    m.same_encoder = data != NULL && data->encoder[0] != '\0' && strcmp(then.state.data.encoder, data->encoder) == 0;
     if (st == SPW_OK)
         st = compare_config(&m, err);
     if (st == SPW_OK && data != NULL)
@@ -326,7 +329,7 @@ spw_checkpoint_compare_ranks(const char *first_config, const spw_checkpoint_stat
                              const spw_checkpoint_state *state, void (*line)(void *ctx, const char *text), void *ctx,
                              uint32_t *count_out, spw_error *err)
 {
-    match m = {line, ctx, 0, NULL, NULL, "on rank 0", "here", true};
+    match m = {line, ctx, 0, NULL, NULL, "on rank 0", "here", true, false};
     char *own = spw_config_dump(config);
     spw_status st = compare_texts(&m, first_config, own, err);
     spw_mem_free(own);

@@ -114,6 +114,8 @@ PY
 r2() { expect 2 "$2" "$1 is named" --resume "$dir/$3" $words --set spillway.checkpoint_dir= --set spillway.steps=2 "${@:4}"; }
 r2 "another tokenizer under the same name" "  encoder of training data: tokenizer " words
 check "alone" grep -qF "1 difference (above)" "$dir/err"
+cp tests/vectors/tok_gpt2.json "$dir/elsewhere.json"
+check "the same tokenizer in another place is taken" train --resume "$dir/words" $words --set data.tokenizer="$dir/elsewhere.json" --set spillway.checkpoint_dir= --set spillway.steps=2
 check "a manifest without it goes on" train --resume "$dir/silent" $words --set spillway.checkpoint_dir= --set spillway.steps=2
 # A manifest that somebody edited is refused by field.
 cp -r "$dir/a/step-3" "$dir/edited"
