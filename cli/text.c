@@ -9,9 +9,8 @@ bool
 cli_text_find(char *out, const spw_weights *w, const char *asked)
 {
     const char *path = asked, *said = w->is_checkpoint ? spw_config_own_tokenizer(&w->config) : NULL;
-    if (path == NULL && said != NULL &&
-        access(said, R_OK) == 0) /* older checkpoints hold the model's, whatever was said */
-        path = said;
+    if (path == NULL && said != NULL && said[0] == '/' && access(said, R_OK) == 0)
+        path = said; /* older checkpoints hold the model's, whatever was said */
     if (path == NULL && (spw_dir_has(w->path, "tokenizer.json") ||
                          (spw_dir_has(w->path, "vocab.json") && spw_dir_has(w->path, "merges.txt"))))
         path = w->path;

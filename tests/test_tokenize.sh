@@ -213,7 +213,7 @@ JSON
     check "has it" cmp -s "$dir/made/tokenizer.json" "$dir/mine/tokenizer.json"
     run eval "$dir/ckpt" --data README.md --batches 4 --tokenizer "$dir/mine"
     sed 's/ sequences.*//' "$dir/out" >"$dir/want"
-    cp "$dir/model/tokenizer.json" "$dir/ckpt/step-2/" # as checkpoints had it
+    [ "${t#/}" = "$t" ] || cp "$dir/model/tokenizer.json" "$dir/ckpt/step-2/" # as checkpoints had it
     run eval "$dir/ckpt" --data README.md --batches 4
     check "eval takes it" cmp -s <(sed 's/ sequences.*//' "$dir/out") "$dir/want"
 done
