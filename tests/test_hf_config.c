@@ -176,6 +176,9 @@ test_refusals(void **state)
         {"llama", "\"architectures\":[\"LLaMAModel\"]", "not supported yet: architectures[0] \"LLaMAModel\""},
         {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\"}", "rope_scaling.factor: expected number of at least 1"},
         {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"attn_factor\":2}",
+         "not supported yet: rope_scaling.attn_factor 2: transformers does not look at it, vLLM multiplies by it; take "
+         "it out for the former, for the latter write \"attention_factor\": 2.27725887 in its place"},
+        {"qwen3", "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":4.0,\"attn_factor\":2}",
          "not supported yet: rope_scaling.attn_factor 2"},
         {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"truncate\":1}",
          "rope_scaling.truncate: expected true or false, got 1"},

@@ -156,6 +156,19 @@ read_rope_part(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
+/* Programs differ in what a yarn's attn_factor is: whoever reads the model elsewhere has to be told which. */
+static spw_status
+refuse_factor(const source *rope, const json_t *v)
+{
+    double factor = json_number_value(get(rope, "factor"));
+    char advice[200];
+    snprintf(advice, sizeof advice,
+             ": transformers does not look at it, vLLM multiplies by it; take it out for the former, for the latter "
+             "write \"attention_factor\": %.9g in its place",
+             spw__hf_yarn_attention(factor, 1) * json_number_value(v));
+    return say(rope, "not supported yet: ", "attn_factor", " ", v, advice);
+}
+
 /* What rope says, and the key in s that may say theta; c has the theta that is meant without both. */
 static spw_status
 read_rope_object(const source *s, const source *rope, const char *theta, spw_model_config *c)
@@ -186,6 +199,8 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
         for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
             found = found || strcmp(name, known[i]) == 0;
         found = found || (s->axes && (strcmp(name, "mrope_section") == 0 || strcmp(name, "mrope_interleaved") == 0));
+        if (!found && c->rope == SPW_ROPE_YARN && strcmp(name, "attn_factor") == 0 && json_is_number(v))
+            return refuse_factor(rope, v);
         if (!found && !json_is_null(v))
             return refuse(rope, name, v);
     }
