@@ -42,6 +42,7 @@
     }
 #define INERT_BOOL(k, d, h)         INERT(k, NULL, K_BOOL, 0, 1, d, h)
 #define INERT_INT(k, lo, hi, d, h)  INERT(k, NULL, K_U64, lo, hi, d, h)
+#define INERT_ANY(k, h)             INERT(k, NULL, K_ANY, 0, 0, NULL, h)
 #define INERT_ZERO3(k, t, hi, d, h) INERT(ZO k, "stage3_" k, t, 0, hi, d, h)
 #define UNBUILT(k, inert, h)                                                                                           \
     {                                                                                                                  \
@@ -225,7 +226,7 @@ const key_row spw__config_rows[] = {
          "where groups are on several hosts, weights come once to each host and are shared inside it; the same bits"),
     INERT_BOOL(ZO "log_trace_cache_warnings", "false", "the order of uses is known, nothing is learned in steps"),
     UNBUILT(ZO "zenflow", "null", "ZenFlow"),
-    UNBUILT(ZO "leaf_module", "{}", "there are no Python modules"),
+    INERT_ANY(ZO "leaf_module", "units are moved as wholes, and of experts those that are chosen"),
     INERT_ZERO3("allgather_sequential", K_BOOL, 1, "false", "units are gathered one after the other"),
     INERT_BOOL(ZO "parameter_alignment", "false", "parts of units are always aligned"),
     INERT_BOOL(ZO "compute_grad_norm", "true", "the norm comes with the gradients"),
@@ -259,16 +260,15 @@ const key_row spw__config_rows[] = {
          "checkpoints in host memory; spillway.activations says it in more detail"),
     INERT_BOOL("activation_checkpointing.contiguous_memory_optimization", "false",
                "checkpoints always lie in one arena"),
-    INERT_INT("activation_checkpointing.number_checkpoints", 0, 1e9, NULL, "one per block"),
+    INERT_ANY("activation_checkpointing.number_checkpoints", "one per block"), /* also false */
     INERT_BOOL("activation_checkpointing.synchronize_checkpoint_boundary", "false", "nothing to synchronise"),
     INERT_BOOL("activation_checkpointing.profile", "false", "the timeline shows it"),
 
-    {"steps_per_print", NULL, K_ANY, C_INERT, SPW_CONFIG_NOWHERE, 0, 0, 0, NULL,
-     "a terminal shows every step, a file or pipe one every 5 s; spillway.run_log has all", NULL}, /* also "inf" */
+    INERT_ANY("steps_per_print", /* also "inf" */
+              "a terminal shows every step, a file or pipe one every 5 s; spillway.run_log has all"),
     INERT_BOOL("wall_clock_breakdown", "false",
                "every step that is shown says what it waited for, and those in spillway.run_log"),
-    {"timers", NULL, K_ANY, C_INERT, SPW_CONFIG_NOWHERE, 0, 0, 0, NULL, "every step's line has its tokens per second",
-     NULL},
+    INERT_ANY("timers", "every step's line has its tokens per second"),
     INERT_BOOL("dump_state", "false", "use spillway help config"),
     INERT_BOOL("zero_allow_untested_optimizer", "false", "the optimizers are ours"),
     INERT_BOOL("zero_force_ds_cpu_optimizer", "true", "the optimizers are ours"),
@@ -308,7 +308,8 @@ const key_row spw__config_rows[] = {
     UNBUILT("tensor_parallel", "{}", "tensor parallelism"),
     SWITCHED("nebula", "Nebula"),
     SWITCHED("torch_autocast", "autocast: bf16 and fp16 choose the type"),
-    UNBUILT("compile", "{}", "compilation"),
+    INERT_ANY("compile",
+              "kernels are compiled already; offload_param, offload_optimizer and spillway.activations place state"),
     SWITCHED("hybrid_engine", "hybrid engine"),
     UNBUILT("weight_quantization", "{}", "spillway.frozen_codes stores weights as codes"),
     UNBUILT("expert_parallel", "{}", "expert parallelism"),
