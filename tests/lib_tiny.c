@@ -92,6 +92,7 @@ tiny_model_config(spw_model_config *m, spw_family family)
                             .dense_first = glm ? 1 : 0,
                             .dense_width = glm ? 72 : 0,
                             .packed = family == SPW_FAMILY_PHI3,
+                            .gate_packed = family == SPW_FAMILY_PHI3,
                             .qk_norm = family == SPW_FAMILY_QWEN3_MOE || olmo || minimax || family == SPW_FAMILY_GEMMA3,
                             .qk_norm_whole = olmo || minimax,
                             .norms = olmo    ? SPW_NORMS_AFTER

@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config, GptOssConfig, GraniteConfig, LlamaConfig, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GptOssConfig, GraniteConfig, LlamaConfig, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -198,6 +198,14 @@ def first_gemma(folder):
     json.dump(c, open(path, "w"), indent=2)
 
 
+# As GLM-4's folders have it: what the rope object says beside it.
+def glm_rope(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"rope_theta": c["rope_parameters"]["rope_theta"], "partial_rotary_factor": c.pop("rope_parameters")["partial_rotary_factor"]}
+    json.dump(c, open(path, "w"), indent=2)
+
+
 # As the folders of Phi-3 and Phi-4 have it.
 def phi3_rope(folder):
     path = os.path.join(folder, "config.json")
@@ -339,6 +347,18 @@ def random_case(rng, family):
                              residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]))
     if family == "seed_oss":
         return SeedOssConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.6, attention_out_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
+    if family in ("glm", "glm4"):
+        D = more["head_dim"] = 4 * rng.randrange(1, 5)
+        more["rope_parameters"] |= dict(partial_rotary_factor=rng.choice([0.5, 1.0]))
+        return (GlmConfig if family == "glm" else Glm4Config)(**more, pad_token_id=None, attention_bias=rng.random() < 0.6)
+    if family == "ernie4_5":
+        return Ernie4_5Config(**more, pad_token_id=None, use_bias=rng.random() < 0.5)
+    if family == "exaone4":
+        more["head_dim"] += 6
+        types = ["sliding_attention" if rng.random() < 0.5 else "full_attention"] * layers
+        more |= rng.choice([dict(sliding_window=None, layer_types=["full_attention"] * layers), dict(sliding_window=window, layer_types=types),
+                            dict(sliding_window=window, sliding_window_pattern=rng.choice([2, 3, 4]))])
+        return Exaone4Config(**more, pad_token_id=None)
     if family == "olmo3":
         pattern = rng.choice([1, 2, 3, 4])
         types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
@@ -425,7 +445,8 @@ def random_case(rng, family):
 def make_random(seed, count, out):
     rng = random.Random(seed)
     families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2",
-                "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss"]
+                "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss",
+                "glm", "glm4", "ernie4_5", "exaone4"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -567,6 +588,19 @@ elif __name__ == "__main__":
     make("seed_oss", SeedOssConfig(**common | dict(pad_token_id=None), head_dim=6, rope_parameters=rope(1000.0)), bf16)
     make("seed_oss_out", SeedOssConfig(**common | dict(num_key_value_heads=1, pad_token_id=None), head_dim=8, attention_bias=False, mlp_bias=True,
                                        attention_out_bias=True, tie_word_embeddings=True, rope_parameters=rope(500.0)), f32)
+    make("glm", GlmConfig(**common | dict(pad_token_id=None), head_dim=8, rope_parameters=rope(1000.0, partial_rotary_factor=0.5)), bf16, rewrite=glm_rope)
+    make("glm4", Glm4Config(**common | dict(pad_token_id=None), head_dim=12, attention_bias=False,
+                            rope_parameters=rope(1000.0, partial_rotary_factor=0.5)), bf16, rewrite=glm_rope)
+    make("glm4_yarn", Glm4Config(**common | dict(num_hidden_layers=3, num_key_value_heads=1, pad_token_id=None), head_dim=8, tie_word_embeddings=True,
+                                 rope_parameters=rope(50.0, "yarn", factor=4.0, original_max_position_embeddings=24, partial_rotary_factor=1.0)), f32)
+    make("ernie4_5", Ernie4_5Config(**common | dict(pad_token_id=None), head_dim=8, rope_parameters=rope(1000.0)), bf16)
+    make("ernie4_5_bias", Ernie4_5Config(**common | dict(num_key_value_heads=1, pad_token_id=None), head_dim=6, use_bias=True, tie_word_embeddings=False,
+                                         rope_parameters=rope(500.0, "linear", factor=2.5)), f32)
+    make("exaone4", Exaone4Config(**common | dict(pad_token_id=None), head_dim=12, sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True,
+                                  rope_parameters=rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                                       original_max_position_embeddings=48)), bf16)
+    make("exaone4_window", Exaone4Config(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
+                                         sliding_window_pattern="LLLG", layer_types=["sliding_attention"] * 3 + ["full_attention"]), f32)
     axes = dict(common | dict(hidden_size=24), pad_token_id=None, rope_parameters=rope(1000.0, mrope_section=[1, 1, 1]))
     tokens = dict(image_token_id=40, video_token_id=39, vision_start_token_id=38, vision_end_token_id=37)
     vision = dict(depth=1, embed_dim=8, hidden_size=24, num_heads=2, mlp_ratio=1)

@@ -73,7 +73,14 @@ static const char *const cases[] = {"gpt2",
                                     "olmoe",
                                     "olmoe_sum",
                                     "seed_oss",
-                                    "seed_oss_out"};
+                                    "seed_oss_out",
+                                    "glm",
+                                    "glm4",
+                                    "glm4_yarn",
+                                    "ernie4_5",
+                                    "ernie4_5_bias",
+                                    "exaone4",
+                                    "exaone4_window"};
 
 /* ---------------------------------------------------------------- against transformers */
 

@@ -135,6 +135,15 @@ test_refusals(void **state)
         {"olmoe", "\"sliding_window\":9", "not supported yet: sliding_window 9"},
         {"olmoe", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"seed_oss", "\"attention_out_bias\":1", "attention_out_bias: expected true or false, got 1"},
+        {"glm4", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"glm4", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[0] \"sliding_attention\""},
+        {"ernie4_5", "\"use_bias\":0", "use_bias: expected true or false, got 0"},
+        {"exaone4", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"exaone4", "\"sliding_window_pattern\":\"LLLG\"", "sliding_window_pattern: expected integer"},
+        {"exaone4",
+         "\"sliding_window\":null,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[0] \"sliding_attention\""},
         {"minimax_m2", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
         {"minimax_m2", "\"qk_norm_type\":\"per_head\"", "not supported yet: qk_norm_type \"per_head\""},
         {"minimax_m2", "\"use_qk_norm\":false", "not supported yet: use_qk_norm false"},
@@ -485,6 +494,26 @@ test_defaults(void **state)
     assert_true(m.qkv_bias && !m.out_bias && !m.mlp_bias && m.kv_heads == 8 && m.head_dim == 128 && m.norm_eps == 1e-6);
     DONE(parse("seed_oss", "\"attention_bias\":false,\"attention_out_bias\":true", &m, &err));
     assert_true(!m.qkv_bias && m.out_bias && !m.tied);
+    DONE(parse("glm", "", &m, &err));
+    assert_true(m.qkv_bias && !m.out_bias && m.kv_heads == 2 && m.head_dim == 128 && m.norm_eps == 1.5625e-7 &&
+                !m.tied);
+    assert_true(m.rope_paired && m.rope_part == 0.5 && m.gate_packed && !m.packed && m.norms == SPW_NORMS_BEFORE);
+    DONE(parse("glm4", "\"attention_bias\":false,\"partial_rotary_factor\":1.0", &m, &err));
+    assert_true(!m.qkv_bias && m.norms == SPW_NORMS_BOTH && !m.norms_from_one && m.rope_part == 0 && m.rope_paired);
+    DONE(parse("ernie4_5", "", &m, &err));
+    assert_true(m.tied && m.kv_heads == 2 && m.head_dim == 128 && m.norm_eps == 1e-5 && m.rope_theta == 5e5);
+    assert_true(m.rope_paired && m.rope_part == 0 && !m.gate_packed && !m.qkv_bias && !m.mlp_bias);
+    DONE(parse("ernie4_5", "\"use_bias\":true", &m, &err));
+    assert_true(m.qkv_bias && m.out_bias && m.mlp_bias);
+    DONE(parse("exaone4", "", &m, &err));
+    assert_true(m.window == 4096 && m.full_every == 0 && m.rope_skip_every == 0 && m.kv_heads == 32 && !m.tied);
+    assert_true(m.norms == SPW_NORMS_AFTER && m.qk_norm && !m.qk_norm_whole && m.norm_eps == 1e-5);
+    DONE(parse("exaone4", "\"sliding_window_pattern\":2", &m, &err));
+    assert_true(m.full_every == 2 && m.rope_skip_every == 2);
+    DONE(parse("exaone4", "\"sliding_window\":null,\"sliding_window_pattern\":\"LLLG\"", &m, &err));
+    assert_true(m.window == 0 && m.rope_skip_every == 0);
+    DONE(parse("exaone4", "\"sliding_window_pattern\":1", &m, &err)); /* none has a window, and so none has rope */
+    assert_true(m.window == 0 && m.full_every == 0 && m.rope_skip_every == 1 && !spw_model_has_rope(&m, 0));
     DONE(parse("glm4_moe_lite", "\"first_k_dense_replace\":1", &m, &err));
     assert_true(m.q_rank == 768 && m.head_dim == 256 && m.value_dim == 256 && m.dense_first == 1 && m.sigmoid);
     assert_true(m.experts == 64 && m.choices == 4 && m.groups == 0 && m.choice_scale == 1.8 && m.norm_eps == 1e-5);

@@ -92,13 +92,18 @@ spw__hf_is_latent(spw_family family)
 {
     return family == SPW_FAMILY_DEEPSEEK_V2 || family == SPW_FAMILY_DEEPSEEK_V3 || family == SPW_FAMILY_GLM4_LITE;
 }
+static inline bool
+spw__hf_is_glm_dense(spw_family family)
+{
+    return family == SPW_FAMILY_GLM || family == SPW_FAMILY_GLM4;
+}
 /* Classes without a window of any kind. */
 static inline bool
 spw__hf_is_full(spw_family family)
 {
     return family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_MINIMAX_M2 || family == SPW_FAMILY_GEMMA ||
            family == SPW_FAMILY_GRANITE || family == SPW_FAMILY_OLMOE || family == SPW_FAMILY_SEED_OSS ||
-           spw__hf_is_latent(family);
+           family == SPW_FAMILY_ERNIE || spw__hf_is_glm_dense(family) || spw__hf_is_latent(family);
 }
 
 /* By which cos and sin are larger where a configuration does not say: of yarn, and of longrope. */

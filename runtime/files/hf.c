@@ -103,24 +103,29 @@ check_olmoe(const source *s)
 static spw_status
 read_llama(const source *s, spw_model_config *c)
 {
-    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, seed = c->family == SPW_FAMILY_SEED_OSS, bias = gpt_oss || seed;
+    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, seed = c->family == SPW_FAMILY_SEED_OSS;
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
     bool olmo = c->family == SPW_FAMILY_OLMO2 || c->family == SPW_FAMILY_OLMO3, gemma = spw__hf_is_gemma(c->family);
     bool biases =
         c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GRANITE || seed;
     bool olmoe = c->family == SPW_FAMILY_OLMOE;
     bool glm = c->family == SPW_FAMILY_GLM4_MOE, latent = spw__hf_is_latent(c->family);
-    bool minimax = c->family == SPW_FAMILY_MINIMAX_M2;
+    bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, ernie = c->family == SPW_FAMILY_ERNIE;
+    bool glm_dense = spw__hf_is_glm_dense(c->family), exaone = c->family == SPW_FAMILY_EXAONE4;
     uint64_t kv_default =
         c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm || minimax || seed ? 8
         : c->family == SPW_FAMILY_GEMMA                                                                         ? 16
+        : glm_dense || ernie                                                                                    ? 2
         : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma                         ? 4
         : s->qwen_vl                                                                                            ? 8
         : c->family == SPW_FAMILY_QWEN2_MOE                                                                     ? 16
-        : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                                        ? 32
+        : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3 || exaone                              ? 32
                                                                                                                 : 0;
     bool coarse = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || c->family == SPW_FAMILY_GLM4_LITE;
-    c->norm_eps = coarse || olmo || olmoe || gpt_oss || glm || s->qwen_vl ? 1e-5 : 1e-6;
+    bool bias = gpt_oss || seed || glm_dense;
+    c->norm_eps = glm_dense                                                                    ? 1.5625e-7
+                  : coarse || olmo || olmoe || gpt_oss || glm || ernie || exaone || s->qwen_vl ? 1e-5
+                                                                                               : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -128,11 +133,11 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
     c->kv_heads = kv_default > 0 && json_object_get(s->object, "num_key_value_heads") == NULL ? kv_default : c->heads;
     SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
-    c->head_dim = gemma                                              ? 256
-                  : gpt_oss                                          ? 64
-                  : c->family == SPW_FAMILY_QWEN3 || minimax || seed ? 128
-                  : c->heads > 0                                     ? c->width / c->heads
-                                                                     : 0;
+    c->head_dim = gemma                                                                    ? 256
+                  : gpt_oss                                                                ? 64
+                  : c->family == SPW_FAMILY_QWEN3 || minimax || seed || glm_dense || ernie ? 128
+                  : c->heads > 0                                                           ? c->width / c->heads
+                                                                                           : 0;
     SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
     if (c->width > 0 && c->heads > c->width && c->head_dim == 0)
         return wrong(s, "num_attention_heads", "no more heads than hidden_size",
@@ -143,28 +148,32 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(spw__hf_read_no_rope(s, c));
     SPW_TRY(spw__hf_read_window(s, c));
     SPW_TRY(spw__hf_read_experts(s, c));
-    if (biases || qwen3 || olmo || olmoe || gemma || gpt_oss || glm || latent)
+    if (ernie)
+        SPW_TRY(read_bool(s, "use_bias", &bias));
+    else if (biases || qwen3 || olmo || olmoe || gemma || gpt_oss || glm || latent || glm_dense)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
     c->qkv_bias = bias || c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN2_MOE;
     if (c->family == SPW_FAMILY_QWEN2_MOE)
         SPW_TRY(read_bool(s, "qkv_bias", &c->qkv_bias));
-    c->out_bias = bias && !glm && !seed;
+    c->out_bias = bias && !glm && !seed && !glm_dense;
     if (seed)
         SPW_TRY(read_bool(s, "attention_out_bias", &c->out_bias));
+    c->mlp_bias = ernie && bias;
     if (biases)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
-        SPW_TRY(must_be(s, "mlp_bias", false));
-    c->qk_norm = qwen3 || olmo || olmoe || minimax || c->family == SPW_FAMILY_GEMMA3;
+        SPW_TRY(must_be(s, "mlp_bias", c->mlp_bias));
+    c->qk_norm = exaone || qwen3 || olmo || olmoe || minimax || c->family == SPW_FAMILY_GEMMA3;
     if (glm)
         SPW_TRY(read_bool(s, "use_qk_norm", &c->qk_norm));
     c->qk_norm_whole = olmo || olmoe || minimax;
     if (olmoe)
         SPW_TRY(check_olmoe(s));
     c->packed = c->family == SPW_FAMILY_PHI3;
-    c->norms = olmo ? SPW_NORMS_AFTER : SPW_NORMS_BEFORE;
+    c->gate_packed = c->packed || glm_dense;
+    c->norms = olmo || exaone ? SPW_NORMS_AFTER : c->family == SPW_FAMILY_GLM4 ? SPW_NORMS_BOTH : SPW_NORMS_BEFORE;
     SPW_TRY(read_gpt_oss(s, c));
     SPW_TRY(read_granite(s, c));
     return read_gemma(s, c);
@@ -238,7 +247,8 @@ read_family(const source *s, spw_family *out)
         return SPW_RAISE(s->err, SPW_ECONFIG,
                          "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
                          "smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, "
-                         "deepseek_v3, glm4_moe_lite, minimax_m2, olmo3, gemma, granite, olmoe or seed_oss)",
+                         "deepseek_v3, glm4_moe_lite, minimax_m2, olmo3, gemma, granite, olmoe, seed_oss, glm, glm4, "
+                         "ernie4_5 or exaone4)",
                          s->name, s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);
@@ -349,7 +359,8 @@ read_config(const source *s, bool section, const struct with_images *kind, spw_m
     c->vocab = kind != NULL && kind->vocab > 0 ? kind->vocab : 256;
     c->positions = kind != NULL && kind->positions > 0 ? kind->positions : 1024;
     c->init_std = 0.02;
-    c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || spw__hf_is_gemma(c->family);
+    c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_ERNIE ||
+              spw__hf_is_gemma(c->family);
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied));

@@ -35,8 +35,11 @@ enum {
     GRANITE = 1 << SPW_FAMILY_GRANITE,
     OLMOE = 1 << SPW_FAMILY_OLMOE,
     SEED_OSS = 1 << SPW_FAMILY_SEED_OSS,
-    FULL = GEMMA1 | GRANITE | OLMOE | SEED_OSS | SHARED | MINIMAX, /* without a window */
-    LLAMAS = FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | SHARED | MINIMAX,
+    GLM_DENSE = 1 << SPW_FAMILY_GLM | 1 << SPW_FAMILY_GLM4,
+    ERNIE = 1 << SPW_FAMILY_ERNIE,
+    EXAONE = 1 << SPW_FAMILY_EXAONE4,
+    FULL = GEMMA1 | GRANITE | OLMOE | SEED_OSS | SHARED | MINIMAX | GLM_DENSE | ERNIE, /* without a window */
+    LLAMAS = FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | EXAONE,
     ALL = GPT2 | LLAMAS
 };
 
@@ -78,9 +81,9 @@ static const struct {
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
     {"sliding_window", LLAMAS & ~FULL},
-    {"use_sliding_window", LLAMAS & ~(FULL | GEMMA | GPT_OSS | OLMO3)},
+    {"use_sliding_window", LLAMAS & ~(FULL | GEMMA | GPT_OSS | OLMO3 | EXAONE)},
     {"max_window_layers", QWEN | QWEN_MOE},
-    {"sliding_window_pattern", GEMMA3},
+    {"sliding_window_pattern", GEMMA3 | EXAONE},
     {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
     {"query_pre_attn_scalar", GEMMA},
     {"attn_logit_softcapping", GEMMA},
@@ -93,6 +96,7 @@ static const struct {
     {"logits_scaling", GRANITE},
     {"attention_out_bias", SEED_OSS},
     {"clip_qkv", OLMOE},
+    {"use_bias", ERNIE},
     {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX},
     {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX},
     {"shared_expert_intermediate_size", QWEN2_MOE},
@@ -158,7 +162,8 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
     "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",    "Olmo2ForCausalLM",     "Gemma3ForCausalLM",
     "Gemma2ForCausalLM",     "GptOssForCausalLM",      "Glm4MoeForCausalLM",   "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniMaxM2ForCausalLM", "Olmo3ForCausalLM",
-    "GemmaForCausalLM",      "GraniteForCausalLM",     "OlmoeForCausalLM",     "SeedOssForCausalLM"};
+    "GemmaForCausalLM",      "GraniteForCausalLM",     "OlmoeForCausalLM",     "SeedOssForCausalLM",
+    "GlmForCausalLM",        "Glm4ForCausalLM",        "Ernie4_5ForCausalLM",  "Exaone4ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

@@ -148,7 +148,7 @@ read_rope_part(const source *s, spw_model_config *c)
     double part = c->rope_part > 0 ? c->rope_part : 1;
     SPW_TRY(read_real(s, "partial_rotary_factor", &part));
     if (part != 1 && c->family != SPW_FAMILY_PHI3 && c->family != SPW_FAMILY_GLM4_MOE &&
-        c->family != SPW_FAMILY_MINIMAX_M2)
+        c->family != SPW_FAMILY_MINIMAX_M2 && !spw__hf_is_glm_dense(c->family))
         return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
     if (!(part > 0 && part <= 1))
         return wrong(s, "partial_rotary_factor", "number above 0, at most 1", get(s, "partial_rotary_factor"));
@@ -256,12 +256,13 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
     c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_GEMMA3 || s->qwen_vl ? 1e6
-                    : s->axes || by_layer                                                           ? 5e5
+                    : s->axes || by_layer || c->family == SPW_FAMILY_ERNIE                          ? 5e5
                     : minimax                                                                       ? 5e6
                     : c->family == SPW_FAMILY_SMOLLM3                                               ? 2e6
                     : c->family == SPW_FAMILY_GPT_OSS                                               ? 150000
                                                                                                     : 10000;
-    c->rope_part = c->family == SPW_FAMILY_GLM4_MOE ? 0.5 : 0;
+    c->rope_paired = c->rope_paired || c->family == SPW_FAMILY_ERNIE || spw__hf_is_glm_dense(c->family);
+    c->rope_part = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family) ? 0.5 : 0;
     if (minimax && c->head_dim > 0) { /* the older name */
         SPW_TRY(read_size(s, "rotary_dim", 2, &turned));
         if (turned > c->head_dim)

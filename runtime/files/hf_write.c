@@ -110,7 +110,8 @@ write_rope(json_t *o, const spw_model_config *c)
     }
     scaling = scaling_object(c);
     json_object_set_new(o, "rope_theta", json_real(c->rope_theta));
-    if (c->rope_part > 0 || c->family == SPW_FAMILY_GLM4_MOE) /* whose default is a half */
+    if (c->rope_part > 0 || c->family == SPW_FAMILY_GLM4_MOE ||
+        spw__hf_is_glm_dense(c->family)) /* whose default is a half */
         json_object_set_new(o, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
     if (scaling != NULL)
         json_object_set_new(o, "rope_scaling", scaling);
@@ -177,6 +178,16 @@ write_windows(json_t *o, const spw_model_config *c)
         set_size(o, "sliding_window", c->window);
 }
 
+/* A window of null is none, and then all layers have rope; with one those without it have none, even if that is all of them. */
+static void
+write_exaone(json_t *o, const spw_model_config *c)
+{
+    bool none = c->window == 0 && c->rope_skip_every == 0;
+    json_object_set_new(o, "layer_types", layer_types(c));
+    json_object_set_new(o, "sliding_window",
+                        none ? json_null() : json_integer(c->window > 0 ? (json_int_t)c->window : 1));
+}
+
 static void
 write_gpt_oss(json_t *o, const spw_model_config *c)
 {
@@ -240,7 +251,8 @@ dense_layers(const spw_model_config *c)
 static void
 write_llama(json_t *o, const spw_model_config *c)
 {
-    bool seed = c->family == SPW_FAMILY_SEED_OSS;
+    bool seed = c->family == SPW_FAMILY_SEED_OSS, glm_dense = spw__hf_is_glm_dense(c->family);
+    bool exaone = c->family == SPW_FAMILY_EXAONE4;
     bool biases =
         c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GRANITE || seed;
     set_size(o, "hidden_size", c->width);
@@ -265,9 +277,11 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
     if (c->family == SPW_FAMILY_GPT_OSS)
         write_gpt_oss(o, c);
-    if (biases || (c->qk_norm && c->family != SPW_FAMILY_MINIMAX_M2) || spw__hf_is_gemma(c->family) ||
-        c->family == SPW_FAMILY_GPT_OSS)
-        json_object_set_new(o, "attention_bias", json_boolean(seed ? c->qkv_bias : c->out_bias));
+    if (c->family == SPW_FAMILY_ERNIE)
+        json_object_set_new(o, "use_bias", json_boolean(c->qkv_bias));
+    if (biases || (c->qk_norm && c->family != SPW_FAMILY_MINIMAX_M2 && !exaone) || spw__hf_is_gemma(c->family) ||
+        c->family == SPW_FAMILY_GPT_OSS || glm_dense)
+        json_object_set_new(o, "attention_bias", json_boolean(seed || glm_dense ? c->qkv_bias : c->out_bias));
     if (seed)
         json_object_set_new(o, "attention_out_bias", json_boolean(c->out_bias));
     if (c->family == SPW_FAMILY_GRANITE)
@@ -303,7 +317,9 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
     }
-    if (c->family == SPW_FAMILY_OLMO3)
+    if (exaone)
+        write_exaone(o, c);
+    else if (c->family == SPW_FAMILY_OLMO3)
         write_windows(o, c);
     else if (c->family != SPW_FAMILY_LLAMA && c->family != SPW_FAMILY_OLMO2 && c->family != SPW_FAMILY_GPT_OSS &&
              !spw__hf_is_full(c->family) && !spw__hf_is_gemma(c->family)) /* null, not absent: that would be 4096 */

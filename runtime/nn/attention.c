@@ -6,8 +6,8 @@
 #include "tape_internal.h"
 
 spw_value *
-spw_nn_rope_part(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D,
-                 uint64_t R, bool neighbors)
+spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D,
+            uint64_t R, bool neighbors)
 {
     spw_value *y;
     spw__op *o;
@@ -33,12 +33,6 @@ spw_nn_rope_part(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, 
     o->col[0] = col;
     o->neighbors = neighbors;
     return y;
-}
-
-spw_value *
-spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D, uint64_t R)
-{
-    return spw_nn_rope_part(t, x, 0, cos_sin, T, heads, D, R, false);
 }
 
 void

@@ -5,7 +5,9 @@
  * kinds of layers), Gemma 2 (caps of scores and logits), gpt-oss (sinks, experts of paired columns with biases), GLM-4.5 (layers without
  * experts first, choices by sigmoids), MiniMax-M2 (both norms over all heads and such choices), OLMo 3 (OLMo 2 with windows),
  * DeepSeek-V2, V3 and GLM-4.7-Flash (latent attention besides), Gemma (Gemma 3's norms where Llama has them), Granite (four factors),
- * OLMoE (OLMo 2's norms of q and k, experts) and Seed-OSS (biases) apart are flags of the configuration, not functions.
+ * OLMoE (OLMo 2's norms of q and k, experts), Seed-OSS (biases), GLM-4 (gate and up in one, pairs that are turned are neighbors;
+ * since 0414 norms where Gemma 2 has them), ERNIE 4.5 (such pairs) and EXAONE 4 (OLMo 2's norms, Qwen3's of q and k, no rope without
+ * a window) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -71,8 +73,8 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_
     }
     if (!spw_model_has_rope(c, call->block->layer_idx))
         return x;
-    return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim,
-                       spw_model_rope_width(c));
+    return spw_nn_rope(call->tape, x, 0, call->cos_sin, call->batch->positions, heads, c->head_dim,
+                       spw_model_rope_width(c), c->rope_paired);
 }
 
 static spw_value *
@@ -138,7 +140,8 @@ static spw_value *
 mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
-    h = c->packed ? spw_nn_gate_mul_packed(call->tape, c->gate, linear(call, at, h, c->mlp_bias)) : gated(call, at, h);
+    h = c->gate_packed ? spw_nn_gate_mul_packed(call->tape, c->gate, linear(call, at, h, c->mlp_bias))
+                       : gated(call, at, h);
     return linear_onto(call, at, onto, h, c->mlp_bias, true);
 }
 
@@ -175,9 +178,9 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
         q = latent_norm(call, at, linear(call, at, h, c->qkv_bias));
     spw_nn_into(t, 0);
     q = linear(call, at, q, false);
-    out[0] = spw_nn_rope_part(t, q, N, call->cos_sin, T, c->heads, c->head_dim, R, c->rope_paired);
+    out[0] = spw_nn_rope(t, q, N, call->cos_sin, T, c->heads, c->head_dim, R, c->rope_paired);
     kv = linear(call, at, h, c->qkv_bias);
-    kv = spw_nn_rope_part(t, kv, c->kv_rank, call->cos_sin, T, 1, R, R, c->rope_paired);
+    kv = spw_nn_rope(t, kv, c->kv_rank, call->cos_sin, T, 1, R, R, c->rope_paired);
     h = latent_norm(call, at, spw_nn_columns(t, kv, 0, c->kv_rank));
     spw_nn_into(t, 2);
     out[2] = linear(call, at, h, false);
@@ -381,7 +384,7 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
     const spw_model_config *c = &m->config;
     if (spw_model_experts(c, b->layer_idx) > 0) {
         own_experts(m, b, prefix);
-    } else if (c->packed) {
+    } else if (c->gate_packed) {
         own_linear(m, b, prefix, "mlp.gate_up_proj", 2 * c->mlp_width, c->width, c->mlp_bias);
         own_linear(m, b, prefix, "mlp.down_proj", c->width, c->mlp_width, c->mlp_bias);
     } else {
@@ -443,7 +446,7 @@ spw__nn_build_llama(spw_model *m)
 {
     const spw_model_config *c = &m->config;
     uint64_t H = c->width;
-    bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE;
+    bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE, glm = c->family == SPW_FAMILY_GLM4;
     float std = (float)c->init_std;
     spw_block *b = spw_model_add_block(m, "embed", spw_llama_embed_forward);
     spw__nn_own(m, b, "model.", "embed_tokens.weight", c->vocab, H, 2, SPW_INIT_NORMAL, std);
@@ -457,12 +460,14 @@ spw__nn_build_llama(spw_model *m)
             own_norm(m, b, h, "input_layernorm", H);
         own_qkv(m, b, h);
         own_linear(m, b, h, "self_attn.o_proj", H, c->heads * spw_model_value_dim(c), c->out_bias);
+        if (glm)
+            own_norm(m, b, h, "post_self_attn_layernorm", H);
         own_norm(m, b, h, "post_attention_layernorm", H); /* of what the MLP reads where no norm is after attention */
-        if (before && after)
+        if (before && after && !glm)
             own_norm(m, b, h, "pre_feedforward_layernorm", H);
         own_mlp(m, b, h);
         if (after)
-            own_norm(m, b, h, "post_feedforward_layernorm", H);
+            own_norm(m, b, h, glm ? "post_mlp_layernorm" : "post_feedforward_layernorm", H);
     }
     b = spw_model_add_block(m, "head", spw_llama_head_forward);
     own_norm(m, b, "model.", "norm", H);

@@ -137,12 +137,12 @@ spw_value *spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *
 spw_value *spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps);
 /* The same by 1 + g: weights of 0 are the norm alone. */
 spw_value *spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, float eps);
-/* Rotates the first R elements of each head of D in place; x must have no other user. cos_sin (T, R) on the device. */
-spw_value *
-spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D, uint64_t R);
-/* The same of heads that begin at column col. neighbors: elements 2j and 2j + 1 are a pair. */
-spw_value *spw_nn_rope_part(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint64_t T, uint64_t heads,
-                            uint64_t D, uint64_t R, bool neighbors);
+/*
+ * Rotates the first R elements of each head of D in place, from column col on; x must have no other user. cos_sin (T, R) on the device.
+ * Pairs are elements j and j + R / 2, or 2j and 2j + 1 where they are neighbors.
+ */
+spw_value *spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint64_t T, uint64_t heads,
+                       uint64_t D, uint64_t R, bool neighbors);
 /*
  * What latent attention cuts values into and makes keys of. Backward writes the gradients of the columns that they read and adds to nothing:
  * of a value that one of them reads, they and attention together read each column once, and nothing else reads any.
@@ -292,6 +292,10 @@ typedef enum spw_family {
     SPW_FAMILY_GRANITE,
     SPW_FAMILY_OLMOE,
     SPW_FAMILY_SEED_OSS,
+    SPW_FAMILY_GLM,
+    SPW_FAMILY_GLM4,
+    SPW_FAMILY_ERNIE,
+    SPW_FAMILY_EXAONE4,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -322,7 +326,8 @@ typedef struct spw_model_config {
     uint64_t kv_rank, q_rank, rope_dim; /* kv_rank 0: keys and values of the row; q_rank 0: queries of the row */
     uint64_t value_dim;                 /* of a head's values; 0: head_dim */
     bool rope_paired;                   /* pairs that are turned are neighbors */
-    bool packed; /* q, k and v are one matrix, and gate and up of the MLP; then neither qk_norm nor experts */
+    bool packed;                        /* q, k and v are one matrix; then neither qk_norm nor experts */
+    bool gate_packed;                   /* gate and up of the MLP are */
     spw_norms norms;
     bool norms_from_one;   /* norms multiply by 1 + w */
     spw_gate gate;         /* of the MLP */
