@@ -325,7 +325,8 @@ const key_row spw__config_rows[] = {
     SECTION("model",
             "a Hugging Face config.json's keys (model_type gpt2, llama, mistral, qwen2, qwen3, mixtral, "
             "qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, olmo3, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, "
-            "deepseek_v3, glm4_moe_lite, minimax_m2, gemma, granite, olmoe, seed_oss, glm, glm4, ernie4_5 or exaone4), "
+            "deepseek_v3, glm4_moe_lite, minimax_m2, gemma, granite, olmoe, seed_oss, glm, glm4, ernie4_5, exaone4 or "
+            "ministral3), "
             "or {\"path\": "
             "folder}"),
     SECTION("data", "what is trained on"),

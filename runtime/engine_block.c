@@ -303,14 +303,15 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
 {
     const spw_block *b = &e->model->blocks[run->block_idx];
     const spw_model_config *m = &e->model->config;
-    uint64_t table = spw_model_rope_table(m, b->layer_idx) * spw__table_positions(e) * m->head_dim;
+    uint64_t table_elems = spw__table_positions(e) * m->head_dim;
     static act *const want_logits = (act *)(uintptr_t)1;
     spw_call call = {.tape = e->tape,
                      .batch = batch,
                      .block = b,
                      .params = run->params,
                      .model = e->model,
-                     .cos_sin = e->cos_sin + table,
+                     .cos_sin = e->cos_sin + spw_model_rope_table(m, b->layer_idx) * table_elems,
+                     .query_cos_sin = e->cos_sin + spw_model_query_table(m, b->layer_idx) * table_elems,
                      .training = training,
                      .logits_out = logits ? want_logits : NULL};
     run->e = e;

@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GptOssConfig, GraniteConfig, LlamaConfig, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -347,6 +347,10 @@ def random_case(rng, family):
                              residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]))
     if family == "seed_oss":
         return SeedOssConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.6, attention_out_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
+    if family == "ministral3":
+        more["rope_parameters"] = rope(1000.0, "yarn", factor=rng.choice([4.0, 16.0]), original_max_position_embeddings=rng.choice([3, 8, 16]),
+                                       llama_4_scaling_beta=rng.choice([0.1, 0.5]), **rng.choice([{}, dict(mscale=1.0, mscale_all_dim=1.0)]))
+        return Ministral3Config(**more, pad_token_id=None)
     if family in ("glm", "glm4"):
         D = more["head_dim"] = 4 * rng.randrange(1, 5)
         more["rope_parameters"] |= dict(partial_rotary_factor=rng.choice([0.5, 1.0]))
@@ -446,7 +450,7 @@ def make_random(seed, count, out):
     rng = random.Random(seed)
     families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2",
                 "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss",
-                "glm", "glm4", "ernie4_5", "exaone4"]
+                "glm", "glm4", "ernie4_5", "exaone4", "ministral3"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -599,6 +603,13 @@ elif __name__ == "__main__":
     make("exaone4", Exaone4Config(**common | dict(pad_token_id=None), head_dim=12, sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True,
                                   rope_parameters=rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                                        original_max_position_embeddings=48)), bf16)
+    growing = rope(1000.0, "yarn", factor=16.0, beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4,
+                   llama_4_scaling_beta=0.6)
+    make("ministral3", Ministral3Config(**common | dict(pad_token_id=None), head_dim=6, rope_parameters=growing), bf16)
+    make("ministral3_images", Mistral3Config(
+        text_config=Ministral3Config(**common | dict(num_key_value_heads=1, pad_token_id=None), head_dim=8, rope_parameters=growing).to_dict(),
+        vision_config=PixtralVisionConfig(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=4, patch_size=2).to_dict(),
+        image_token_index=0, tie_word_embeddings=False), bf16)
     make("exaone4_window", Exaone4Config(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                          sliding_window_pattern="LLLG", layer_types=["sliding_attention"] * 3 + ["full_attention"]), f32)
     axes = dict(common | dict(hidden_size=24), pad_token_id=None, rope_parameters=rope(1000.0, mrope_section=[1, 1, 1]))

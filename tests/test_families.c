@@ -80,7 +80,9 @@ static const char *const cases[] = {"gpt2",
                                     "ernie4_5",
                                     "ernie4_5_bias",
                                     "exaone4",
-                                    "exaone4_window"};
+                                    "exaone4_window",
+                                    "ministral3",
+                                    "ministral3_images"};
 
 /* ---------------------------------------------------------------- against transformers */
 

@@ -139,6 +139,13 @@ test_refusals(void **state)
         {"glm4", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
          "not supported yet: layer_types[0] \"sliding_attention\""},
         {"ernie4_5", "\"use_bias\":0", "use_bias: expected true or false, got 0"},
+        {"ministral3", "\"sliding_window\":null", "rope_parameters: expected an object"},
+        {"ministral3", "\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.0}",
+         "not supported yet: rope_parameters.rope_type \"linear\""},
+        {"ministral3", "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":2.0,\"llama_4_scaling_beta\":\"a\"}",
+         "rope_parameters.llama_4_scaling_beta: expected number"},
+        {"mistral", "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":2.0,\"llama_4_scaling_beta\":0.1}",
+         "not supported yet: rope_parameters.llama_4_scaling_beta 0.1"},
         {"exaone4", "\"attention_bias\":true", "not supported yet: attention_bias true"},
         {"exaone4", "\"sliding_window_pattern\":\"LLLG\"", "sliding_window_pattern: expected integer"},
         {"exaone4",
@@ -505,6 +512,15 @@ test_defaults(void **state)
     assert_true(m.rope_paired && m.rope_part == 0 && !m.gate_packed && !m.qkv_bias && !m.mlp_bias);
     DONE(parse("ernie4_5", "\"use_bias\":true", &m, &err));
     assert_true(m.qkv_bias && m.out_bias && m.mlp_bias);
+    DONE(parse("ministral3",
+               "\"rope_parameters\":{\"type\":\"yarn\",\"rope_type\":\"yarn\",\"rope_theta\":1e6,\"factor\":16.0,"
+               "\"original_max_position_embeddings\":16384,\"max_position_embeddings\":262144,\"beta_fast\":32.0,"
+               "\"beta_slow\":1.0,\"mscale_all_dim\":1.0,\"mscale\":1.0,\"llama_4_scaling_beta\":0.1}",
+               &m, &err));
+    assert_true(m.kv_heads == 8 && m.head_dim == 128 && m.norm_eps == 1e-5 && m.window == 0 && !m.tied);
+    assert_true(m.rope_growth == 0.1 && m.rope_positions == 16384 && m.rope_attention == 1 && m.rope_theta == 1e6);
+    assert_true(spw_model_rope_tables(&m) == 2 && spw_model_rope_table(&m, 1) == 0 &&
+                spw_model_query_table(&m, 1) == 1);
     DONE(parse("exaone4", "", &m, &err));
     assert_true(m.window == 4096 && m.full_every == 0 && m.rope_skip_every == 0 && m.kv_heads == 32 && !m.tied);
     assert_true(m.norms == SPW_NORMS_AFTER && m.qk_norm && !m.qk_norm_whole && m.norm_eps == 1e-5);

@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window ministral3"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -66,6 +66,8 @@ train glm true "\"model_type\":\"glm\",$small,\"head_dim\":8,\"partial_rotary_fa
 train glm4 true "\"model_type\":\"glm4\",$small,\"head_dim\":8,\"attention_bias\":false"
 train ernie4_5 false "\"model_type\":\"ernie4_5\",$small,\"head_dim\":8,\"use_bias\":true"
 train exaone4 true "\"model_type\":\"exaone4\",$small,\"sliding_window\":null"
+train ministral3 true "\"model_type\":\"ministral3\",$small,\"head_dim\":6,\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":16,\"original_max_position_embeddings\":8,
+    \"rope_theta\":1e6,\"llama_4_scaling_beta\":0.1,\"mscale\":1,\"mscale_all_dim\":1}"
 train exaone4_window true "\"model_type\":\"exaone4\",$small,\"sliding_window\":7,\"layer_types\":[\"sliding_attention\",\"full_attention\"]"
 train gemma3 true "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"sliding_window_pattern\":2,
     \"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":1000},\"sliding_attention\":{\"rope_theta\":50}}"
@@ -143,6 +145,9 @@ want = {
     "glm4": dict(attention_bias=False, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.5}),
     "ernie4_5": dict(use_bias=True, tie_word_embeddings=True, head_dim=8, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
     "exaone4": dict(sliding_window=None, layer_types=["full_attention"] * 2, rms_norm_eps=1e-5),
+    "ministral3": dict(head_dim=6, sliding_window=None, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16, "beta_fast": 32, "beta_slow": 1, "truncate": True, "original_max_position_embeddings": 8,
+        "attention_factor": 1, "llama_4_scaling_beta": 0.1}),
     "exaone4_window": dict(sliding_window=7, layer_types=["sliding_attention", "full_attention"]),
     "gemma3": dict(query_pre_attn_scalar=10, sliding_window=7, layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=True,
                    hidden_activation="gelu_pytorch_tanh", attention_bias=False,

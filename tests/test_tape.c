@@ -103,6 +103,7 @@ forward(layer *l, bool recorded)
                      .params = l->params,
                      .model = l->model,
                      .cos_sin = l->cos_sin,
+                     .query_cos_sin = l->cos_sin,
                      .training = true};
     l->batch = (spw_batch){.sequences = SEQUENCES,
                            .positions = POSITIONS,

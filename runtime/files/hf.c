@@ -112,20 +112,22 @@ read_llama(const source *s, spw_model_config *c)
     bool glm = c->family == SPW_FAMILY_GLM4_MOE, latent = spw__hf_is_latent(c->family);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, ernie = c->family == SPW_FAMILY_ERNIE;
     bool glm_dense = spw__hf_is_glm_dense(c->family), exaone = c->family == SPW_FAMILY_EXAONE4;
-    uint64_t kv_default =
-        c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm || minimax || seed ? 8
-        : c->family == SPW_FAMILY_GEMMA                                                                         ? 16
-        : glm_dense || ernie                                                                                    ? 2
-        : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma                         ? 4
-        : s->qwen_vl                                                                                            ? 8
-        : c->family == SPW_FAMILY_QWEN2_MOE                                                                     ? 16
-        : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3 || exaone                              ? 32
-                                                                                                                : 0;
+    bool ministral = c->family == SPW_FAMILY_MINISTRAL3;
+    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm ||
+                                  minimax || seed || ministral
+                              ? 8
+                          : c->family == SPW_FAMILY_GEMMA                                                 ? 16
+                          : glm_dense || ernie                                                            ? 2
+                          : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
+                          : s->qwen_vl                                                                    ? 8
+                          : c->family == SPW_FAMILY_QWEN2_MOE                                             ? 16
+                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3 || exaone      ? 32
+                                                                                                          : 0;
     bool coarse = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || c->family == SPW_FAMILY_GLM4_LITE;
     bool bias = gpt_oss || seed || glm_dense;
-    c->norm_eps = glm_dense                                                                    ? 1.5625e-7
-                  : coarse || olmo || olmoe || gpt_oss || glm || ernie || exaone || s->qwen_vl ? 1e-5
-                                                                                               : 1e-6;
+    c->norm_eps = glm_dense                                                                                 ? 1.5625e-7
+                  : coarse || olmo || olmoe || gpt_oss || glm || ernie || exaone || ministral || s->qwen_vl ? 1e-5
+                                                                                                            : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -133,11 +135,11 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
     c->kv_heads = kv_default > 0 && json_object_get(s->object, "num_key_value_heads") == NULL ? kv_default : c->heads;
     SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
-    c->head_dim = gemma                                                                    ? 256
-                  : gpt_oss                                                                ? 64
-                  : c->family == SPW_FAMILY_QWEN3 || minimax || seed || glm_dense || ernie ? 128
-                  : c->heads > 0                                                           ? c->width / c->heads
-                                                                                           : 0;
+    c->head_dim = gemma                                                                                 ? 256
+                  : gpt_oss                                                                             ? 64
+                  : c->family == SPW_FAMILY_QWEN3 || minimax || seed || glm_dense || ernie || ministral ? 128
+                  : c->heads > 0 ? c->width / c->heads
+                                 : 0;
     SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
     if (c->width > 0 && c->heads > c->width && c->head_dim == 0)
         return wrong(s, "num_attention_heads", "no more heads than hidden_size",
@@ -248,7 +250,7 @@ read_family(const source *s, spw_family *out)
                          "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
                          "smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, "
                          "deepseek_v3, glm4_moe_lite, minimax_m2, olmo3, gemma, granite, olmoe, seed_oss, glm, glm4, "
-                         "ernie4_5 or exaone4)",
+                         "ernie4_5, exaone4 or ministral3)",
                          s->name, s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);
@@ -339,7 +341,9 @@ read_text_family(const source *s, const struct with_images *kind, spw_family *ou
         *out = kind->text;
     else
         return refuse(s, "model_type", type);
-    return *out == kind->text ? SPW_OK : refuse(s, "model_type", type);
+    return *out == kind->text || (kind->text == SPW_FAMILY_MISTRAL && *out == SPW_FAMILY_MINISTRAL3)
+               ? SPW_OK
+               : refuse(s, "model_type", type);
 }
 
 /* kind: whose text part this is; NULL: a model of text. */

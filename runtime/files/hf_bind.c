@@ -43,7 +43,7 @@ is_passed_over(const char *name, const spw_model_config *c)
 {
     spw_family family = c->family;
     const char *inner = begins_with(name, "model.") ? name + strlen("model.") : name; /* in newer files all are there */
-    if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL) &&
+    if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL || family == SPW_FAMILY_MINISTRAL3) &&
         (begins_with(inner, "vision_tower.") || begins_with(inner, "multi_modal_projector.")))
         return true;
     if ((family == SPW_FAMILY_QWEN2 || family == SPW_FAMILY_QWEN3) && begins_with(inner, "visual."))

@@ -10,7 +10,7 @@
 enum {
     GPT2 = 1 << SPW_FAMILY_GPT2,
     LLAMA = 1 << SPW_FAMILY_LLAMA,
-    MISTRAL = 1 << SPW_FAMILY_MISTRAL,
+    MISTRAL = 1 << SPW_FAMILY_MISTRAL | 1 << SPW_FAMILY_MINISTRAL3,
     QWEN = 1 << SPW_FAMILY_QWEN2 | 1 << SPW_FAMILY_QWEN3,
     MIXTRAL = 1 << SPW_FAMILY_MIXTRAL,
     QWEN2_MOE = 1 << SPW_FAMILY_QWEN2_MOE,
@@ -163,7 +163,8 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
     "Gemma2ForCausalLM",     "GptOssForCausalLM",      "Glm4MoeForCausalLM",   "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniMaxM2ForCausalLM", "Olmo3ForCausalLM",
     "GemmaForCausalLM",      "GraniteForCausalLM",     "OlmoeForCausalLM",     "SeedOssForCausalLM",
-    "GlmForCausalLM",        "Glm4ForCausalLM",        "Ernie4_5ForCausalLM",  "Exaone4ForCausalLM"};
+    "GlmForCausalLM",        "Glm4ForCausalLM",        "Ernie4_5ForCausalLM",  "Exaone4ForCausalLM",
+    "Ministral3ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

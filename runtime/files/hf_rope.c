@@ -54,6 +54,8 @@ read_yarn(const source *s, spw_model_config *c)
         c->rope_mscale = mscale;
         c->rope_all_dim = all_dim;
     }
+    if (c->family == SPW_FAMILY_MINISTRAL3)
+        SPW_TRY(read_real(s, "llama_4_scaling_beta", &c->rope_growth));
     SPW_TRY(read_real(s, "attention_factor", &c->rope_attention));
     c->rope_truncate = json_object_get(s->object, "truncate") == NULL; /* null is false */
     return read_bool(s, "truncate", &c->rope_truncate);
@@ -199,6 +201,8 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
         for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
             found = found || strcmp(name, known[i]) == 0;
         found = found || (s->axes && (strcmp(name, "mrope_section") == 0 || strcmp(name, "mrope_interleaved") == 0));
+        found = found || (c->family == SPW_FAMILY_MINISTRAL3 &&
+                          (strcmp(name, "llama_4_scaling_beta") == 0 || strcmp(name, "max_position_embeddings") == 0));
         if (!found && c->rope == SPW_ROPE_YARN && strcmp(name, "attn_factor") == 0 && json_is_number(v))
             return refuse_factor(rope, v);
         if (!found && !json_is_null(v))
@@ -271,9 +275,13 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
     }
     SPW_TRY(read_rope_part(s, c));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
-    if (c->family == SPW_FAMILY_GPT_OSS && rope.object == NULL)
-        return wrong(s, "rope_scaling", "an object, as the family's folders have it", NULL);
-    return by_layer ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c);
+    if ((c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_MINISTRAL3) && rope.object == NULL)
+        return wrong(s, c->family == SPW_FAMILY_GPT_OSS ? "rope_scaling" : "rope_parameters",
+                     "an object, as the family's folders have it", NULL);
+    SPW_TRY(by_layer ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c));
+    return c->family == SPW_FAMILY_MINISTRAL3 && c->rope != SPW_ROPE_YARN
+               ? refuse(&rope, "rope_type", get(&rope, "rope_type"))
+               : SPW_OK;
 }
 
 /* The list, which counts more than the interval, must be what some interval gives. */

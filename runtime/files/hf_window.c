@@ -77,7 +77,8 @@ spw__hf_read_window(const source *s, spw_model_config *c)
 {
     bool moe = c->family == SPW_FAMILY_QWEN3_MOE; /* a window is for all of its layers */
     bool qwen = c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3;
-    bool none = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3;      /* where nothing is said */
+    bool none = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 ||
+                c->family == SPW_FAMILY_MINISTRAL3;                                   /* where nothing is said */
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;

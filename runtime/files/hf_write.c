@@ -85,6 +85,16 @@ scaling_object(const spw_model_config *c)
     return NULL;
 }
 
+/* By the key that its class has known from the first. */
+static void
+write_growing_rope(json_t *o, const spw_model_config *c)
+{
+    json_t *rope = scaling_object(c);
+    json_object_set_new(rope, "rope_theta", json_real(c->rope_theta));
+    json_object_set_new(rope, "llama_4_scaling_beta", json_real(c->rope_growth));
+    json_object_set_new(o, "rope_parameters", rope);
+}
+
 /* By newer keys: by older ones releases make different models. */
 static void
 write_rope_by_layer(json_t *o, const spw_model_config *c)
@@ -106,6 +116,10 @@ write_rope(json_t *o, const spw_model_config *c)
     json_t *scaling;
     if (c->family == SPW_FAMILY_OLMO3) {
         write_rope_by_layer(o, c);
+        return;
+    }
+    if (c->family == SPW_FAMILY_MINISTRAL3) {
+        write_growing_rope(o, c);
         return;
     }
     scaling = scaling_object(c);

@@ -6,10 +6,10 @@
 #include <math.h>
 
 static const char *const family_names[SPW_FAMILY_COUNT] = {
-    "gpt2",        "llama",         "mistral",    "qwen2",       "qwen3",  "mixtral", "qwen3_moe", "phi3",
-    "smollm3",     "qwen2_moe",     "olmo2",      "gemma3_text", "gemma2", "gpt_oss", "glm4_moe",  "deepseek_v2",
-    "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3",       "gemma",  "granite", "olmoe",     "seed_oss",
-    "glm",         "glm4",          "ernie4_5",   "exaone4",     "custom"};
+    "gpt2",        "llama",         "mistral",    "qwen2",       "qwen3",      "mixtral", "qwen3_moe", "phi3",
+    "smollm3",     "qwen2_moe",     "olmo2",      "gemma3_text", "gemma2",     "gpt_oss", "glm4_moe",  "deepseek_v2",
+    "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3",       "gemma",      "granite", "olmoe",     "seed_oss",
+    "glm",         "glm4",          "ernie4_5",   "exaone4",     "ministral3", "custom"};
 
 const char *
 spw_family_name(spw_family family)
@@ -66,13 +66,19 @@ spw_model_rope_width(const spw_model_config *c)
 uint64_t
 spw_model_rope_tables(const spw_model_config *c)
 {
-    return c->rope_theta > 0 ? 1 + (c->rope_local_theta > 0) : 0;
+    return c->rope_theta > 0 ? 1 + (c->rope_local_theta > 0 || c->rope_growth > 0) : 0;
 }
 
 uint64_t
 spw_model_rope_table(const spw_model_config *c, uint64_t layer_idx)
 {
     return c->rope_local_theta > 0 && spw_model_window(c, layer_idx) > 0;
+}
+
+uint64_t
+spw_model_query_table(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->rope_growth > 0 ? 1 : spw_model_rope_table(c, layer_idx);
 }
 
 uint64_t
@@ -151,23 +157,31 @@ long_frequency(const spw_model_config *c, uint64_t j, uint64_t R, uint64_t T)
     return 1.0f / ((T > c->rope_positions ? c->rope_long[j] : c->rope_short[j]) * power);
 }
 
+/* By which the query at a place is larger. */
+static float
+growth(const spw_model_config *c, uint64_t t)
+{
+    return (float)(1 + c->rope_growth * log(1 + (double)(t / c->rope_positions)));
+}
+
 void
 spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float *out)
 {
     uint64_t R = spw_model_rope_width(c), half = R / 2;
     spw_model_config local = *c;
+    bool queries = table_idx > 0 && c->rope_growth > 0;
     float scale;
     local.rope = SPW_ROPE_PLAIN;
     local.rope_theta = c->rope_local_theta;
-    c = table_idx > 0 ? &local : c;
+    c = table_idx > 0 && !queries ? &local : c;
     scale = c->rope == SPW_ROPE_YARN || c->rope == SPW_ROPE_LONG ? (float)c->rope_attention : 1;
     for (uint64_t j = 0; j < half; j++) {
         float f = (float)(1.0 / pow(c->rope_theta, (double)(2 * j) / (double)R));
         f = c->rope == SPW_ROPE_LONG ? long_frequency(c, j, R, T) : (float)scaled_frequency(c, j, (double)f);
         for (uint64_t t = 0; t < T; t++) {
-            float angle = (float)t * f;
-            out[t * R + j] = (float)cos((double)angle) * scale;
-            out[t * R + half + j] = (float)sin((double)angle) * scale;
+            float angle = (float)t * f, factor = queries ? scale * growth(c, t) : scale;
+            out[t * R + j] = (float)cos((double)angle) * factor;
+            out[t * R + half + j] = (float)sin((double)angle) * factor;
         }
     }
 }

@@ -7,7 +7,7 @@
  * DeepSeek-V2, V3 and GLM-4.7-Flash (latent attention besides), Gemma (Gemma 3's norms where Llama has them), Granite (four factors),
  * OLMoE (OLMo 2's norms of q and k, experts), Seed-OSS (biases), GLM-4 (gate and up in one, pairs that are turned are neighbors;
  * since 0414 norms where Gemma 2 has them), ERNIE 4.5 (such pairs) and EXAONE 4 (OLMo 2's norms, Qwen3's of q and k, no rope without
- * a window) apart are flags of the configuration, not functions.
+ * a window) and Ministral 3 (queries that grow with their place) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -73,8 +73,8 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_
     }
     if (!spw_model_has_rope(c, call->block->layer_idx))
         return x;
-    return spw_nn_rope(call->tape, x, 0, call->cos_sin, call->batch->positions, heads, c->head_dim,
-                       spw_model_rope_width(c), c->rope_paired);
+    return spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, call->batch->positions, heads,
+                       c->head_dim, spw_model_rope_width(c), c->rope_paired);
 }
 
 static spw_value *

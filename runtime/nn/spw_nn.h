@@ -249,7 +249,8 @@ typedef struct spw_call {
     const spw_block *block;
     spw_value *const *params; /* (block->param_count) */
     const spw_model *model;
-    const float *cos_sin; /* the layer's rope table on the device, NULL without rope */
+    const float *cos_sin;       /* the layer's rope table on the device, NULL without rope */
+    const float *query_cos_sin; /* and that of its queries */
     bool training;
     act *logits_out; /* head only: write logits of all rows here instead of the loss; NULL: loss */
 } spw_call;
@@ -296,6 +297,7 @@ typedef enum spw_family {
     SPW_FAMILY_GLM4,
     SPW_FAMILY_ERNIE,
     SPW_FAMILY_EXAONE4,
+    SPW_FAMILY_MINISTRAL3,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -357,9 +359,10 @@ typedef struct spw_model_config {
     uint64_t rope_positions;                 /* original_max_position_embeddings */
     uint64_t rope_skip_every;                /* the last of each so many layers does without; 0: all have it */
     double rope_mscale, rope_all_dim;        /* yarn of latent attention, whose scores the latter enlarges; 0: none */
-    double rope_attention;                   /* yarn, long: cos and sin are so many times as large */
-    bool rope_truncate;                      /* yarn */
-    double rope_part;                        /* of each head's elements, the first, that are turned; 0: all are */
+    double rope_growth;    /* yarn: queries grow with the log of how many rope_positions are before them; 0: not */
+    double rope_attention; /* yarn, long: cos and sin are so many times as large */
+    bool rope_truncate;    /* yarn */
+    double rope_part;      /* of each head's elements, the first, that are turned; 0: all are */
     float rope_short[SPW_ROPE_FACTORS_MAX], rope_long[SPW_ROPE_FACTORS_MAX]; /* long: of each frequency */
 } spw_model_config;
 
@@ -462,12 +465,13 @@ uint64_t spw_model_value_dim(const spw_model_config *config);
 float spw_model_score_scale(const spw_model_config *config);
 /* How many elements of a head are turned. */
 uint64_t spw_model_rope_width(const spw_model_config *config);
-/* How many rope tables the model's layers take, and which one this layer does. */
+/* How many rope tables the model's layers take, and which one this layer does, and its queries. */
 uint64_t spw_model_rope_tables(const spw_model_config *config);
 uint64_t spw_model_rope_table(const spw_model_config *config, uint64_t layer_idx);
+uint64_t spw_model_query_table(const spw_model_config *config, uint64_t layer_idx);
 /*
  * spw_rope_table - cos and sin for T positions into out (T, R) in host memory, R elements of a head being turned; table_idx 1: of
- *           layers with a window.
+ *           layers with a window, or of queries that grow, by 1 + rope_growth log(1 + floor(t / rope_positions)).
  * Computes  frequency f[j] = theta^(-2j/R). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
  *           positions: f where w < M / high, f / factor where w > M / low, and between them the mean of both, f with the
  *           weight (M / w - low) / (high - low). yarn: f up to the place j that turns high times over M positions, f / factor
