@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes tests/vectors/fp8/<case>/: folders whose matrices are 8-bit floats with a scale for each block, as DeepSeek-V3 and Qwen3's are
-published, quantized and decoded by torch. Run from the repository's root:
+published, or with one for all of it, as Ministral 3's are; quantized and decoded by torch. Run from the repository's root:
 
     python3 tests/make_fp8_vectors.py
 
@@ -22,6 +22,9 @@ def spread(scale, block, shape):
 
 # Scales in bf16 are powers of two, as scale_fmt ue8m0 says.
 def quantize(w, block, dtype):
+    if block is None:
+        scale = (w.abs().max() / 448).to(dtype)
+        return (w / scale.float()).clamp(-448, 448).to(FP8), scale
     rows, cols = (-(-n // b) for n, b in zip(w.shape, block))
     scale = torch.empty(rows, cols)
     for r in range(rows):
@@ -50,7 +53,9 @@ def make(case, config, quantization, block, scale_dtype, layer, heads_dim):
             tensors[name] = w.bfloat16()
             continue
         tensors[name], tensors[name + "_scale_inv"] = codes, scale = quantize(w, block, scale_dtype)
-        expect[name] = codes.float() * spread(scale.float(), block, shape)
+        if block is None:
+            tensors[name.removesuffix("weight") + "activation_scale"] = torch.tensor(0.5, dtype=scale_dtype)
+        expect[name] = codes.float() * (scale.float() if block is None else spread(scale.float(), block, shape))
     folder = os.path.join(OUT, case)
     os.makedirs(folder, exist_ok=True)
     save_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
@@ -72,3 +77,8 @@ make("qwen3_moe", common | dict(architectures=["Qwen3MoeForCausalLM"], model_typ
                                 hidden_act="silu", rms_norm_eps=1e-6, rope_theta=10000.0, tie_word_embeddings=True),
      {"scale_fmt": "ue8m0"}, [128, 128], torch.bfloat16,
      experts | {"mlp.gate.weight": (3, 24), "self_attn.q_norm.weight": (8,), "self_attn.k_norm.weight": (8,)}, (24, 8))
+make("ministral3", common | dict(architectures=["Ministral3ForCausalLM"], model_type="ministral3", head_dim=8, intermediate_size=44, num_hidden_layers=2,
+                                 hidden_act="silu", rms_norm_eps=1e-5, tie_word_embeddings=True,
+                                 rope_parameters=dict(rope_type="yarn", rope_theta=1e6, factor=16.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.1)),
+     {"activation_scheme": "static", "dequantize": False, "modules_to_not_convert": ["lm_head"]}, None, torch.bfloat16,
+     {"mlp.gate_proj.weight": (44, 24), "mlp.up_proj.weight": (44, 24), "mlp.down_proj.weight": (24, 44)}, (24, 8))

@@ -1,6 +1,6 @@
 /*
  * Weights in 8-bit floats, as DeepSeek-V3 and what follows it are published: e4m3 without infinities, and an fp32 number for each block of
- * rows and columns, by which its weights are multiplied (files call it weight_scale_inv: it is what the quantizer divided by). A decoded
+ * rows and columns, or one for all, by which its weights are multiplied (files call it weight_scale_inv: it is what the quantizer divided by). A decoded
  * number is one product in fp32, rounded once. Here is what a config.json says of them, which part of the scales a range of
  * a matrix takes, and the decoding; the files are the reader's.
  * Source: Micikevicius et al. 2022 (2209.05433), 3.1; DeepSeek-AI 2024 (2412.19437), 3.3.2.
@@ -23,9 +23,14 @@ is_one_of(const json_t *v, const char *a, const char *b)
     return text != NULL && (strcmp(text, a) == 0 || strcmp(text, b) == 0);
 }
 
+/* Null: all of a matrix is one. */
 static bool
 read_block(const json_t *v, uint64_t block[2])
 {
+    if (json_is_null(v))
+        block[0] = block[1] = (uint64_t)BLOCK_MAX;
+    if (json_is_null(v))
+        return true;
     for (size_t i = 0; i < 2; i++) {
         double x = json_number_value(json_array_get(v, i));
         if (json_array_size(v) != 2 || !(x >= 1 && x <= BLOCK_MAX) || x != (double)(uint64_t)x)
@@ -49,7 +54,7 @@ is_understood(const char *member, const json_t *v, uint64_t block[2])
     if (strcmp(member, "fmt") == 0)
         return is_one_of(v, "e4m3", "float8_e4m3fn");
     if (strcmp(member, "activation_scheme") == 0) /* of whoever multiplies in 8 bits */
-        return is_one_of(v, "dynamic", "dynamic");
+        return is_one_of(v, "dynamic", "static");
     if (strcmp(member, "scale_fmt") == 0) /* powers of two are fp32 numbers like others */
         return is_one_of(v, "float", "ue8m0");
     if (strcmp(member, "expert_dtype") == 0)

@@ -308,7 +308,7 @@ check_quantization(const source *s, spw_family family)
                    ": take the folder that was quantized; spillway.frozen_codes makes codes of its weights");
     SPW_TRY(read_member(s, "quantization_config", &inner));
     return say(&inner, "not supported yet: ", refused, " ", get(&inner, refused),
-               ": of 8-bit floats e4m3 is read, with a scale for each block of weights");
+               ": of 8-bit floats e4m3 is read, with a scale for each block of weights or for all of a matrix");
 }
 
 /* Models of text and images, as most sizes of Gemma 3 and Mistral Small 3 are published, and what their text part is. */

@@ -35,8 +35,8 @@ ends_with(const char *text, const char *end)
 }
 
 /*
- * What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images, and those
- * of GLM and DeepSeek layers behind the last one, which predict further tokens.
+ * What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images, those
+ * of GLM and DeepSeek layers behind the last one, which predict further tokens, and 8-bit ones scales for who rounds activations.
  */
 static bool
 is_passed_over(const char *name, const spw_model_config *c)
@@ -53,7 +53,7 @@ is_passed_over(const char *name, const spw_model_config *c)
         return true;
     if (family == SPW_FAMILY_GPT2)
         return begins_with(name, "h.") && (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias"));
-    return ends_with(name, ".rotary_emb.inv_freq");
+    return ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".activation_scale");
 }
 
 /* A tied model's lm_head.weight, where a file has one, must be the embedding. */
@@ -240,6 +240,8 @@ check_scales(const spw_hf_reader *r, const spw_param *p, const entry *weights, c
     SPW_TRY(check_type(r, scales, err));
     want[0] = (p->rows - 1) / r->blocks.rows + 1;
     want[1] = (p->cols - 1) / r->blocks.cols + 1;
+    if (want[0] * want[1] == 1 && s->bytes == spw_dtype_bytes(s->dtype)) /* of a matrix with one, [] */
+        return SPW_OK;
     if (s->ndim != 2 || memcmp(s->shape, want, sizeof want) != 0)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, blocks of %llu x %llu need %s",
                          r->shards[scales->shard_idx].name, s->name, shape_text(is, sizeof is, s->shape, s->ndim),
