@@ -55,6 +55,18 @@ to_plain_json(char *text)
     }
 }
 
+/* Files of launchers, which name one of DeepSpeed's. */
+static const char *
+advice(const char *name)
+{
+    const char *end = strrchr(name, '.');
+    bool yaml = end != NULL && (strcmp(end, ".yaml") == 0 || strcmp(end, ".yml") == 0);
+    return yaml ? ": a configuration is JSON, not YAML; of accelerate give the file that deepspeed_config_file names, "
+                  "of "
+                  "Axolotl the one that deepspeed names"
+                : "";
+}
+
 spw_status
 spw__config_json(json_t **out, const char *text, const char *name, spw_error *err)
 {
@@ -67,7 +79,7 @@ spw__config_json(json_t **out, const char *text, const char *name, spw_error *er
     *out = json_loads(plain, JSON_REJECT_DUPLICATES, &where);
     spw_mem_free(plain);
     if (*out == NULL)
-        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
+        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s%s", name, where.line, where.column, where.text, advice(name));
     if (json_is_object(*out))
         return SPW_OK;
     json_decref(*out);

@@ -896,6 +896,20 @@ test_defaults_by_type(void **state)
     assert_true(c.optimizer.weight_decay == 0);
 }
 
+/* A launcher's file is told from a mistake in JSON. */
+static void
+test_yaml(void **state)
+{
+    spw_error err = {0};
+    (void)state;
+    assert_int_equal(spw_config_parse(&c, "deepspeed_config:\n  zero_stage: 3\n", "default_config.yaml", NULL, 0, &err),
+                     SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "default_config.yaml:1:"));
+    assert_non_null(strstr(err.message, "of accelerate give the file that deepspeed_config_file names"));
+    assert_int_equal(spw_config_parse(&c, "deepspeed_config:\n", "run.json", NULL, 0, &err), SPW_ECONFIG);
+    assert_null(strstr(err.message, "YAML"));
+}
+
 /* Updates, learning rates and beta1 of DeepSpeed 0.19.8's own classes, which were stepped as its engine does it. */
 static void
 test_cycles(void **state)
@@ -1013,27 +1027,17 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_accepted),
-        cmocka_unit_test(test_said),
-        cmocka_unit_test(test_decay),
-        cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_deepspeed_keys),
-        cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_dump),
-        cmocka_unit_test(test_dump_settings),
-        cmocka_unit_test(test_schedules),
-        cmocka_unit_test(test_cycles),
-        cmocka_unit_test(test_group_rates),
-        cmocka_unit_test(test_defaults_by_type),
-        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_paths),
-        cmocka_unit_test(test_home),
-        cmocka_unit_test(test_null),
-        cmocka_unit_test(test_include),
-        cmocka_unit_test(test_include_refused),
+        cmocka_unit_test(test_whole),          cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_accepted),       cmocka_unit_test(test_said),
+        cmocka_unit_test(test_decay),          cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_deepspeed_keys), cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_files),          cmocka_unit_test(test_dump),
+        cmocka_unit_test(test_dump_settings),  cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_cycles),         cmocka_unit_test(test_group_rates),
+        cmocka_unit_test(test_yaml),           cmocka_unit_test(test_defaults_by_type),
+        cmocka_unit_test(test_help),           cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_home),           cmocka_unit_test(test_null),
+        cmocka_unit_test(test_include),        cmocka_unit_test(test_include_refused),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }
