@@ -47,6 +47,47 @@ both llama '"model_type":"llama","hidden_size":32,"num_hidden_layers":3,"num_att
   "intermediate_size":48,"vocab_size":256,"max_position_embeddings":64' '["[qv]_proj", "model.layers.1.mlp.down_proj"]'
 both gpt2 '"model_type":"gpt2","n_embd":32,"n_layer":3,"n_head":4,"n_positions":64,"vocab_size":256' '["c_attn", "h.2.mlp.*"]'
 
+# Adapters as peft writes them: in 16 bits, with alpha over the root of the rank; and what they may not be.
+variant() { # NAME CODE: a folder like llama's, changed by Python, which has tensors t {name: (shape, bytes of bf16)} and the configuration c
+    rm -rf "$dir/$1" && mkdir "$dir/$1" && cp "$dir"/llama/step-6/{config.json,model.safetensors} "$dir/$1" || return 1
+    python3 - "$dir/llama/step-6" "$dir/$1" "${3:-2}" "$2" <<'EOF'
+import json, struct, sys
+source, to, width, code = sys.argv[1:]
+raw = open(f"{source}/adapter_model.safetensors", "rb").read()
+n = struct.unpack("<Q", raw[:8])[0]
+t, c = {}, json.load(open(f"{source}/adapter_config.json"))
+for name, v in json.loads(raw[8:8 + n]).items():
+    if name != "__metadata__":
+        x = raw[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]]
+        t[name] = v["shape"], b"".join(x[i + 2:i + 4] for i in range(0, len(x), 4))
+exec(code)
+head, body = {}, b""
+for name, (shape, x) in t.items():
+    x = x if width == "2" else b"".join(b"\0\0" + x[i:i + 2] for i in range(0, len(x), 2))
+    head[name] = {"dtype": "BF16" if width == "2" else "F32", "shape": shape, "data_offsets": [len(body), len(body) + len(x)]}
+    body += x
+head = json.dumps(head).encode()
+open(f"{to}/adapter_model.safetensors", "wb").write(struct.pack("<Q", len(head)) + head + body)
+json.dump(c, open(f"{to}/adapter_config.json", "w"))
+EOF
+}
+merges() { rm -rf "$dir/$1-merged" && run export "$dir/$1" --to "$dir/$1-merged" --dtype fp32; }
+check "fp32 of 16 bits is made" variant wide "" 4
+check "and merged" merges wide
+check "16 bits are made" variant narrow ""
+check "and merged" merges narrow
+check "to the same" cmp "$dir/wide-merged/model.safetensors" "$dir/narrow-merged/model.safetensors"
+check "alpha over the root is made" variant root 'c["use_rslora"], c["lora_alpha"] = True, 4 * 3 ** 0.5'
+check "and merged" merges root
+check "to the same" cmp "$dir/wide-merged/model.safetensors" "$dir/root-merged/model.safetensors"
+for init in pissa olora; do
+    check "$init is made" variant "$init" "c['init_lora_weights'] = '$init'"
+    check "and refused" refuses "init_lora_weights \"$init\" has changed the weights" export "$dir/$init" --to "$dir/$init-merged"
+done
+check "a trained head is made" variant head 't["base_model.model.lm_head.weight"] = [256, 32], bytes(2 * 256 * 32)'
+check "and refused" refuses "base_model.model.lm_head.weight in adapter_model.safetensors is not an adapter" export "$dir/head" --to "$dir/head-merged"
+check "and leaves nothing" [ ! -e "$dir/head-merged" ]
+
 # Of mixtures: "*" leaves the router alone, which peft has no adapters beside, and MLPs that peft takes for experts are told of.
 mixture() { # NAME MODEL TARGETS
     check "$1 trains adapters" run train "$dir/llama.json" --quiet --set "model={\"model_type\":\"$1\",$moe,$2}" --set "spillway.lora.targets=$3" \

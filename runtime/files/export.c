@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <jansson.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,26 +32,78 @@ typedef struct job {
     bool is_foreign;         /* another program's checkpoint */
     bool says_model;         /* such a one, of the model that config is */
     double alpha;
-    struct { /* of the parameter that is written; rank 0: it has none */
+    bool by_root; /* alpha counts over the square root of the rank, not over the rank */
+    struct {      /* of the parameter that is written; rank 0: it has none */
         uint64_t rank;
         float *a, *b, scale; /* (rank, in), (out, rank) */
     } adapter;
     char partial[PATH_MAX_BYTES];
     bool made;         /* that folder */
     uint32_t *file_of; /* (param_count) */
-    uint32_t merged;   /* adapters */
     uint64_t done, all;
     spw_bounce *bounce; /* two of each thread: what it reads, what it writes */
     spw_pool *pool;     /* NULL: one thread */
 } job;
+
+/* Ways to begin that leave the model's own weights as they were: with others B A alone is not what training added. */
+static bool
+begins_beside(const json_t *init)
+{
+    static const char *const names[] = {"gaussian", "eva", "orthogonal", "mica"};
+    const char *name = json_string_value(init);
+    for (size_t i = 0; name != NULL && i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    }
+    return name == NULL;
+}
+
+static spw_status
+read_adapter_config(job *j, const json_t *root, const char *path, spw_error *err)
+{
+    const json_t *init = json_object_get(root, "init_lora_weights");
+    j->alpha = json_number_value(json_object_get(root, "lora_alpha"));
+    j->by_root = json_is_true(json_object_get(root, "use_rslora"));
+    if (!(j->alpha > 0))
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: lora_alpha is missing or not above 0", path);
+    if (!begins_beside(init))
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "%s: init_lora_weights \"%.40s\" has changed the weights that the adapters are beside; peft's "
+                         "save_pretrained makes plain adapters of them (path_initial_model_for_weight_conversion), and "
+                         "where the weights here are the changed ones, set it to true",
+                         path, json_string_value(init));
+    if (json_is_true(json_object_get(root, "use_dora")) || json_object_size(json_object_get(root, "alpha_pattern")) > 0)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: not supported yet: use_dora, alpha_pattern", path);
+    return SPW_OK;
+}
+
+/* Each tensor is A or B of a weight here: nothing that was trained is left out. */
+static spw_status
+check_adapters(const job *j, spw_error *err)
+{
+    const char *prefix = j->config.family == SPW_FAMILY_GPT2 ? "base_model.model.transformer." : "base_model.model.";
+    size_t n = strlen(prefix);
+    for (uint32_t i = 0; i < spw_st_reader_count(j->adapters); i++) {
+        const char *name = spw_st_reader_tensor(j->adapters, i)->name, *end = strstr(name, ".lora_");
+        char weight[SPW_TENSOR_NAME_BYTES] = "";
+        if (end != NULL && strncmp(name, prefix, n) == 0 &&
+            (strcmp(end, ".lora_A.weight") == 0 || strcmp(end, ".lora_B.weight") == 0))
+            snprintf(weight, sizeof weight, "%.*s.weight", (int)(end - name - (ptrdiff_t)n), name + n);
+        if (spw_model_find_param(j->model, weight) == UINT32_MAX)
+            return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                             "%s: %s in adapter_model.safetensors is not an adapter of a weight of this model",
+                             j->o->source, name);
+    }
+    return SPW_OK;
+}
 
 /* adapter_model.safetensors and adapter_config.json, if the folder has them. */
 static spw_status
 open_adapters(job *j, spw_error *err)
 {
     char path[PATH_MAX_BYTES + 64], *text = NULL;
-    json_t *root, *plain[3];
-    spw_status st = SPW_OK;
+    json_t *root;
+    spw_status st;
     snprintf(path, sizeof path, "%.1000s/adapter_model.safetensors", j->o->source);
     if (access(path, F_OK) != 0)
         return SPW_OK;
@@ -59,16 +112,9 @@ open_adapters(job *j, spw_error *err)
     SPW_TRY(spw_file_read_text(path, CONFIG_BYTES_MAX, &text, err));
     root = json_loads(text, 0, NULL);
     spw_mem_free(text);
-    j->alpha = json_number_value(json_object_get(root, "lora_alpha"));
-    plain[0] = json_object_get(root, "use_rslora");
-    plain[1] = json_object_get(root, "use_dora");
-    plain[2] = json_object_get(root, "alpha_pattern");
-    if (!(j->alpha > 0))
-        st = SPW_RAISE(err, SPW_ECORRUPT, "%s: lora_alpha is missing or not above 0", path);
-    else if (json_is_true(plain[0]) || json_is_true(plain[1]) || json_object_size(plain[2]) > 0)
-        st = SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: not supported yet: use_rslora, use_dora, alpha_pattern", path);
+    st = read_adapter_config(j, root, path, err);
     json_decref(root);
-    return st;
+    return st == SPW_OK ? check_adapters(j, err) : st;
 }
 
 /* The masters of another program's checkpoint: they go before weights in 16 bits that lie beside it, as a Trainer saves both. */
@@ -155,18 +201,27 @@ static spw_status
 read_matrix(const job *j, const spw_param *p, char letter, const spw_tensor_info **info, float **out, spw_error *err)
 {
     bool gpt2 = j->config.family == SPW_FAMILY_GPT2;
-    char name[SPW_TENSOR_NAME_BYTES];
+    char name[SPW_TENSOR_NAME_BYTES], *stored;
+    uint64_t elems;
+    spw_status st = SPW_OK;
     snprintf(name, sizeof name, "base_model.model.%s%.*s.lora_%c.weight", gpt2 ? "transformer." : "",
              (int)(strlen(p->name) - strlen(".weight")), p->name, letter);
     *info = spw_st_reader_find(j->adapters, name);
     if (*info == NULL)
         return SPW_OK;
-    if ((*info)->dtype != SPW_F32 || (*info)->ndim != 2)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s must be an fp32 matrix", j->o->source, name);
-    *out = spw_mem_zalloc((*info)->bytes);
-    if (*out == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "%s (%llu bytes)", name, (unsigned long long)(*info)->bytes);
-    return spw_st_read(j->adapters, *info, 0, *out, (*info)->bytes, err);
+    if ((*info)->dtype == SPW_DTYPE_COUNT || (*info)->ndim != 2)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s must be a matrix of F32, BF16 or F16", j->o->source, name);
+    elems = (*info)->shape[0] * (*info)->shape[1];
+    stored = spw_mem_zalloc((*info)->bytes);
+    *out = spw_mem_zalloc(elems * sizeof **out);
+    if (stored == NULL || *out == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "%s (%llu elements)", name, (unsigned long long)elems);
+    if (st == SPW_OK)
+        st = spw_st_read(j->adapters, *info, 0, stored, (*info)->bytes, err);
+    if (st == SPW_OK)
+        spw_convert(*out, SPW_F32, stored, (*info)->dtype, elems);
+    spw_mem_free(stored);
+    return st;
 }
 
 static void
@@ -196,8 +251,7 @@ find_adapter(job *j, const spw_param *p, spw_error *err)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: the adapter of %s is not (rank, %llu) and (%llu, rank)", j->o->source,
                          p->name, (unsigned long long)in, (unsigned long long)out);
     j->adapter.rank = a->shape[0];
-    j->adapter.scale = (float)(j->alpha / (double)a->shape[0]);
-    j->merged++;
+    j->adapter.scale = (float)(j->alpha / (j->by_root ? sqrt((double)a->shape[0]) : (double)a->shape[0]));
     return SPW_OK;
 }
 
@@ -679,11 +733,6 @@ export_to_partial(job *j, spw_error *err)
     j->made = true;
     SPW_TRY(spw_dir_make(j->partial, err));
     SPW_TRY(write_all(j, err));
-    if (j->adapters != NULL && 2 * j->merged != spw_st_reader_count(j->adapters))
-        return SPW_RAISE(err, SPW_ECORRUPT,
-                         "%s: adapter_model.safetensors has %u tensors, those of %u adapters belong to "
-                         "weights of this model",
-                         j->o->source, spw_st_reader_count(j->adapters), j->merged);
     SPW_TRY(spw_dir_sync(j->partial, err));
     if (rename(j->partial, j->o->to) != 0)
         return SPW_RAISE_SYS(err, errno, "renaming %s to %s", j->partial, j->o->to);
