@@ -258,7 +258,8 @@ inspect_foreign(const char *found, const char *path, bool with_digest, totals *s
 static spw_status
 inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, about *a, json_t *list, spw_error *err)
 {
-    static const char *const beside[] = {"adapter_model.safetensors", "optimizer-00001-of-00001.safetensors"};
+    static const char *const beside[] = {"adapter_model.safetensors", "adapter_model.bin",
+                                         "optimizer-00001-of-00001.safetensors"};
     char file[SPW_PATH_BYTES + 64];
     spw_hf_reader *r = NULL;
     spw_status st = SPW_OK;

@@ -65,14 +65,11 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
 static spw_status
 open_folder(load_job *job, const char *path, spw_error *err)
 {
-    if (spw_dir_has(
-            path,
-            "adapter_model.safetensors")) /* they are part of what was trained, and would be left out without a word */
-        return SPW_RAISE(
-            err, SPW_EUNSUPPORTED,
-            "%s/adapter_model.safetensors: there are adapters beside the weights; merge them with spillway "
-            "export, or go on with --resume",
-            path);
+    if (spw_hf_adapters(path) != NULL) /* they are part of what was trained, and would be left out without a word */
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "%s/%s: there are adapters beside the weights; merge them with spillway export, or go on with "
+                         "--resume",
+                         path, spw_hf_adapters(path));
     SPW_TRY(spw__in_place_check(job->e, path, err));
     SPW_TRY(spw_hf_reader_open(&job->reader, path, err));
     SPW_TRY(spw_hf_reader_bind(job->reader, spw_engine_model(job->e), err));

@@ -85,8 +85,18 @@ for init in pissa olora; do
     check "and refused" refuses "init_lora_weights \"$init\" has changed the weights" export "$dir/$init" --to "$dir/$init-merged"
 done
 check "a trained head is made" variant head 't["base_model.model.lm_head.weight"] = [256, 32], bytes(2 * 256 * 32)'
-check "and refused" refuses "base_model.model.lm_head.weight in adapter_model.safetensors is not an adapter" export "$dir/head" --to "$dir/head-merged"
+check "and refused" refuses "head/adapter_model.safetensors: base_model.model.lm_head.weight is not an adapter" export "$dir/head" --to "$dir/head-merged"
 check "and leaves nothing" [ ! -e "$dir/head-merged" ]
+mkdir "$dir/bin" && cp "$dir"/llama/step-6/{config.json,model.safetensors,adapter_config.json} "$dir/bin" && touch "$dir/bin/adapter_model.bin"
+for command in "eval $dir/bin --data $dir/text" "generate $dir/bin --prompt a" "export $dir/bin --to $dir/bin-merged"; do
+    check "adapters of torch.save are not left out by ${command%% *}" refuses "bin/adapter_model.bin" $command
+done
+if python3 -c 'import torch, safetensors' 2>/dev/null; then
+    python3 -c 'import sys, torch; from safetensors.torch import load_file; torch.save(load_file(sys.argv[1]), sys.argv[2])' \
+        "$dir/narrow/adapter_model.safetensors" "$dir/bin/adapter_model.bin"
+    check "they are merged" merges bin
+    check "to the same" cmp "$dir/narrow-merged/model.safetensors" "$dir/bin-merged/model.safetensors"
+fi
 
 # Of mixtures: "*" leaves the router alone, which peft has no adapters beside, and MLPs that peft takes for experts are told of.
 mixture() { # NAME MODEL TARGETS

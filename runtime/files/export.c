@@ -90,23 +90,22 @@ check_adapters(const job *j, spw_error *err)
             (strcmp(end, ".lora_A.weight") == 0 || strcmp(end, ".lora_B.weight") == 0))
             snprintf(weight, sizeof weight, "%.*s.weight", (int)(end - name - (ptrdiff_t)n), name + n);
         if (spw_model_find_param(j->model, weight) == UINT32_MAX)
-            return SPW_RAISE(err, SPW_EUNSUPPORTED,
-                             "%s: %s in adapter_model.safetensors is not an adapter of a weight of this model",
-                             j->o->source, name);
+            return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s/%s: %s is not an adapter of a weight of this model",
+                             j->o->source, spw_hf_adapters(j->o->source), name);
     }
     return SPW_OK;
 }
 
-/* adapter_model.safetensors and adapter_config.json, if the folder has them. */
+/* Adapters and adapter_config.json, if the folder has them. */
 static spw_status
 open_adapters(job *j, spw_error *err)
 {
     char path[PATH_MAX_BYTES + 64], *text = NULL;
     json_t *root;
     spw_status st;
-    snprintf(path, sizeof path, "%.1000s/adapter_model.safetensors", j->o->source);
-    if (access(path, F_OK) != 0)
+    if (spw_hf_adapters(j->o->source) == NULL)
         return SPW_OK;
+    snprintf(path, sizeof path, "%.1000s/%s", j->o->source, spw_hf_adapters(j->o->source));
     SPW_TRY(spw_st_reader_open(&j->adapters, path, err));
     snprintf(path, sizeof path, "%.1000s/adapter_config.json", j->o->source);
     SPW_TRY(spw_file_read_text(path, CONFIG_BYTES_MAX, &text, err));

@@ -190,6 +190,17 @@ add_base(const char *folder, char what[SPW_HF_WHAT_BYTES])
     spw_mem_free(text);
 }
 
+const char *
+spw_hf_adapters(const char *folder)
+{
+    static const char *const names[] = {"adapter_model.safetensors", "adapter_model.bin"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (spw_dir_has(folder, names[i]))
+            return names[i];
+    }
+    return NULL;
+}
+
 bool
 spw_hf_has_other_weights(const char *folder, char what[SPW_HF_WHAT_BYTES])
 {

@@ -209,6 +209,8 @@ bool spw_hf_has_weights(const char *folder);
  */
 enum { SPW_HF_WHAT_BYTES = 256 };
 bool spw_hf_has_other_weights(const char *folder, char what[SPW_HF_WHAT_BYTES]);
+/* The name of the file of adapters that is there, which is read like one of weights; NULL: none. */
+const char *spw_hf_adapters(const char *folder);
 /*
  * spw_hf_reader_bind - finds every parameter of the model by its name; GPT-2's may begin with "transformer.".
  * Adapters of the model are passed over: they are no part of such a file. Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.
