@@ -305,7 +305,7 @@ const key_row spw__config_rows[] = {
     UNBUILT("checkpoint.use_node_local_storage", "false", "a checkpoint is one folder that all ranks see"),
     UNBUILT("checkpoint.parallel_write", "{}", "every rank writes its own part anyway"),
     UNBUILT("pipeline", "{}", "pipeline parallelism"),
-    UNBUILT("tensor_parallel", "{}", "tensor parallelism"),
+    UNBUILT("tensor_parallel", "{\"autotp_size\": 1}", "tensor parallelism"),
     SWITCHED("nebula", "Nebula"),
     SWITCHED("torch_autocast", "autocast: bf16 and fp16 choose the type"),
     INERT_ANY("compile",

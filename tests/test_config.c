@@ -275,6 +275,7 @@ test_accepted(void **state)
         "optimizer.params.torch_adam=true",
         "steps_per_print=\"inf\"",
         "tensor_parallel={\"autotp_size\":0}",
+        "tensor_parallel={\"autotp_size\":1}",
         "zero_optimization.leaf_module={\"classes\":[\"MixtralSparseMoeBlock\"]}",
         "compile={\"disable\":false,\"backend\":\"inductor\"}",
         "activation_checkpointing.number_checkpoints=false",
