@@ -84,6 +84,8 @@ for init in pissa olora; do
     check "$init is made" variant "$init" "c['init_lora_weights'] = '$init'"
     check "and refused" refuses "init_lora_weights \"$init\" has changed the weights" export "$dir/$init" --to "$dir/$init-merged"
 done
+check "adapters for what follows some tokens are made" variant after 'c["alora_invocation_tokens"] = [1, 2]'
+check "and refused" refuses "alora_invocation_tokens are for what follows" export "$dir/after" --to "$dir/after-merged"
 check "a trained head is made" variant head 't["base_model.model.lm_head.weight"] = [256, 32], bytes(2 * 256 * 32)'
 check "and refused" refuses "head/adapter_model.safetensors: base_model.model.lm_head.weight is not an adapter" export "$dir/head" --to "$dir/head-merged"
 check "and leaves nothing" [ ! -e "$dir/head-merged" ]

@@ -72,6 +72,12 @@ read_adapter_config(job *j, const json_t *root, const char *path, spw_error *err
                          "save_pretrained makes plain adapters of them (path_initial_model_for_weight_conversion), and "
                          "where the weights here are the changed ones, set it to true",
                          path, json_string_value(init));
+    if (json_is_array(json_object_get(root, "alora_invocation_tokens")))
+        return SPW_RAISE(
+            err, SPW_EUNSUPPORTED,
+            "%s: adapters with alora_invocation_tokens are for what follows these tokens alone, and cannot "
+            "be merged",
+            path);
     if (json_is_true(json_object_get(root, "use_dora")) || json_object_size(json_object_get(root, "alpha_pattern")) > 0)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: not supported yet: use_dora, alpha_pattern", path);
     return SPW_OK;
