@@ -492,9 +492,10 @@ create_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err)
         return st;
     }
     first_plan = *own.plan_out;
+    if (o->plan_only && !fits_in(&own, most)) /* then fewer do not, either */
+        turns = most;
     while (o->plan_only && turns < most && !fits_in(&own, turns))
-        turns *= 2;
-    turns = turns < most ? turns : most;
+        turns = 2 * turns < most ? 2 * turns : most;
     for (;; turns = 2 * turns < most ? 2 * turns : most) {
         now = (spw_error){0};
         st = create(out, &own, turns, &now);
