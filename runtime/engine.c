@@ -311,7 +311,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     SPW_TRY(spw__open_device(e, &gpu, err));
     settle_passes(e, o);
     e->device_sharers = e->host_addressable ? 1 : spw__count_sharers(e, e->comm != NULL && !o->plan_only);
-    SPW_TRY(spw__devices_compare(e, o->plan_only, err));
+    if (e->comm != NULL && !o->plan_only)
+        SPW_TRY(spw__devices_compare(e, err));
     SPW_TRY(spw__zeropp_settle(e, o->plan_only, err));
     SPW_TRY(spw__wire_choose(e, o->plan_only, err));
     spw__zeropp_tell(e, o->plan_only);

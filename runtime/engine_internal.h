@@ -95,7 +95,6 @@ struct spw_engine {
     uint32_t device_sharers; /* ranks of this host on this device */
     uint64_t gather_most;    /* bytes of gathered units, as ranks agreed on them; 0: they did not yet, or none are */
     bool single_grad, lands; /* they make gradients one at a time; one of them updates on its device */
-    uint64_t device_room;    /* that the device of every rank has for one of them; 0: nothing that would limit it */
     bool in_turns;           /* a layer's experts come to the device turn by turn, while the layer is computed */
     bool in_pieces;          /* matrices with a row for each token come piece by piece, while their block is computed */
     uint32_t turn_experts;   /* in which there are so many; without turns all of a layer */
@@ -338,8 +337,8 @@ spw_status spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t 
 spw_status
 spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err);
 
-/* Whether ranks' devices are of one kind, and what each of them has room for, to device_room; collective unless plan_only. */
-spw_status spw__devices_compare(spw_engine *e, bool plan_only, spw_error *err);
+/* Whether ranks' devices are of one kind. Collective. */
+spw_status spw__devices_compare(spw_engine *e, spw_error *err);
 
 /* ---------------------------------------------------------------- disks.c: who else swaps there */
 

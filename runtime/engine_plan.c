@@ -465,7 +465,6 @@ spw__deferred_bytes(const spw_engine *e)
 
 /* What a rank computes on. */
 typedef struct device_word {
-    uint64_t room; /* 0: nothing that would limit it */
     int32_t in_host, compute_dtype;
     char name[24];
 } device_word;
@@ -485,24 +484,13 @@ check_alike(const device_word *all, uint32_t world, spw_error *err)
     return SPW_OK;
 }
 
-/*
- * GPUs have differently much free memory, and ranks that planned with their own would gather into pools of different sizes: not
- * in one order, which gather.c needs. All plan with the least.
- */
 spw_status
-spw__devices_compare(spw_engine *e, bool plan_only, spw_error *err)
+spw__devices_compare(spw_engine *e, spw_error *err)
 {
-    const spw_gpu_info *gpu = spw_gpu_get_info(e->gpu);
-    device_word own = {.room = e->host_addressable ? 0 : gpu->memory_bytes / e->device_sharers,
-                       .in_host = e->host_addressable,
-                       .compute_dtype = (int32_t)e->compute_dtype},
-                *all;
+    device_word own = {.in_host = e->host_addressable, .compute_dtype = (int32_t)e->compute_dtype}, *all;
     spw_channel *channel = NULL;
     spw_status st;
-    e->device_room = own.room;
-    if (e->comm == NULL || plan_only)
-        return SPW_OK;
-    snprintf(own.name, sizeof own.name, "%s", gpu->name);
+    snprintf(own.name, sizeof own.name, "%s", spw_gpu_get_info(e->gpu)->name);
     all = spw_mem_calloc(e->world, sizeof *all);
     st = all != NULL ? spw_channel_open(&channel, e->comm, NULL, 0, "devices", err)
                      : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
@@ -510,10 +498,6 @@ spw__devices_compare(spw_engine *e, bool plan_only, spw_error *err)
         st = spw_exchange(channel, &own, all, sizeof own, err);
     if (st == SPW_OK)
         st = check_alike(all, e->world, err);
-    for (uint32_t r = 0; st == SPW_OK && r < e->world; r++) {
-        if (all[r].room > 0 && all[r].room < e->device_room)
-            e->device_room = all[r].room;
-    }
     spw_channel_close(channel);
     spw_mem_free(all);
     return st;
@@ -537,7 +521,7 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .compute_bytes = e->compute_bytes,
         .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(untouched_bytes(e)),
         .device_in_host = e->host_addressable,
-        .device_room = e->device_room,
+        .device_room = e->host_addressable ? 0 : spw_gpu_get_info(e->gpu)->memory_bytes / e->device_sharers,
         .gather_most = e->gather_most,
         .single_grad = e->single_grad,
         .process_bytes = o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
