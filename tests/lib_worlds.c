@@ -239,7 +239,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     if (comm != NULL)
         SPW_TRY(channel_bytes(comm, &z, &channels, err));
     regions = spw_region_bytes_live() + channels;
-    if (w->least_device)
+    if (w->least_device || (last && w->last_least))
         c.run.device_memory = least_device(&c, model);
     if (w->load != NULL)
         SPW_TRY(spw_checkpoint_find(w->load, found, err));

@@ -31,6 +31,7 @@ typedef struct world {
     const char *load, *save; /* checkpoint folders; NULL: none */
     bool frozen;
     bool least_device;         /* the least device memory that a plan names; whatever else the configuration says */
+    bool last_least;           /* that for the last rank alone */
     uint64_t mlp_width, vocab; /* 0: the family's tiny ones */
     const spw_config *last;    /* of the last rank, where it has another placement and budgets; NULL: the same */
     uint64_t last_room;        /* bytes that the last rank may still take; 0: what there is */

@@ -8,17 +8,20 @@
 #include "runtime_internal.h"
 #include "spw_data.h"
 #include "spw_plan.h"
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <cmocka.h>
 
 enum { MODELS = SANITIZED ? 8 : 16, PLACEMENTS = 5, STEPS = 4, SECONDS_MAX = SANITIZED ? 120 : 60 };
 
 static uint32_t trained, refused;
 static bool emulated;
+static int saved_step; /* of this model's runs */
 
 /* What decides about bits. */
 static void
@@ -84,18 +87,39 @@ draw_model(uint64_t run, rig *r)
         setenv("SPW_EMULATE_STREAMS", streams[random_pick(run, 35, 4)], 1);
         snprintf(c->run.device, sizeof c->run.device, "cuda");
     }
+    if (random_pick(run, 50, 4) == 0) { /* other rates and decay for some, moments that change with every update */
+        c->optimizer.groups[0] = (spw_param_group){"*norm*", 3e-4, 0.2, 0.8, 0.9};
+        c->optimizer.groups[1] = (spw_param_group){"*.weight", NAN, 0.05, NAN, NAN};
+        c->optimizer.group_count = 1 + (uint32_t)random_pick(run, 51, 2);
+        if (c->model.family == SPW_FAMILY_GPT2)
+            snprintf(c->optimizer.groups[0].match, sizeof c->optimizer.groups[0].match, "*ln_*");
+        if (c->run.lora.rank > 0 || c->run.freeze.count > 0)
+            c->optimizer.group_count = 0;
+    }
+    if (random_pick(run, 52, 4) == 0) {
+        snprintf(c->scheduler.type, sizeof c->scheduler.type, "OneCycle");
+        c->scheduler.cycle_min_lr = 1e-4;
+        c->scheduler.cycle_max_lr = 1e-3;
+        c->scheduler.first_steps = 2;
+        c->scheduler.second_steps = c->scheduler.second_stairs = NAN;
+        c->scheduler.cycle_momentum = true;
+        c->scheduler.cycle_min_mom = 0.8;
+        c->scheduler.cycle_max_mom = 0.9;
+    }
     if ((c->run.freeze.count > 0 || c->run.lora.rank > 0) && format != SPW_STATE_FP32)
         snprintf(c->run.frozen_codes, sizeof c->run.frozen_codes, "%s", codes[random_pick(run, 17, 3)]);
 }
 
+/* from: the weights that will be loaded, or NULL. */
 static spw_status
-create(rig *r, bool resumes, spw_plan *plan_only)
+create(rig *r, const char *from, spw_plan *plan_only)
 {
     rig_need(r, spw_model_from_config(&r->model, &r->c, &r->err));
     return spw_engine_create(&r->e,
                              &(spw_engine_options){.config = &r->c,
                                                    .model = r->model,
-                                                   .resumes = resumes,
+                                                   .resumes = from != NULL,
+                                                   .weights_from = from,
                                                    .plan_only = plan_only != NULL,
                                                    .process_bytes = TINY_PROCESS_BYTES,
                                                    .plan_out = plan_only},
@@ -105,7 +129,7 @@ create(rig *r, bool resumes, spw_plan *plan_only)
 static spw_status
 plan_of(rig *r, spw_plan *p)
 {
-    spw_status st = create(r, false, p);
+    spw_status st = create(r, NULL, p);
     rig_close(r);
     memset(&r->err, 0, sizeof r->err);
     return st;
@@ -118,6 +142,22 @@ between(uint64_t at, uint32_t what, uint64_t least, uint64_t most)
     uint64_t span = most > least ? most - least : 0;
     span = random_pick(at, what, 2) == 0 ? span / 8 : span;
     return least + (span > 0 ? random_pick(at, what + 1, span) : 0);
+}
+
+/* Two swap folders, of which one takes little. */
+static void
+draw_paths(uint64_t at, rig *r)
+{
+    spw_path_list *lists[] = {&r->c.zero.param_path, &r->c.zero.optimizer_path};
+    char other[300];
+    snprintf(other, sizeof other, "%s/other", r->dir);
+    (void)mkdir(other, 0700);
+    for (int i = 0; i < 2; i++) {
+        lists[i]->count = 2;
+        snprintf(lists[i]->item[1], sizeof lists[i]->item[1], "%s", other);
+        lists[i]->weight[1] = (double)(1 + random_pick(at, 41, 5));
+        lists[i]->bytes[1] = random_pick(at, 42, 2) == 0 ? (1 + random_pick(at, 43, 20)) << 16 : 0;
+    }
 }
 
 /* What must not. */
@@ -162,6 +202,9 @@ draw_placement(uint64_t at, rig *r)
         c->run.fill_device = false;
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", random_pick(at, 38, 2) == 0 ? "auto" : "host");
     }
+    c->run.frozen_in_place = random_pick(at, 39, 2) == 0;
+    if (random_pick(at, 40, 3) == 0)
+        draw_paths(at, r);
     if (plan_of(r, &all) != SPW_OK)
         return;
     if (random_pick(at, 22, 3) > 0) {
@@ -196,7 +239,7 @@ state_sum(rig *r)
     return sum;
 }
 
-/* Steps from first on, an evaluation after the second, and a checkpoint of then meanwhile. */
+/* Steps from first on; an evaluation, and a checkpoint of then meanwhile, after the one that was drawn for it. */
 static void
 train_from(rig *r, int first, bool saves, outcome *out)
 {
@@ -212,12 +255,13 @@ train_from(rig *r, int first, bool saves, outcome *out)
                                     &r->err));
         out->loss[s] = result.loss;
         out->norm[s] = result.grad_norm;
-        if (s != 1)
+        if (s + 1 != saved_step)
             continue;
         if (saves)
-            rig_need(r, spw_checkpoint_begin(&job, r->e, &r->c, r->dir,
-                                             &(spw_checkpoint_state){.step = 2, .updates = spw_engine_updates(r->e)},
-                                             &r->err));
+            rig_need(r, spw_checkpoint_begin(
+                            &job, r->e, &r->c, r->dir,
+                            &(spw_checkpoint_state){.step = (uint64_t)saved_step, .updates = spw_engine_updates(r->e)},
+                            &r->err));
         rig_need(r, spw_engine_eval(r->e, rig_tokens, rig_targets, 1, &out->eval, &r->err));
     }
     rig_need(r, spw_checkpoint_finish(job, NULL, &r->err));
@@ -233,7 +277,7 @@ same(const outcome *want, const outcome *got, int first)
             fail_msg("%s: step %d has loss %.17g, norm %.17g, and %.17g, %.17g in the plainest run", random_said, s + 1,
                      got->loss[s], got->norm[s], want->loss[s], want->norm[s]);
     }
-    if ((first < 2 && memcmp(&want->eval, &got->eval, sizeof want->eval) != 0) || want->digest != got->digest)
+    if ((first < saved_step && memcmp(&want->eval, &got->eval, sizeof want->eval) != 0) || want->digest != got->digest)
         fail_msg("%s: another evaluation (%.17g, not %.17g) or another final state (%llx, not %llx)", random_said,
                  got->eval, want->eval, (unsigned long long)got->digest, (unsigned long long)want->digest);
 }
@@ -253,11 +297,14 @@ name_run(const rig *r, uint64_t model, uint64_t placement, const char *what)
         c->run.weight_slots, c->run.record_slots, c->run.expert_turns, (unsigned long long)c->run.chaos_seed);
 }
 
-/* From the seed, or with what a checkpoint after the second step has. False: refused for want of memory, or by name. */
+/* From the seed, or with what a checkpoint has. False: refused for want of memory, or by name. */
 static bool
 begin(rig *r, const char *checkpoint)
 {
-    spw_status st = create(r, checkpoint != NULL, NULL);
+    char weights[500];
+    spw_status st;
+    snprintf(weights, sizeof weights, "%s/model.safetensors", checkpoint != NULL ? checkpoint : "");
+    st = create(r, checkpoint != NULL ? weights : NULL, NULL);
     if (st == SPW_OK) {
         rig_need(r, checkpoint != NULL ? spw_checkpoint_load(r->e, checkpoint, &r->err)
                                        : spw_engine_init_params(r->e, r->c.run.seed, &r->err));
@@ -290,10 +337,10 @@ place_and_train(uint64_t model, uint64_t placement, const outcome *want)
             draw_model(model, &next);
             draw_placement(at + 500, &next);
             name_run(&next, model, placement, ", from its checkpoint");
-            snprintf(path, sizeof path, "%s/step-2", r.dir);
+            snprintf(path, sizeof path, "%s/step-%d", r.dir, saved_step);
             if (begin(&next, path)) {
-                train_from(&next, 2, false, &got);
-                same(want, &got, 2);
+                train_from(&next, saved_step, false, &got);
+                same(want, &got, saved_step);
                 trained++;
             }
             rig_remove(&next);
@@ -311,6 +358,7 @@ test_random_runs(void **state)
     for (uint64_t model = 0; model < models; model++) {
         outcome want;
         rig r;
+        saved_step = 1 + (int)random_pick(model, 53, STEPS - 1);
         draw_model(model, &r);
         name_run(&r, model, 0, ", all in host memory");
         assert_true(begin(&r, NULL));

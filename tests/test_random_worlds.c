@@ -1,6 +1,7 @@
 /*
  * Several ranks in random stages and placements: losses, weights and moments are the bytes that the same ranks have with
- * everything on the device. SPW_SEED and SPW_RUNS choose others and more of them.
+ * everything on the device, also where a checkpoint is written meanwhile, or gone on from in another placement, and where the last
+ * rank has a placement of its own. SPW_SEED and SPW_RUNS choose others and more of them.
  */
 #include "lib_random.h"
 #include "lib_tiny.h"
@@ -12,7 +13,40 @@
 #include <string.h>
 #include <cmocka.h>
 
+static bool emulated;
+
 enum { MODELS = SANITIZED ? 3 : 6, PLACEMENTS = 4, SECONDS_MAX = SANITIZED ? 240 : 120 };
+
+/* A part that is not trained, or adapters beside what is not. */
+static void
+draw_frozen(uint64_t run, spw_config *c, const world *w)
+{
+    bool gpt2 = w->family == SPW_FAMILY_GPT2, latent = w->family == SPW_FAMILY_DEEPSEEK_V3;
+    if (w->frozen)
+        return;
+    if (random_pick(run, 36, 5) == 0) {
+        c->run.lora = (spw_lora){4, 16, 0};
+        c->run.lora_targets.count = 1;
+        snprintf(c->run.lora_targets.item[0], sizeof c->run.lora_targets.item[0], "%s",
+                 gpt2     ? "c_attn"
+                 : latent ? "*_b_proj"
+                          : "[qv]_proj");
+        c->optimizer.lr = 2e-2;
+    } else if (random_pick(run, 37, 5) == 0) {
+        c->run.freeze.count = 2;
+        snprintf(c->run.freeze.item[0], sizeof c->run.freeze.item[0], "%s",
+                 gpt2 ? "w?e.weight" : "model.embed_tokens.weight");
+        snprintf(c->run.freeze.item[1], sizeof c->run.freeze.item[1], "%s", gpt2 ? "h.0.*" : "model.layers.0.*");
+    }
+}
+
+/* Updates run where records are. */
+static void
+keep_together(spw_config *c, const world *w)
+{
+    if (w->plugin != NULL && c->zero.offload_optimizer == SPW_TIER_DEVICE)
+        c->zero.offload_param = SPW_TIER_DEVICE;
+}
 
 /* What decides about bits. */
 static void
@@ -24,7 +58,14 @@ draw_world(uint64_t run, spw_config *c, world *w)
     static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD"};
     static const uint32_t ranks[] = {2, 3, 4};
     spw_state_format format = (spw_state_format)random_pick(run, 0, SPW_STATE_COUNT);
-    ranks_config(c, format == SPW_STATE_MIXED_F16 ? SPW_STATE_SPLIT : format);
+    ranks_config(c, format);
+    if (format == SPW_STATE_MIXED_F16) { /* the first steps overflow */
+        c->bf16 = false;
+        c->fp16 = true;
+        c->loss_scale.initial_power = 8 + random_pick(run, 26, 16);
+        c->loss_scale.window = c->loss_scale.hysteresis = 1;
+        c->loss_scale.min = 1;
+    }
     snprintf(c->optimizer.type, sizeof c->optimizer.type, "%s", optimizers[random_pick(run, 1, 4)]);
     c->optimizer.momentum = 0.9;
     c->optimizer.lr = 1e-3;
@@ -45,10 +86,22 @@ draw_world(uint64_t run, spw_config *c, world *w)
         c->run.tile_vocab = 64 * (1 + random_pick(run, 24, 2));
         w->vocab = 130 + random_pick(run, 25, 100);
     }
+    c->run.tile_tokens = random_pick(run, 27, 3) == 0 ? 1 + random_pick(run, 28, 40) : 0;
+    if (random_pick(run, 29, 4) == 0)
+        snprintf(c->data.documents, sizeof c->data.documents, "separate");
+    if (format != SPW_STATE_FP32 && c->run.micro_batches_per_pass == 0 && c->run.tile_vocab == 0 &&
+        random_pick(run, 30, 2) == 0)
+        c->run.grad_dtype = c->fp16 ? SPW_F16 : SPW_BF16;
+    c->run.fp8 = c->bf16 && random_pick(run, 31, 6) == 0;
+    w->dropout = w->family == SPW_FAMILY_GPT2 && random_pick(run, 34, 4) == 0 ? 0.1 : 0;
+    c->comm_dtype = c->bf16 && random_pick(run, 35, 6) == 0 ? SPW_BF16 : SPW_F32;
+    draw_frozen(run, c, w);
     c->zero.quantized_weights = random_pick(run, 8, 6) == 0;
     c->zero.mics_shard_size = w->ranks == 4 && random_pick(run, 9, 2) == 0 ? 2 : 0; /* the order of sums */
     c->zero.stage = c->zero.quantized_weights || c->zero.mics_shard_size > 0 ? 3 : 1;
     c->zero.offload_optimizer = c->run.delayed_update > 0 ? SPW_TIER_HOST : SPW_TIER_DEVICE;
+    w->plugin = emulated && random_pick(run, 38, 8) == 0 ? getenv("SPW_CUDA_PLUGIN") : NULL;
+    keep_together(c, w);
 }
 
 /* What must not. */
@@ -84,6 +137,45 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     }
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 17, 2) == 0 ? "always" : "auto");
     w->least_device = c->zero.stage == 3 && random_pick(at, 18, 3) == 0;
+    if (c->run.micro_batches_per_pass == 1 && (w->family == SPW_FAMILY_MIXTRAL || w->family == SPW_FAMILY_QWEN3_MOE ||
+                                               w->family == SPW_FAMILY_GLM4_MOE || w->family == SPW_FAMILY_DEEPSEEK_V3))
+        c->run.expert_turns = (uint32_t)random_pick(at, 23, 4);
+    w->per_host = (uint32_t)random_pick(at, 24, 3);
+    if (w->per_host == 1 && c->zero.hpz_partition_size > 0)
+        w->per_host = 2;
+    c->zero.mics_by_host = c->zero.mics_shard_size > 0 && random_pick(at, 25, 2) == 0;
+    c->run.integrity = random_pick(at, 26, 4) > 0;
+    c->run.compute_threads = (uint32_t)random_pick(at, 27, 3);
+    c->aio.block_size = 4096ull << random_pick(at, 28, 8);
+    c->aio.queue_depth = 1 + (uint32_t)random_pick(at, 29, 16);
+    keep_together(c, w);
+    if (random_pick(at, 37, 2) == 0)
+        setenv("SPW_EMULATE_DEVICES", "4", 1); /* each its own, and links between them */
+    else
+        unsetenv("SPW_EMULATE_DEVICES");
+}
+
+/* The last rank's own, where ranks may differ. */
+static void
+draw_last(uint64_t run, uint64_t at, const char *dir, const spw_config *c, spw_config *last, world *w)
+{
+    world unused;
+    draw_world(run, last, &unused);
+    ranks_use_dir(last, dir);
+    draw_placement(at, last, &unused);
+    last->zero.stage = c->zero.stage;
+    last->zero.hpz_partition_size = c->zero.hpz_partition_size;
+    last->zero.mics_shard_size = c->zero.mics_shard_size;
+    last->zero.mics_by_host = c->zero.mics_by_host;
+    last->run.chunk_elems = c->run.chunk_elems;
+    last->run.expert_turns = c->run.expert_turns;
+    last->run.prefetch = c->run.prefetch;
+    last->run.chaos_seed = c->run.chaos_seed; /* with one, pieces on the way between ranks are the least */
+    if (last->zero.stage < 3)
+        last->zero.offload_param = SPW_TIER_DEVICE;
+    keep_together(last, &unused);
+    w->last = last;
+    w->last_least = last->zero.stage == 3 && random_pick(at, 35, 2) == 0;
 }
 
 static void
@@ -92,17 +184,58 @@ run_world(uint64_t run, uint64_t placement, const world *w)
     const spw_config *c = w->config;
     random_says(
         SECONDS_MAX,
-        "run %llu, placement %llu (%u ranks, family %d, %s, %s; stage %u, groups of %d, weights %d, records %d, "
-        "gradients "
-        "%s, chunk %llu, "
-        "slots %u and %u, chaos %llu, least %d)",
-        (unsigned long long)run, (unsigned long long)placement, w->ranks, (int)w->family,
-        spw_state_name(c->run.state_format), c->optimizer.type, c->zero.stage, c->zero.mics_shard_size,
+        "run %llu, placement %llu (%s%u ranks, family %d, %s, %s; stage %u, groups of %d, weights %d, records %d, "
+        "gradients %s, chunk %llu, slots %u and %u, chaos %llu, least %d)",
+        (unsigned long long)run, (unsigned long long)placement, w->plugin != NULL ? "emulated, " : "", w->ranks,
+        (int)w->family, spw_state_name(c->run.state_format), c->optimizer.type, c->zero.stage, c->zero.mics_shard_size,
         (int)c->zero.offload_param, (int)c->zero.offload_optimizer, c->run.gradients,
         (unsigned long long)c->run.chunk_elems, c->run.weight_slots, c->run.record_slots,
         (unsigned long long)c->run.chaos_seed, w->least_device);
-    memset(w->out, 0, sizeof *w->out);
     world_run(w);
+}
+
+/* In one placement, and beside it a checkpoint, or up to one in the first and from it on in another. */
+static void
+place(uint64_t run, uint64_t placement, const char *dir, outcome *out)
+{
+    static spw_config c, last;
+    uint64_t at = (run + 1) * 1000 + placement;
+    char saved[400];
+    world w, next;
+    snprintf(saved, sizeof saved, "%s/saved", dir);
+    draw_world(run, &c, &w);
+    ranks_use_dir(&c, dir);
+    draw_placement(at, &c, &w);
+    if (random_pick(at, 36, 2) == 0)
+        draw_last(run, at + 250, dir, &c, &last, &w);
+    w.out = out;
+    memset(out, 0, sizeof *out);
+    if (c.run.delayed_update == 0)
+        w.settles = 1 + (uint32_t)random_pick(at, 30, STEPS - 1);
+    if (w.settles == 0 || random_pick(at, 31, 3) == 0) {
+        run_world(run, placement, &w);
+        return;
+    }
+    w.save = saved;
+    w.meanwhile = random_pick(at, 34, 2) == 0;
+    next = w;
+    if (!w.meanwhile)
+        w.steps = w.settles;
+    run_world(run, placement, &w);
+    if (!w.meanwhile) {
+        draw_world(run, &c, &next);
+        ranks_use_dir(&c, dir);
+        draw_placement(at + 500, &c, &next);
+        next.first_step = w.steps;
+        next.steps = STEPS - w.steps;
+        next.settles = 0;
+        next.last = NULL;
+        next.last_least = false;
+        next.load = saved;
+        next.out = out;
+        run_world(run, placement + 500, &next);
+    }
+    tiny_dir_remove(saved);
 }
 
 static void
@@ -110,22 +243,27 @@ test_random_worlds(void **state)
 {
     uint64_t runs = random_runs(MODELS);
     outcome *want = outcome_new(), *got = outcome_new();
-    char dir[256];
+    char dir[256], nccl[1300];
     (void)state;
+    emulated = !SANITIZED && tiny_emulated_device();
+    if (emulated) {
+        snprintf(nccl, sizeof nccl, "%s", getenv("SPW_CUDA_PLUGIN"));
+        snprintf(strrchr(nccl, '/'), 20, "/libnccl.so.2");
+        setenv("SPW_NCCL", nccl, 1);
+    }
     tiny_dir_make(dir);
     for (uint64_t run = 0; run < runs; run++) {
         static spw_config c;
         world w;
         draw_world(run, &c, &w);
         w.out = want;
+        memset(want, 0, sizeof *want);
         run_world(run, 0, &w);
         for (uint64_t placement = 1; placement <= PLACEMENTS; placement++) {
-            draw_world(run, &c, &w);
-            ranks_use_dir(&c, dir);
-            draw_placement((run + 1) * 1000 + placement, &c, &w);
-            w.out = got;
-            run_world(run, placement, &w);
+            place(run, placement, dir, got);
             outcome_same(want, got, random_said);
+            if (want->skipped != got->skipped)
+                fail_msg("%s: %u steps are skipped, expected %u", random_said, got->skipped, want->skipped);
         }
     }
     random_done();
