@@ -169,14 +169,13 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
     }
     if (in->gather_most > 0 && p->cache_device > in->gather_most)
         p->cache_device = in->gather_most;
+    if (!whole && p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
+        uint64_t live = spw_round_up(c->zero.max_live_parameters, 4096) * in->compute_bytes;
+        live = live > floor_bytes ? live : floor_bytes; /* the block in use is there all the same */
+        p->cache_device = live < p->cache_device ? live : p->cache_device;
+    }
     p->parts_device = parts_room(in, &g, p->cache_device);
     p->device_bytes = fixed + p->cache_device + p->parts_device;
-    if (!whole && p->cache_device > floor_bytes && p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
-        uint64_t live = spw_round_up(c->zero.max_live_parameters, 4096) * in->compute_bytes;
-        p->cache_device = live > floor_bytes ? live : floor_bytes; /* the block in use is there all the same */
-        p->parts_device = parts_room(in, &g, p->cache_device);
-        p->device_bytes = fixed + p->cache_device + p->parts_device;
-    }
     if (p->cache_device < floor_bytes || budget < fixed)
         return SPW_RAISE(
             err, SPW_ENOFIT,

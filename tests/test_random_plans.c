@@ -145,6 +145,17 @@ check_filled(const spw_plan *p, const plan_input *in, spw_config *c)
     c->run.fill_device = true;
 }
 
+/* A bound on what is gathered that ends inside a page makes room for no more than there was. */
+static void
+check_bounded(const spw_plan *p, const plan_input *in, spw_config *c)
+{
+    static spw_plan q;
+    spw_error err = {0};
+    c->zero.max_live_parameters = p->cache_device / in->compute_bytes - 1;
+    if (spw__plan_make(&q, in, &err) == SPW_OK)
+        assert_true(q.cache_device <= p->cache_device && q.device_bytes <= q.device_budget);
+}
+
 static uint32_t spared; /* plans that have some */
 
 /* Logs in host memory: only of what can have one, the last chunks first, and as many as the budget holds. */
@@ -268,6 +279,10 @@ test_random_plans(void **state)
         c.zero.optimizer_ratio = PICK(3) ? 1 : (double)PICK(101) / 100;
         c.run.fill_device = PICK(2) != 0;
         snprintf(c.run.gradients, sizeof c.run.gradients, "%s", (const char *const[]){"auto", "host", "nvme"}[PICK(3)]);
+        c.zero.max_live_parameters = PICK(3) ? UINT64_MAX : PICK(l.elems);
+        c.zero.max_in_cpu = PICK(3) ? 0 : PICK(l.elems);
+        in.gather_most = PICK(3) ? 0 : in.largest_block_bytes + 4096 * PICK(l.elems / 1024);
+        in.single_grad = PICK(3) == 0;
         st = spw__plan_make(&p, &in, &err);
         there = check_first_units(&p, &in);
         if (st != SPW_OK) {
@@ -278,6 +293,9 @@ test_random_plans(void **state)
             spw_rates r = plan_some_rates();
             fitted++;
             assert_true(p.host_bytes <= p.host_budget && p.device_bytes <= p.device_budget);
+            assert_true(in.device_room == 0 || p.device_bytes <= room_of(&in));
+            assert_true(in.gather_most == 0 || p.cache_device <= in.gather_most);
+            assert_true(!in.single_grad || p.single_grad);
             for (uint32_t i = 0; i < p.path_count; i++)
                 on_paths += p.path_bytes[i];
             for (uint32_t i = 0; i < l.chunk_count; i++) { /* swap files hold whole pages */
@@ -329,6 +347,8 @@ test_random_plans(void **state)
         assert_int_equal(unclipped, c.gradient_clipping <= 0 && !in.inference); /* other programs clip by default */
         if (st == SPW_OK)
             check_filled(&p, &in, &c);
+        if (st == SPW_OK && p.cache_device > 0)
+            check_bounded(&p, &in, &c);
         filled += st == SPW_OK && in.device_updates && c.run.fill_device && c.zero.optimizer_ratio == 1 && there > 0 &&
                   c.zero.offload_optimizer != SPW_TIER_DEVICE;
 #undef PICK
