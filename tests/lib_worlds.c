@@ -102,6 +102,8 @@ run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uin
             for (int k = 0; k < 2; k++)
                 memcpy(own[k] + i * one, all[k] + (i * w->ranks + rank) * one, one * 4);
         }
+        for (uint64_t i = 0; i < each * one && w->idle && s == 1 && rank + 1 == w->ranks; i++)
+            own[1][i] = -1;
         at = state_at(e, s);
         if (s > 0 && s == w->settles)
             SPW_TRY(w->meanwhile ? spw_checkpoint_begin(&job, e, c, w->save, &at, err) : spw__engine_settle(e, err));

@@ -30,6 +30,7 @@ typedef struct world {
     spw_family family;
     const char *load, *save; /* checkpoint folders; NULL: none */
     bool frozen;
+    bool idle;                 /* in its second step the last rank has nothing to learn */
     bool least_device;         /* the least device memory that a plan names; whatever else the configuration says */
     bool last_least;           /* that for the last rank alone */
     uint64_t mlp_width, vocab; /* 0: the family's tiny ones */

@@ -23,6 +23,34 @@ static uint32_t trained, refused;
 static bool emulated;
 static int saved_step; /* of this model's runs */
 
+static void
+need(const rig *r, spw_status st)
+{
+    if (st != SPW_OK)
+        fail_msg("%s: %s", random_said, r->err.message);
+}
+
+/* How the optimizer computes. */
+static void
+draw_rule(uint64_t run, spw_config *c)
+{
+    c->optimizer.bias_correction = random_pick(run, 60, 4) > 0;
+    c->optimizer.nesterov = random_pick(run, 61, 3) == 0;
+    c->optimizer.momentum = c->optimizer.nesterov || random_pick(run, 62, 2) == 0 ? 0.9 : 0;
+    c->optimizer.dampening = !c->optimizer.nesterov && random_pick(run, 63, 2) == 0 ? 0.5 : 0;
+    c->optimizer.lr_decay = random_pick(run, 64, 2) == 0 ? 0.1 : 0;
+    c->optimizer.weight_decay = random_pick(run, 65, 2) == 0 ? 0.1 : 0;
+    if (strcmp(c->optimizer.type, "AdamW") == 0 && random_pick(run, 66, 4) == 0) {
+        snprintf(c->optimizer.type, sizeof c->optimizer.type, "Adam");
+        c->optimizer.adam_w_mode = false;
+    }
+    c->run.decay_norm_and_bias = random_pick(run, 67, 2) == 0;
+    c->run.nearest_moments = c->run.state_format == SPW_STATE_SPLIT_BF16 && random_pick(run, 68, 2) == 0;
+    c->bf16_check_overflow = c->bf16 && random_pick(run, 69, 2) == 0;
+    if (random_pick(run, 70, 2) == 0)
+        c->run.router_balance = 0;
+}
+
 /* What decides about bits. */
 static void
 draw_model(uint64_t run, rig *r)
@@ -87,6 +115,7 @@ draw_model(uint64_t run, rig *r)
         setenv("SPW_EMULATE_STREAMS", streams[random_pick(run, 35, 4)], 1);
         snprintf(c->run.device, sizeof c->run.device, "cuda");
     }
+    draw_rule(run, c);
     if (random_pick(run, 50, 4) == 0) { /* other rates and decay for some, moments that change with every update */
         c->optimizer.groups[0] = (spw_param_group){"*norm*", 3e-4, 0.2, 0.8, 0.9};
         c->optimizer.groups[1] = (spw_param_group){"*.weight", NAN, 0.05, NAN, NAN};
@@ -114,7 +143,7 @@ draw_model(uint64_t run, rig *r)
 static spw_status
 create(rig *r, const char *from, spw_plan *plan_only)
 {
-    rig_need(r, spw_model_from_config(&r->model, &r->c, &r->err));
+    need(r, spw_model_from_config(&r->model, &r->c, &r->err));
     return spw_engine_create(&r->e,
                              &(spw_engine_options){.config = &r->c,
                                                    .model = r->model,
@@ -160,6 +189,25 @@ draw_paths(uint64_t at, rig *r)
     }
 }
 
+/* How bytes travel. */
+static void
+draw_travel(uint64_t at, rig *r)
+{
+    spw_config *c = &r->c;
+    static spw_test_aio_schedule faults;
+    faults = (spw_test_aio_schedule){.seed = at, .delays = 300, .shorts = 100, .agains = 50, .delay_ns_max = 1000000};
+    c->run.aio_faults = c->run.activation_faults = NULL;
+    if (random_pick(at, 50, 3) == 0)
+        c->run.aio_faults = c->run.activation_faults = &faults;
+    c->aio.single_submit = random_pick(at, 51, 4) == 0;
+    c->aio.overlap_events = random_pick(at, 52, 4) > 0;
+    c->zero.max_in_cpu = random_pick(at, 53, 3) == 0 ? random_pick(at, 54, 60000) : 0;
+    c->zero.prefetch_bucket_size = random_pick(at, 55, 3) == 0 ? random_pick(at, 56, 60000) : (uint64_t)1e18;
+    c->zero.max_live_parameters = random_pick(at, 57, 3) == 0 ? random_pick(at, 58, 100000) : (uint64_t)1e18;
+    c->zero.sub_group_size = random_pick(at, 59, 3) == 0 ? 4096 + random_pick(at, 60, 20000) : 0;
+    c->zero.pin_memory_param = c->zero.pin_memory_optimizer = random_pick(at, 61, 3) == 0;
+}
+
 /* What must not. */
 static void
 draw_placement(uint64_t at, rig *r)
@@ -203,6 +251,7 @@ draw_placement(uint64_t at, rig *r)
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", random_pick(at, 38, 2) == 0 ? "auto" : "host");
     }
     c->run.frozen_in_place = random_pick(at, 39, 2) == 0;
+    draw_travel(at, r);
     if (random_pick(at, 40, 3) == 0)
         draw_paths(at, r);
     if (plan_of(r, &all) != SPW_OK)
@@ -251,20 +300,20 @@ train_from(rig *r, int first, bool saves, outcome *out)
         tiny_batch((uint64_t)s, c->model.vocab, n, rig_tokens, rig_targets);
         for (uint64_t i = 0; i < n && strcmp(c->data.documents, "separate") == 0; i++)
             rig_tokens[i] |= (i * 7 + (uint64_t)s) % 11 == 0 ? SPW_TOKEN_BEGINS : 0;
-        rig_need(r, spw_engine_step(r->e, rig_tokens, rig_targets, (uint32_t)c->accumulation, c->optimizer.lr, &result,
-                                    &r->err));
+        need(r, spw_engine_step(r->e, rig_tokens, rig_targets, (uint32_t)c->accumulation, c->optimizer.lr, &result,
+                                &r->err));
         out->loss[s] = result.loss;
         out->norm[s] = result.grad_norm;
         if (s + 1 != saved_step)
             continue;
         if (saves)
-            rig_need(r, spw_checkpoint_begin(
-                            &job, r->e, &r->c, r->dir,
-                            &(spw_checkpoint_state){.step = (uint64_t)saved_step, .updates = spw_engine_updates(r->e)},
-                            &r->err));
-        rig_need(r, spw_engine_eval(r->e, rig_tokens, rig_targets, 1, &out->eval, &r->err));
+            need(r, spw_checkpoint_begin(
+                        &job, r->e, &r->c, r->dir,
+                        &(spw_checkpoint_state){.step = (uint64_t)saved_step, .updates = spw_engine_updates(r->e)},
+                        &r->err));
+        need(r, spw_engine_eval(r->e, rig_tokens, rig_targets, 1, &out->eval, &r->err));
     }
-    rig_need(r, spw_checkpoint_finish(job, NULL, &r->err));
+    need(r, spw_checkpoint_finish(job, NULL, &r->err));
     out->digest = state_sum(r);
 }
 
@@ -306,12 +355,12 @@ begin(rig *r, const char *checkpoint)
     snprintf(weights, sizeof weights, "%s/model.safetensors", checkpoint != NULL ? checkpoint : "");
     st = create(r, checkpoint != NULL ? weights : NULL, NULL);
     if (st == SPW_OK) {
-        rig_need(r, checkpoint != NULL ? spw_checkpoint_load(r->e, checkpoint, &r->err)
-                                       : spw_engine_init_params(r->e, r->c.run.seed, &r->err));
+        need(r, checkpoint != NULL ? spw_checkpoint_load(r->e, checkpoint, &r->err)
+                                   : spw_engine_init_params(r->e, r->c.run.seed, &r->err));
         return true;
     }
     if (st != SPW_ENOFIT && st != SPW_ECONFIG)
-        rig_need(r, st);
+        need(r, st);
     refused++;
     return false;
 }

@@ -48,6 +48,26 @@ keep_together(spw_config *c, const world *w)
         c->zero.offload_param = SPW_TIER_DEVICE;
 }
 
+/* Groups, or codes on the way. */
+static bool
+needs_stage_3(const spw_config *c)
+{
+    return c->zero.quantized_weights || c->zero.quantized_frozen || c->zero.quantized_gradients ||
+           c->zero.mics_shard_size > 0;
+}
+
+/* How bytes travel. */
+static void
+draw_travel(uint64_t at, spw_config *c)
+{
+    static spw_test_aio_schedule faults;
+    faults = (spw_test_aio_schedule){.seed = at, .delays = 300, .shorts = 100, .agains = 50, .delay_ns_max = 1000000};
+    c->run.aio_faults = c->run.activation_faults = random_pick(at, 40, 4) == 0 ? &faults : NULL;
+    c->zero.max_in_cpu = random_pick(at, 41, 3) == 0 ? random_pick(at, 42, 60000) : 0;
+    c->zero.prefetch_bucket_size = random_pick(at, 43, 3) == 0 ? random_pick(at, 44, 60000) : UINT64_MAX;
+    c->zero.max_live_parameters = random_pick(at, 45, 3) == 0 ? random_pick(at, 46, 100000) : UINT64_MAX;
+}
+
 /* What decides about bits. */
 static void
 draw_world(uint64_t run, spw_config *c, world *w)
@@ -55,7 +75,7 @@ draw_world(uint64_t run, spw_config *c, world *w)
     static const spw_family families[] = {SPW_FAMILY_GPT2,       SPW_FAMILY_LLAMA,     SPW_FAMILY_MIXTRAL,
                                           SPW_FAMILY_GEMMA3,     SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_GLM4_MOE,
                                           SPW_FAMILY_DEEPSEEK_V3};
-    static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD"};
+    static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD", "Adagrad"};
     static const uint32_t ranks[] = {2, 3, 4};
     spw_state_format format = (spw_state_format)random_pick(run, 0, SPW_STATE_COUNT);
     ranks_config(c, format);
@@ -66,9 +86,10 @@ draw_world(uint64_t run, spw_config *c, world *w)
         c->loss_scale.window = c->loss_scale.hysteresis = 1;
         c->loss_scale.min = 1;
     }
-    snprintf(c->optimizer.type, sizeof c->optimizer.type, "%s", optimizers[random_pick(run, 1, 4)]);
-    c->optimizer.momentum = 0.9;
+    snprintf(c->optimizer.type, sizeof c->optimizer.type, "%s", optimizers[random_pick(run, 1, 5)]);
+    c->optimizer.momentum = random_pick(run, 39, 2) == 0 ? 0.9 : 0;
     c->optimizer.lr = 1e-3;
+    c->bf16_check_overflow = c->bf16 && random_pick(run, 40, 2) == 0;
     c->gradient_clipping = random_pick(run, 2, 3) == 0 ? 0 : 0.125 * (double)(1u << random_pick(run, 33, 6));
     *w = (world){.ranks = ranks[random_pick(run, 3, 3)],
                  .steps = STEPS,
@@ -98,7 +119,14 @@ draw_world(uint64_t run, spw_config *c, world *w)
     draw_frozen(run, c, w);
     c->zero.quantized_weights = random_pick(run, 8, 6) == 0;
     c->zero.mics_shard_size = w->ranks == 4 && random_pick(run, 9, 2) == 0 ? 2 : 0; /* the order of sums */
-    c->zero.stage = c->zero.quantized_weights || c->zero.mics_shard_size > 0 ? 3 : 1;
+    if (c->zero.mics_shard_size == 0 && w->ranks == 4 && c->comm_dtype == SPW_F32 && random_pick(run, 41, 4) == 0) {
+        c->zero.quantized_gradients = true;
+        w->per_host = 2;
+    }
+    c->zero.quantized_frozen =
+        (w->frozen || c->run.freeze.count > 0 || c->run.lora.rank > 0) && random_pick(run, 42, 2) == 0;
+    c->zero.stage = needs_stage_3(c) ? 3 : 1;
+    w->idle = random_pick(run, 43, 3) == 0;
     c->zero.offload_optimizer = c->run.delayed_update > 0 ? SPW_TIER_HOST : SPW_TIER_DEVICE;
     w->plugin = emulated && random_pick(run, 38, 8) == 0 ? getenv("SPW_CUDA_PLUGIN") : NULL;
     keep_together(c, w);
@@ -109,8 +137,8 @@ static void
 draw_placement(uint64_t at, spw_config *c, world *w)
 {
     static const char *const gradients[] = {"auto", "host", "nvme"}, *const ahead[] = {"auto", "always", "never"};
-    bool weights = c->zero.quantized_weights, groups = c->zero.mics_shard_size > 0;
-    c->zero.stage = weights || groups ? 3 : (uint32_t)random_pick(at, 0, 4);
+    bool codes = c->zero.quantized_weights || c->zero.quantized_frozen, groups = c->zero.mics_shard_size > 0;
+    c->zero.stage = needs_stage_3(c) ? 3 : (uint32_t)random_pick(at, 0, 4);
     c->zero.offload_param = c->zero.stage == 3 ? (spw_tier)random_pick(at, 1, SPW_TIER_COUNT) : SPW_TIER_DEVICE;
     c->zero.offload_optimizer = (spw_tier)random_pick(at, 2, SPW_TIER_COUNT);
     c->run.chunk_elems = 4096ull << random_pick(at, 3, 3);
@@ -125,8 +153,9 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     c->zero.optimizer_ratio = random_pick(at, 12, 4) == 0 ? (double)random_pick(at, 13, 101) / 100 : 1;
     c->aio.backend = random_pick(at, 14, 2) == 0 ? SPW_AIO_THREADS : SPW_AIO_AUTO;
     c->zero.hpz_partition_size = c->zero.stage == 3 && w->ranks == 4 && !groups && random_pick(at, 15, 2) == 0 ? 2 : 0;
-    if (c->zero.stage == 3 && !groups && c->zero.hpz_partition_size == 0 && random_pick(at, 19, 3) == 0)
-        c->zero.mics_shard_size = weights || random_pick(at, 20, 2) == 0 ? (int32_t)w->ranks : 1;
+    if (c->zero.stage == 3 && !groups && c->zero.hpz_partition_size == 0 && !c->zero.quantized_gradients &&
+        random_pick(at, 19, 3) == 0)
+        c->zero.mics_shard_size = codes || random_pick(at, 20, 2) == 0 ? (int32_t)w->ranks : 1;
     if (c->zero.offload_optimizer == SPW_TIER_NVME && c->run.micro_batches_per_pass == 0)
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[random_pick(at, 16, 3)]);
     if (c->run.delayed_update > 0) { /* what the host updates, with gradients in its memory */
@@ -140,7 +169,7 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     if (c->run.micro_batches_per_pass == 1 && (w->family == SPW_FAMILY_MIXTRAL || w->family == SPW_FAMILY_QWEN3_MOE ||
                                                w->family == SPW_FAMILY_GLM4_MOE || w->family == SPW_FAMILY_DEEPSEEK_V3))
         c->run.expert_turns = (uint32_t)random_pick(at, 23, 4);
-    w->per_host = (uint32_t)random_pick(at, 24, 3);
+    w->per_host = c->zero.quantized_gradients ? 2 : (uint32_t)random_pick(at, 24, 3);
     if (w->per_host == 1 && c->zero.hpz_partition_size > 0)
         w->per_host = 2;
     c->zero.mics_by_host = c->zero.mics_shard_size > 0 && random_pick(at, 25, 2) == 0;
@@ -148,6 +177,7 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     c->run.compute_threads = (uint32_t)random_pick(at, 27, 3);
     c->aio.block_size = 4096ull << random_pick(at, 28, 8);
     c->aio.queue_depth = 1 + (uint32_t)random_pick(at, 29, 16);
+    draw_travel(at, c);
     keep_together(c, w);
     if (random_pick(at, 37, 2) == 0)
         setenv("SPW_EMULATE_DEVICES", "4", 1); /* each its own, and links between them */
@@ -170,6 +200,7 @@ draw_last(uint64_t run, uint64_t at, const char *dir, const spw_config *c, spw_c
     last->run.chunk_elems = c->run.chunk_elems;
     last->run.expert_turns = c->run.expert_turns;
     last->run.prefetch = c->run.prefetch;
+    last->zero.prefetch_bucket_size = c->zero.prefetch_bucket_size;
     last->run.chaos_seed = c->run.chaos_seed; /* with one, pieces on the way between ranks are the least */
     if (last->zero.stage < 3)
         last->zero.offload_param = SPW_TIER_DEVICE;
