@@ -19,7 +19,7 @@
 
 enum { MODELS = SANITIZED ? 8 : 16, PLACEMENTS = 5, STEPS = 4, SECONDS_MAX = SANITIZED ? 120 : 60 };
 
-static uint32_t trained, refused;
+static uint32_t trained, refused, failed;
 static bool emulated;
 static int saved_step; /* of this model's runs */
 
@@ -273,6 +273,7 @@ draw_placement(uint64_t at, rig *r)
 typedef struct outcome {
     double loss[STEPS], norm[STEPS], eval;
     uint64_t digest;
+    bool saved;
 } outcome;
 
 /* Of all weights and moments, parameter by parameter, wherever units have them. */
@@ -288,32 +289,49 @@ state_sum(rig *r)
     return sum;
 }
 
-/* Steps from first on; an evaluation, and a checkpoint of then meanwhile, after the one that was drawn for it. */
-static void
-train_from(rig *r, int first, bool saves, outcome *out)
+/*
+ * Steps from first on, until one fails; an evaluation, and a checkpoint of then meanwhile, after the one that was drawn for it.
+ * out->saved: that is whole.
+ */
+static spw_status
+try_from(rig *r, int first, bool saves, outcome *out)
 {
+    const spw_config *c = &r->c;
+    const uint64_t n = c->micro_batch * c->accumulation * c->data.seq_length;
     spw_checkpoint_job *job = NULL;
-    for (int s = first; s < STEPS; s++) {
-        const spw_config *c = &r->c;
-        const uint64_t n = c->micro_batch * c->accumulation * c->data.seq_length;
+    spw_error why = {0};
+    spw_status st = SPW_OK, kept = SPW_OK;
+    for (int s = first; st == SPW_OK && s < STEPS; s++) {
         spw_step_result result;
         tiny_batch((uint64_t)s, c->model.vocab, n, rig_tokens, rig_targets);
         for (uint64_t i = 0; i < n && strcmp(c->data.documents, "separate") == 0; i++)
             rig_tokens[i] |= (i * 7 + (uint64_t)s) % 11 == 0 ? SPW_TOKEN_BEGINS : 0;
-        need(r, spw_engine_step(r->e, rig_tokens, rig_targets, (uint32_t)c->accumulation, c->optimizer.lr, &result,
-                                &r->err));
+        st = spw_engine_step(r->e, rig_tokens, rig_targets, (uint32_t)c->accumulation, c->optimizer.lr, &result,
+                             &r->err);
         out->loss[s] = result.loss;
         out->norm[s] = result.grad_norm;
-        if (s + 1 != saved_step)
+        if (st != SPW_OK || s + 1 != saved_step)
             continue;
         if (saves)
-            need(r, spw_checkpoint_begin(
-                        &job, r->e, &r->c, r->dir,
-                        &(spw_checkpoint_state){.step = (uint64_t)saved_step, .updates = spw_engine_updates(r->e)},
-                        &r->err));
-        need(r, spw_engine_eval(r->e, rig_tokens, rig_targets, 1, &out->eval, &r->err));
+            st = spw_checkpoint_begin(
+                &job, r->e, &r->c, r->dir,
+                &(spw_checkpoint_state){.step = (uint64_t)saved_step, .updates = spw_engine_updates(r->e)}, &r->err);
+        if (st == SPW_OK)
+            st = spw_engine_eval(r->e, rig_tokens, rig_targets, 1, &out->eval, &r->err);
     }
-    need(r, spw_checkpoint_finish(job, NULL, &r->err));
+    out->saved = job != NULL;
+    if (job != NULL)
+        kept = spw_checkpoint_finish(job, NULL, &why);
+    out->saved = out->saved && kept == SPW_OK;
+    if (st == SPW_OK && kept != SPW_OK)
+        r->err = why;
+    return st != SPW_OK ? st : kept;
+}
+
+static void
+train_from(rig *r, int first, bool saves, outcome *out)
+{
+    need(r, try_from(r, first, saves, out));
     out->digest = state_sum(r);
 }
 
@@ -421,9 +439,72 @@ test_random_runs(void **state)
     assert_true(trained > 2 * refused);
 }
 
+/* One transfer of the disk fails, whatever the placement: the run ends with that, and a checkpoint that is there is whole. */
+static void
+fail_and_resume(uint64_t model, uint64_t placement, const outcome *want)
+{
+    static spw_test_aio_schedule faults;
+    uint64_t at = (model + 1) * 1000 + placement;
+    outcome got = {.saved = false};
+    char path[400];
+    rig r, next;
+    spw_status st;
+    draw_model(model, &r);
+    draw_placement(at, &r);
+    name_run(&r, model, placement, ", one transfer fails");
+    faults = (spw_test_aio_schedule){.seed = at, .error_at = 1 + random_pick(at, 70, 1ull << random_pick(at, 71, 10))};
+    r.c.run.aio_faults = random_pick(at, 72, 4) > 0 ? &faults : NULL;
+    r.c.run.activation_faults = r.c.run.aio_faults == NULL ? &faults : NULL;
+    st = create(&r, NULL, NULL);
+    if (st == SPW_OK) {
+        st = spw_engine_init_params(r.e, r.c.run.seed, &r.err);
+        if (st == SPW_OK)
+            st = try_from(&r, 0, true, &got);
+        if (st == SPW_OK)
+            st = spw_engine_drain(r.e, &r.err);
+        if (st != (faults.failures > 0 ? SPW_EIO : SPW_OK))
+            fail_msg("%s: %llu transfers failed, and the run ends with %d: %s", random_said,
+                     (unsigned long long)faults.failures, (int)st, r.err.message);
+        if (faults.failures > 0 && strstr(r.err.message, "swap.bin") == NULL)
+            fail_msg("%s: %s", random_said, r.err.message);
+        failed += faults.failures > 0;
+        rig_close(&r);
+        snprintf(path, sizeof path, "%s/step-%d", r.dir, saved_step);
+        draw_model(model, &next);
+        if (got.saved && begin(&next, path)) {
+            train_from(&next, saved_step, false, &got);
+            same(want, &got, saved_step);
+        }
+        rig_remove(&next);
+    } else if (st != SPW_ENOFIT && st != SPW_ECONFIG && faults.failures == 0)
+        need(&r, st);
+    rig_remove(&r);
+}
+
+static void
+test_random_faults(void **state)
+{
+    uint64_t models = random_runs(MODELS) / 2;
+    (void)state;
+    for (uint64_t model = 0; model < models; model++) {
+        outcome want;
+        rig r;
+        saved_step = 1 + (int)random_pick(model, 53, STEPS - 1);
+        draw_model(model, &r);
+        name_run(&r, model, 0, ", all in host memory");
+        assert_true(begin(&r, NULL));
+        train_from(&r, 0, true, &want);
+        rig_remove(&r);
+        for (uint64_t placement = 1; placement <= PLACEMENTS; placement++)
+            fail_and_resume(model, 100 + placement, &want);
+    }
+    random_done();
+    print_message("seed %llu: %u runs failed\n", (unsigned long long)random_seed(), failed);
+}
+
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_runs)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_runs), cmocka_unit_test(test_random_faults)};
     return cmocka_run_group_tests_name("random runs", tests, NULL, NULL);
 }
