@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 char random_said[480];
@@ -35,6 +36,21 @@ random_pick(uint64_t run, uint32_t what, uint64_t n)
     uint32_t r[4];
     spw_philox(random_seed(), run, what, r);
     return (((uint64_t)r[0] << 32) | r[1]) % n;
+}
+
+void
+random_paths(uint64_t at, spw_config *c, const char *dir)
+{
+    spw_path_list *lists[] = {&c->zero.param_path, &c->zero.optimizer_path};
+    char other[300];
+    snprintf(other, sizeof other, "%s/other", dir);
+    (void)mkdir(other, 0700);
+    for (int i = 0; i < 2; i++) {
+        lists[i]->count = 2;
+        snprintf(lists[i]->item[1], sizeof lists[i]->item[1], "%s", other);
+        lists[i]->weight[1] = (double)(1 + random_pick(at, 2041, 5));
+        lists[i]->bytes[1] = random_pick(at, 2042, 2) == 0 ? (1 + random_pick(at, 2043, 20)) << 16 : 0;
+    }
 }
 
 static void

@@ -5,6 +5,7 @@
 #ifndef LIB_RANDOM_H
 #define LIB_RANDOM_H
 
+#include "spw_config.h"
 #include <stdint.h>
 
 extern char random_said[480];
@@ -12,6 +13,8 @@ extern char random_said[480];
 uint64_t random_pick(uint64_t run, uint32_t what, uint64_t n);
 uint64_t random_seed(void);
 uint64_t random_runs(uint64_t otherwise);
+/* A second swap folder, in the first one, which takes another share, or little. */
+void random_paths(uint64_t at, spw_config *c, const char *dir);
 /* Names what runs from now on, with the seed in front, and gives it so many seconds. */
 void random_says(unsigned seconds, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void random_done(void); /* no alarm any more */

@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <cmocka.h>
 
 enum { MODELS = SANITIZED ? 8 : 16, PLACEMENTS = 5, STEPS = 4, SECONDS_MAX = SANITIZED ? 120 : 60 };
@@ -173,22 +172,6 @@ between(uint64_t at, uint32_t what, uint64_t least, uint64_t most)
     return least + (span > 0 ? random_pick(at, what + 1, span) : 0);
 }
 
-/* Two swap folders, of which one takes little. */
-static void
-draw_paths(uint64_t at, rig *r)
-{
-    spw_path_list *lists[] = {&r->c.zero.param_path, &r->c.zero.optimizer_path};
-    char other[300];
-    snprintf(other, sizeof other, "%s/other", r->dir);
-    (void)mkdir(other, 0700);
-    for (int i = 0; i < 2; i++) {
-        lists[i]->count = 2;
-        snprintf(lists[i]->item[1], sizeof lists[i]->item[1], "%s", other);
-        lists[i]->weight[1] = (double)(1 + random_pick(at, 41, 5));
-        lists[i]->bytes[1] = random_pick(at, 42, 2) == 0 ? (1 + random_pick(at, 43, 20)) << 16 : 0;
-    }
-}
-
 /* How bytes travel. */
 static void
 draw_travel(uint64_t at, rig *r)
@@ -253,7 +236,7 @@ draw_placement(uint64_t at, rig *r)
     c->run.frozen_in_place = random_pick(at, 39, 2) == 0;
     draw_travel(at, r);
     if (random_pick(at, 40, 3) == 0)
-        draw_paths(at, r);
+        random_paths(at, &r->c, r->dir);
     if (plan_of(r, &all) != SPW_OK)
         return;
     if (random_pick(at, 22, 3) > 0) {

@@ -179,6 +179,8 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     c->aio.queue_depth = 1 + (uint32_t)random_pick(at, 29, 16);
     draw_travel(at, c);
     keep_together(c, w);
+    if (w->plugin != NULL && w->per_host > 0) /* a plan ahead knows of one host, and not who is linked */
+        w->least_device = false;
     if (random_pick(at, 37, 2) == 0)
         setenv("SPW_EMULATE_DEVICES", "4", 1); /* each its own, and links between them */
     else
@@ -193,6 +195,8 @@ draw_last(uint64_t run, uint64_t at, const char *dir, const spw_config *c, spw_c
     draw_world(run, last, &unused);
     ranks_use_dir(last, dir);
     draw_placement(at, last, &unused);
+    if (random_pick(at, 47, 3) == 0)
+        random_paths(at, last, dir);
     last->zero.stage = c->zero.stage;
     last->zero.hpz_partition_size = c->zero.hpz_partition_size;
     last->zero.mics_shard_size = c->zero.mics_shard_size;
@@ -206,7 +210,7 @@ draw_last(uint64_t run, uint64_t at, const char *dir, const spw_config *c, spw_c
         last->zero.offload_param = SPW_TIER_DEVICE;
     keep_together(last, &unused);
     w->last = last;
-    w->last_least = last->zero.stage == 3 && random_pick(at, 35, 2) == 0;
+    w->last_least = last->zero.stage == 3 && !(w->plugin != NULL && w->per_host > 0) && random_pick(at, 35, 2) == 0;
 }
 
 static void
@@ -237,6 +241,8 @@ place(uint64_t run, uint64_t placement, const char *dir, outcome *out)
     draw_world(run, &c, &w);
     ranks_use_dir(&c, dir);
     draw_placement(at, &c, &w);
+    if (random_pick(at, 47, 3) == 0)
+        random_paths(at, &c, dir);
     if (random_pick(at, 36, 2) == 0)
         draw_last(run, at + 250, dir, &c, &last, &w);
     w.out = out;
