@@ -146,7 +146,7 @@ create(rig *r, const char *from, spw_plan *plan_only)
     return spw_engine_create(&r->e,
                              &(spw_engine_options){.config = &r->c,
                                                    .model = r->model,
-                                                   .resumes = from != NULL,
+                                                   .resumes = true, /* or saved */
                                                    .weights_from = from,
                                                    .plan_only = plan_only != NULL,
                                                    .process_bytes = TINY_PROCESS_BYTES,
