@@ -35,6 +35,7 @@ struct spw_checkpoint_job {
     uint64_t contents;
     char model_digest[17];
     pthread_t thread;
+    bool threaded; /* it was started; else who finishes the save does its work */
     pthread_mutex_t lock;
     pthread_cond_t cond;
     /* Under lock. */
@@ -388,7 +389,6 @@ job_main(void *arg)
 {
     spw_checkpoint_job *job = arg;
     spw_error own = {0}, err = {0};
-    (void)pthread_setname_np(pthread_self(), "spw-save");
     pthread_mutex_lock(&job->lock);
     while (job->chunks_left > 0 && !job->given_up)
         pthread_cond_wait(&job->cond, &job->lock);
@@ -401,6 +401,15 @@ job_main(void *arg)
     job->done = true;
     pthread_mutex_unlock(&job->lock);
     return NULL;
+}
+
+static void
+end_work(spw_checkpoint_job *job)
+{
+    if (job->threaded)
+        pthread_join(job->thread, NULL);
+    else
+        (void)job_main(job);
 }
 
 /* What the thread does not need any more, or what there was before it. */
@@ -481,6 +490,22 @@ take_turn(spw_checkpoint_job *job, spw_error *err)
     return SPW_OK;
 }
 
+/*
+ * A user or container may have no thread left by the time of a save, and what was trained is worth more than one. Among ranks each needs
+ * its own: they wait for each other here while the others train on.
+ */
+static spw_status
+start_work(spw_checkpoint_job *job, spw_error *err)
+{
+    int rc = pthread_create(&job->thread, NULL, job_main, job);
+    job->threaded = rc == 0;
+    if (job->threaded)
+        (void)pthread_setname_np(job->thread, "spw-save");
+    return job->threaded || spw__engine_world(job->e) == 1
+               ? SPW_OK
+               : SPW_RAISE_SYS(err, rc, "start of the thread that saves (limits: ulimit -u, pids.max)");
+}
+
 /* The first rank makes the files, the others open them, and all of them know whether all of them could. */
 static spw_status
 prepare_together(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
@@ -488,7 +513,6 @@ prepare_together(spw_checkpoint_job *job, const spw_config *config, spw_error *e
     spw_error own = {0};
     double changed = config->run.checkpoint_links && spw__checkpoint_unchanged(job->e) ? 0 : 1;
     int64_t owner, none = 0;
-    int rc;
     SPW_TRY(take_turn(job, err));
     SPW_TRY(spw_engine_sum(job->e, &changed, 1, err));
     job->unchanged = changed == 0;
@@ -503,8 +527,7 @@ prepare_together(spw_checkpoint_job *job, const spw_config *config, spw_error *e
         (void)open_writers(job, owner, &own);
     SPW_TRY(spw__engine_agree(job->e, own.status, &own, &none, err));
     job->chunks_left = job->writes ? chunks_to_come(job) : 0;
-    rc = pthread_create(&job->thread, NULL, job_main, job);
-    return rc == 0 ? SPW_OK : SPW_RAISE_SYS(err, rc, "start of the thread that saves");
+    return start_work(job, err);
 }
 
 spw_status
@@ -544,7 +567,7 @@ spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *e, const spw_config *
         job->given_up = true;
         pthread_cond_signal(&job->cond);
         pthread_mutex_unlock(&job->lock);
-        pthread_join(job->thread, NULL);
+        end_work(job);
         release(job, true);
         if (err != NULL)
             *err = own;
@@ -559,7 +582,7 @@ spw_checkpoint_done(spw_checkpoint_job *job)
 {
     bool done;
     pthread_mutex_lock(&job->lock);
-    done = job->done;
+    done = job->done || (!job->threaded && (job->chunks_left == 0 || job->given_up));
     pthread_mutex_unlock(&job->lock);
     return done;
 }
@@ -585,7 +608,7 @@ spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_error *err)
         pthread_cond_signal(&job->cond);
         pthread_mutex_unlock(&job->lock);
     }
-    pthread_join(job->thread, NULL);
+    end_work(job);
     st = job->error.status;
     if (st == SPW_OK)
         spw__checkpoint_saved(job->e, job->final, job->model_digest, job->contents);

@@ -4,8 +4,10 @@
  */
 #include "lib_tiny.h"
 #include "spw_files.h"
+#include <dlfcn.h>
 #include <errno.h>
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -307,10 +309,61 @@ test_errors_meanwhile(void **state)
     tiny_dir_remove(dir);
 }
 
+static bool no_thread_left;
+
+#if !SANITIZED /* they have their own */
+typedef int (*create_fn)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+
+/* In front of the C library's. */
+int
+pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*main)(void *), void *arg)
+{
+    return no_thread_left ? EAGAIN
+                          : ((create_fn)(uintptr_t)dlsym(RTLD_NEXT, "pthread_create"))(thread, attributes, main, arg);
+}
+#endif
+
+/* A save for which there is no thread any more is whole and the same when it is finished, which it can be while training goes on. */
+static void
+test_no_thread(void **state)
+{
+    char dir[256], waits[300], goes[300];
+    double losses[STEPS];
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(waits, sizeof waits, "%s/waits", dir);
+    snprintf(goes, sizeof goes, "%s/goes", dir);
+    for (int k = 0; k < PLACES; k++) {
+        spw_checkpoint_job *job = NULL;
+        spw_step_result result;
+        spw_config c;
+        run r;
+        tiny_config(&c, SPW_STATE_SPLIT);
+        place(&c, k, dir);
+        train(&c, waits, 2, true, losses);
+        run_open(&r, &c);
+        for (uint64_t s = 0; s < 4; s++) {
+            expect_ok(&r, run_step(&r, &c, s, &result));
+            no_thread_left = s == 1;
+            if (s == 1)
+                expect_ok(&r, spw_checkpoint_begin(&job, r.e, &c, goes, &(spw_checkpoint_state){.step = 2}, &r.err));
+            no_thread_left = false;
+        }
+        assert_true(SANITIZED || spw_checkpoint_done(job)); /* the steps have handed every chunk over */
+        expect_ok(&r, spw_checkpoint_finish(job, NULL, &r.err));
+        compare(waits, goes, 2);
+        run_close(&r);
+        tiny_dir_remove(waits);
+        tiny_dir_remove(goes);
+    }
+    tiny_dir_remove(dir);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_left_out),
-                                       cmocka_unit_test(test_refusals), cmocka_unit_test(test_errors_meanwhile)};
+                                       cmocka_unit_test(test_refusals), cmocka_unit_test(test_errors_meanwhile),
+                                       cmocka_unit_test(test_no_thread)};
     return cmocka_run_group_tests_name("snapshot", tests, NULL, NULL);
 }
