@@ -156,6 +156,17 @@ pair --set spillway.steps=6
 check "a device with less memory is taken" test "$rc" = "0 0"
 check "and has the losses of one, too" near
 
+# A bound inside a page of what the other can gather.
+rm -f "$dir/log"
+on_host="--set spillway.activations=host"
+plan() { "$spw" plan "$dir/tiny.json" --no-measure --set spillway.ranks=2 $on_host --set spillway.device_memory=$1 2>&1; }
+least=$(plan 4096 | sed -n 's/.* needs* at least [^(]*(\([0-9]*\) bytes).*/\1/p')
+block=$(plan "$least" | awk '/^ *gathered units.*device_memory/ { print $3 * 1024 / 4 }')
+others="--set spillway.device_memory=$((least + 8192)) --set zero_optimization.stage3_max_live_parameters=1000000"
+pair $on_host --set spillway.steps=6 --set zero_optimization.stage3_max_live_parameters=$((block + 500))
+check "a bound a little above what another device has room for is taken" test "$rc" = "0 0"
+check "and has the losses of one, again" near
+
 # Mistakes are said once.
 train -n 3 --set spillway.nix=1
 check "a wrong key ends with 2" test $? -eq 2
