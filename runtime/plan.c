@@ -14,7 +14,7 @@ add_up(spw_plan *p, const plan_input *in)
     plan_places placed = spw__plan_count(in);
     p->grad_host = in->inference ? 0 : (p->trained - placed.updated_there - placed.spilled) * in->grad_bytes;
     p->grad_nvme = placed.spilled * in->grad_bytes;
-    p->grad_windows = placed.spilled > 0 ? PLAN_GRAD_WINDOWS : 0;
+    p->grad_windows = placed.spilled > 0 ? in->grad_windows : 0;
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
         if (c->spare) {
@@ -175,7 +175,16 @@ plan_ahead(spw_plan *p, plan_input *in, spw_error *err)
     return make_plan(p, in, err);
 }
 
-/* Gradients that are to wait where there is room do so in host memory, unless that alone does not hold the plan. */
+static bool
+lacks_host(spw_status st, const spw_plan *p)
+{
+    return st == SPW_ENOFIT && (p->lack == SPW_LACK_HOST || p->lack == SPW_LACK_ROOM);
+}
+
+/*
+ * Gradients that are to wait where there is room do so in host memory, unless that alone does not hold the plan. To nvme they go through two windows, of
+ * which one is filled while the other leaves, or through one where there is no room for two.
+ */
 spw_status
 spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
 {
@@ -185,9 +194,9 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     spw_error first = {0}, second = {0};
     spw_status st;
     own.spill = possible && strcmp(c->run.gradients, "nvme") == 0;
+    own.grad_windows = 2;
     st = plan_ahead(p, &own, &first);
-    if (st == SPW_ENOFIT && (p->lack == SPW_LACK_HOST || p->lack == SPW_LACK_ROOM) && possible && in->passes == 1 &&
-        strcmp(c->run.gradients, "auto") == 0) {
+    if (lacks_host(st, p) && possible && in->passes == 1 && strcmp(c->run.gradients, "auto") == 0) {
         own.spill = true;
         st = plan_ahead(p, &own, &second);
         if (p->lack != SPW_LACK_DISK) { /* what is lacking now is lacking either way */
@@ -196,6 +205,10 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
             own.spill = false;
             st = plan_ahead(p, &own, &second);
         }
+    }
+    if (own.spill && lacks_host(st, p)) {
+        own.grad_windows = 1;
+        st = plan_ahead(p, &own, &first);
     }
     if (st != SPW_OK && err != NULL)
         *err = first;

@@ -114,7 +114,7 @@ slot_sizes_of(const spw_plan *p, const plan_input *in)
     z.record = plan_record_room(in, trained) + (spilled > 0 ? trained * in->grad_bytes : 0); /* it comes back there */
     if (p->undo_room)
         z.record += spw_round_up(trained * in->weight_bytes, 4096);
-    z.windows = PLAN_GRAD_WINDOWS * spilled;
+    z.windows = in->grad_windows * spilled;
     return z;
 }
 

@@ -73,7 +73,6 @@ plan_on_nvme(const spw_config *c)
     return c->zero.offload_param == SPW_TIER_NVME || c->zero.offload_optimizer == SPW_TIER_NVME;
 }
 
-enum { PLAN_GRAD_WINDOWS = 2 }; /* one is filled while the other leaves */
 /* Of slots for weights and for records, with host_memory auto. */
 enum {
     PLAN_USEFUL_WEIGHTS = 64 << 20,

@@ -223,8 +223,9 @@ explain_device(spw_plan *p, const plan_input *in)
                "then)");
     if (p->grad_nvme > 0)
         decide(p, "spillway.gradients", spw_format_bytes(value, sizeof value, p->grad_nvme),
-               "%swait on nvme for their updates, through %u windows; %s stay in host memory",
-               strcmp(c->run.gradients, "auto") == 0 ? "auto, host memory does not hold them: " : "", p->grad_windows,
+               "%swait on nvme for their updates, through %s; %s stay in host memory",
+               strcmp(c->run.gradients, "auto") == 0 ? "auto, host memory does not hold them: " : "",
+               p->grad_windows == 1 ? "one window, there is no room for two" : "two windows",
                spw_format_bytes(bytes, sizeof bytes, p->grad_host));
     if (in->gather_all)
         decide(p, "weights", "with their records",

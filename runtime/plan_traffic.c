@@ -41,8 +41,8 @@ spw__plan_rehearse(const spw_plan *p, const plan_input *in, double pace, rehears
 static uint32_t
 first_that_leaves(const plan_input *in)
 {
-    uint32_t stay = 0, u = 0;
-    for (; u < in->layout->unit_count && (spw__plan_early_gate(in) || stay < PLAN_GRAD_WINDOWS - 1); u++)
+    uint32_t stay = 1, u = 0;
+    for (; u < in->layout->unit_count && (spw__plan_early_gate(in) || stay < in->grad_windows); u++)
         stay += in->layout->units[u].spills;
     return u;
 }

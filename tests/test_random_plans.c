@@ -107,7 +107,7 @@ check_first_units(const spw_plan *p, const plan_input *in)
     }
     assert_int_equal(p->grad_nvme, spilled * in->grad_bytes);
     assert_int_equal(p->grad_host + p->grad_nvme + p->grad_device, total * in->grad_bytes);
-    assert_true(spilled == 0 || (strcmp(in->config->run.gradients, "host") != 0 && p->grad_windows == 2));
+    assert_true(spilled == 0 || (strcmp(in->config->run.gradients, "host") != 0 && p->grad_windows - 1 < 2));
     return there;
 }
 
@@ -313,8 +313,9 @@ test_random_plans(void **state)
                 act_nvme += places[slot * in.activation_micros + micro].tier == SPW_TIER_NVME;
             }
             for (uint32_t u = 0; u < l.unit_count && c.gradient_clipping > 0 && p.grad_nvme > 0; u++) {
-                if (units[u].spills) { /* all but the first one's, which comes last and stays in its window */
-                    moved = p.grad_nvme - units[u].elems * in.grad_bytes;
+                if (units[u]
+                        .spills) { /* all but the first one's, which comes last and stays in its window, if it is one of two */
+                    moved = p.grad_nvme - (p.grad_windows == 2 ? units[u].elems * in.grad_bytes : 0);
                     break;
                 }
             }
