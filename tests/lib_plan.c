@@ -66,7 +66,7 @@ plan_make_model(void)
 }
 
 spw_status
-plan_of(const spw_config *c, const spw_model *model, spw_plan *plan, spw_error *err)
+plan_in_room(const spw_config *c, const spw_model *model, uint64_t room_bytes, spw_plan *plan, spw_error *err)
 {
     spw_engine *e = NULL;
     spw_status st = spw_engine_create(&e,
@@ -74,9 +74,15 @@ plan_of(const spw_config *c, const spw_model *model, spw_plan *plan, spw_error *
                                                             .model = model,
                                                             .plan_only = true,
                                                             .process_bytes = PLAN_PROCESS_BYTES,
-                                                            .room_bytes = UINT64_MAX,
+                                                            .room_bytes = room_bytes,
                                                             .plan_out = plan},
                                       err);
     spw_engine_destroy(e);
     return st;
+}
+
+spw_status
+plan_of(const spw_config *c, const spw_model *model, spw_plan *plan, spw_error *err)
+{
+    return plan_in_room(c, model, UINT64_MAX, plan, err);
 }

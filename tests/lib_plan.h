@@ -16,7 +16,9 @@ spw_rates plan_some_rates(void);
 /* A GPT of 10 units; state on nvme, in the folder. */
 void plan_nvme_config(spw_config *c, spw_state_format format);
 spw_model *plan_make_model(void);
-/* Plans and takes nothing, on a machine that has room for everything. */
+/* Plans and takes nothing, on a machine that has so much memory left; plan_of: that has room for everything. */
+spw_status
+plan_in_room(const spw_config *c, const spw_model *model, uint64_t room_bytes, spw_plan *plan, spw_error *err);
 spw_status plan_of(const spw_config *c, const spw_model *model, spw_plan *plan, spw_error *err);
 
 #endif

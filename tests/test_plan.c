@@ -56,22 +56,6 @@ test_monotonic(void **state)
     spw_model_destroy(model);
 }
 
-static spw_status
-plan_in_room(const spw_config *c, const spw_model *model, uint64_t room, spw_plan *p, spw_error *err)
-{
-    spw_engine *e = NULL;
-    spw_status st = spw_engine_create(&e,
-                                      &(spw_engine_options){.config = c,
-                                                            .model = model,
-                                                            .plan_only = true,
-                                                            .process_bytes = PLAN_PROCESS_BYTES,
-                                                            .room_bytes = room,
-                                                            .plan_out = p},
-                                      err);
-    spw_engine_destroy(e);
-    return st;
-}
-
 /* What the machine has left bounds every plan: slots of auto shrink into it, and what does not fit is refused. */
 static void
 test_room(void **state)
