@@ -95,10 +95,11 @@ scratch_release(const spw_tokenizer *shared, tok_scratch *s)
 
 /* Whether a text that an added token stands in may be cut inside it, whatever follows. */
 static bool
-has_cut(const char *text, uint64_t bytes)
+has_cut(const spw_tokenizer *t, const char *text, uint64_t bytes)
 {
     for (uint64_t at = 1; at < bytes; at++) {
-        if (spw__tok_may_cut(text, bytes, at) || (at + 1 == bytes && text[at] == ' ' && spw__tok_ends_word(text, at)))
+        bool space = t->chars ? spw__tok_chars_space(text + at, bytes - at) > 0 : at + 1 == bytes && text[at] == ' ';
+        if (spw__tok_may_cut(text, bytes, at) || (space && spw__tok_ends_word(text, at)))
             return true;
     }
     return false;
@@ -127,8 +128,7 @@ spw_tokenizer_open(spw_tokenizer **out, const char *path, spw_error *err)
     t->cuts = t->chars ? t->words : t->cuts;
     for (uint32_t i = 0; i < t->added_count; i++) {
         const tok_added *a = &t->added[i];
-        if (a->lstrip || a->rstrip ||
-            (t->chars ? spw__tok_chars_has_space(a->text, a->bytes) : has_cut(a->text, a->bytes)))
+        if (a->lstrip || a->rstrip || has_cut(t, a->text, a->bytes))
             t->cuts = false;
     }
     if (st != SPW_OK)

@@ -61,16 +61,6 @@ spw__tok_chars_split(const tok_run *r, const char *text, uint64_t bytes)
     return begin < bytes ? spw__tok_word(r, text + begin, bytes - begin) : SPW_OK;
 }
 
-bool
-spw__tok_chars_has_space(const char *text, uint64_t bytes)
-{
-    for (uint64_t at = 0; at < bytes; at++) {
-        if (spw__tok_chars_space(text + at, bytes - at) > 0)
-            return true;
-    }
-    return false;
-}
-
 uint64_t
 spw__tok_chars_ids(const spw_tokenizer *t, const char *text, uint64_t bytes, uint32_t *ids)
 {

@@ -173,7 +173,6 @@ spw_status spw__tok_chars_form(tok_scratch *s, bool prefix, const char *text, ui
                                uint64_t *bytes_out, spw_error *err);
 spw_status spw__tok_chars_split(const tok_run *r, const char *text, uint64_t bytes);
 uint64_t spw__tok_chars_space(const char *text, uint64_t bytes); /* of the space that text begins with; 0: none */
-bool spw__tok_chars_has_space(const char *text, uint64_t bytes);
 /* A text's first tokens: each character's, or its bytes' where it has none. ids (bytes) out; returns how many. */
 uint64_t spw__tok_chars_ids(const spw_tokenizer *t, const char *text, uint64_t bytes, uint32_t *ids);
 /* What a spelled token stands for: bytes (as many as spelled has) and returns how many; *byte: it is the token of that byte. */
