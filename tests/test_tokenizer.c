@@ -829,6 +829,10 @@ test_begin(void **state)
         {"mixed", "{\"tokenizer_class\": \"GemmaTokenizer\", \"bos_token\": \"<pad>\", \"add_bos_token\": true}", 902},
         {"mixed", "{\"tokenizer_class\": \"LlamaTokenizers\", \"bos_token\": \"<pad>\", \"add_bos_token\": true}", -1},
         {"mixed", "{\"tokenizer_class\": \"LlamaTokenizer\", \"bos_token\": null, \"add_bos_token\": true}", -1},
+        {"mixed", "{\"tokenizer_class\": \"LlamaTokenizer\", \"bos_token\": \"<pad>\"}", 902}, /* as the class has it */
+        {"gpt2", "{\"tokenizer_class\": \"GPTNeoXTokenizer\", \"add_bos_token\": true}", 1200},
+        {"llama3", "{\"tokenizer_class\": \"GPTNeoXTokenizerFast\"}", -1},
+        {"llama3", "{\"tokenizer_class\": \"LlamaTokenizer\"}", 1104}, /* whose <s> it does not have */
     };
     char dir[256];
     (void)state;

@@ -434,18 +434,34 @@ token_text(const json_t *config, const char *name)
     return json_string_value(json_is_object(v) ? json_object_get(v, "content") : v);
 }
 
-/* Of these classes transformers goes by tokenizer_config.json, whatever tokenizer.json has: DeepSeek's has nothing before a text. */
+/*
+ * Of these classes transformers goes by tokenizer_config.json, and by what is here where that does not say it, whatever tokenizer.json has:
+ * DeepSeek's has nothing before a text.
+ */
 static void
 choose_begin(spw_tokenizer *t, const json_t *config)
 {
-    static const char *const classes[] = {"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer"};
+    static const struct {
+        const char *name, *begin;
+        bool adds;
+    } classes[] = {{"LlamaTokenizer", "<s>", true},
+                   {"CodeLlamaTokenizer", "<s>", true},
+                   {"GemmaTokenizer", "<bos>", true},
+                   {"CohereTokenizer", "<BOS_TOKEN>", true},
+                   {"GPTNeoXTokenizer", "<|endoftext|>", false}};
     const char *name = json_string_value(json_object_get(config, "tokenizer_class"));
-    const char *text = token_text(config, "bos_token");
     const json_t *add = json_object_get(config, "add_bos_token");
-    for (size_t i = 0; name != NULL && json_is_boolean(add) && i < sizeof classes / sizeof classes[0]; i++) {
-        size_t n = strlen(classes[i]);
-        if (strncmp(name, classes[i], n) == 0 && (name[n] == '\0' || strcmp(name + n, "Fast") == 0))
-            t->begin = json_is_true(add) && text != NULL ? spw_tokenizer_find(t, text, strlen(text)) : -1;
+    for (size_t i = 0; name != NULL && i < sizeof classes / sizeof classes[0]; i++) {
+        size_t n = strlen(classes[i].name);
+        const char *text =
+            json_object_get(config, "bos_token") == NULL ? classes[i].begin : token_text(config, "bos_token");
+        int32_t found = text != NULL ? spw_tokenizer_find(t, text, strlen(text)) : -1;
+        if (strncmp(name, classes[i].name, n) != 0 || (name[n] != '\0' && strcmp(name + n, "Fast") != 0))
+            continue;
+        if (!(json_is_boolean(add) ? json_is_true(add) : classes[i].adds))
+            t->begin = -1;
+        else if (found >= 0)
+            t->begin = found;
     }
 }
 
