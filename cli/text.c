@@ -8,16 +8,19 @@
 bool
 cli_text_find(char *out, const spw_weights *w, const char *asked)
 {
-    const char *path = asked, *said = w->is_checkpoint ? spw_config_own_tokenizer(&w->config) : NULL;
+    bool is_named = w->is_checkpoint && strcmp(w->config.data.tokenizer, "auto") != 0;
+    const char *path = asked, *said = is_named ? spw_config_tokenizer(&w->config) : NULL;
+    bool is_bytes = asked == NULL && is_named && said == NULL;
     if (path == NULL && said != NULL && said[0] == '/' && access(said, R_OK) == 0)
         path = said; /* older checkpoints hold the model's, whatever was said */
-    if (path == NULL && (spw_dir_has(w->path, "tokenizer.json") ||
-                         (spw_dir_has(w->path, "vocab.json") && spw_dir_has(w->path, "merges.txt"))))
+    if (path == NULL && !is_bytes &&
+        (spw_dir_has(w->path, "tokenizer.json") ||
+         (spw_dir_has(w->path, "vocab.json") && spw_dir_has(w->path, "merges.txt"))))
         path = w->path;
     if (path == NULL)
         path = spw_config_tokenizer(&w->config);
     snprintf(out, SPW_PATH_BYTES, "%.1000s", path != NULL ? path : "");
-    return out[0] != '\0' || w->config.model.vocab == 256;
+    return out[0] != '\0' || is_bytes || w->config.model.vocab == 256;
 }
 
 spw_status
@@ -109,6 +112,6 @@ cli_text_decode(const cli_text *t, int32_t id, char room[16], uint64_t *bytes_ou
         return text != NULL ? text : "";
     }
     room[0] = (char)id;
-    *bytes_out = 1;
+    *bytes_out = id < 256; /* what a vocabulary has beyond bytes stands for nothing */
     return room;
 }

@@ -440,7 +440,7 @@ static spw_status
 prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
 {
     char path[SPW_PATH_BYTES + 64];
-    const char *source, *tokenizer = spw_config_own_tokenizer(config);
+    const char *source;
     snprintf(path, sizeof path, "%.1000s/config.json", config->model_path);
     source = config->model_path[0] != '\0' && access(path, R_OK) == 0 ? config->model_path : NULL;
     job->config = spw_config_dump(config);
@@ -462,7 +462,7 @@ prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
     if (access(job->partial, F_OK) == 0)
         SPW_TRY(spw_dir_remove(job->partial, err)); /* a save that was killed */
     SPW_TRY(spw_dir_make(job->partial, err));
-    SPW_TRY(spw_hf_copy_companions(source, tokenizer != NULL ? tokenizer : source, job->partial, err));
+    SPW_TRY(spw_hf_copy_companions(source, spw_config_kept_tokenizer(config), job->partial, err));
     job->linked = job->unchanged && spw__checkpoint_link(job->e, job->partial);
     return open_writers(job, 0, err);
 }

@@ -19,9 +19,11 @@ spw_config_tokenizer(const spw_config *c)
 }
 
 const char *
-spw_config_own_tokenizer(const spw_config *c)
+spw_config_kept_tokenizer(const spw_config *c)
 {
-    return strcmp(c->data.tokenizer, "auto") != 0 ? spw_config_tokenizer(c) : NULL;
+    if (strcmp(c->data.tokenizer, "auto") != 0)
+        return spw_config_tokenizer(c);
+    return c->model_path[0] != '\0' ? c->model_path : NULL;
 }
 
 /* Its ids must be rows of the model's embedding, but for added tokens: a text with one beyond is refused where it is read. */

@@ -363,7 +363,8 @@ const key_row spw__config_rows[] = {
     PATH("data.tokenizer", data.tokenizer, "\"auto\"",
          "of text and JSON lines: bytes; a tokenizer.json, or a folder with it or with vocab.json and merges.txt; "
          "auto: the "
-         "one in model.path's folder, else bytes; checkpoints hold the one that is named, else the folder's"),
+         "one in model.path's folder, else bytes; checkpoints hold the one that is named, else the folder's, of bytes "
+         "none"),
     U64("data.seq_length", NULL, data.seq_length, 1, 1e7, NULL,
         "tokens per sequence; default: the model's positions, at most 1024"),
     REAL("data.validation_split", NULL, data.validation_split, 0, 0.9, "0.05", "share held out"),

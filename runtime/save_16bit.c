@@ -97,7 +97,7 @@ write_config(const job *j, spw_error *err)
 {
     const spw_config *c = &j->e->config;
     char path[SPW_PATH_BYTES + 64], *text;
-    const char *source, *tokenizer = spw_config_own_tokenizer(c);
+    const char *source;
     spw_status st;
     snprintf(path, sizeof path, "%.1000s/config.json", c->model_path);
     source = c->model_path[0] != '\0' && access(path, R_OK) == 0 ? c->model_path : NULL;
@@ -105,7 +105,7 @@ write_config(const job *j, spw_error *err)
     st = write_text(j, "config.json", text, err);
     spw_mem_free(text);
     if (st == SPW_OK)
-        st = spw_hf_copy_companions(source, tokenizer != NULL ? tokenizer : source, j->partial, err);
+        st = spw_hf_copy_companions(source, spw_config_kept_tokenizer(c), j->partial, err);
     if (st == SPW_OK && j->adapter != NULL) {
         json_t *adapters = spw__adapter_config(j->e->model, c);
         text = json_dumps(adapters, JSON_INDENT(2));

@@ -184,8 +184,8 @@ spw_status spw_config_parse(spw_config *out, const char *json_text, const char *
 char *spw_config_dump(const spw_config *config);
 /* Path of its tokenizer (spw_tokenizer_open); NULL: bytes are tokens. */
 const char *spw_config_tokenizer(const spw_config *config);
-/* The one that data.tokenizer names; NULL: it says auto, or bytes. */
-const char *spw_config_own_tokenizer(const spw_config *config);
+/* Whose tokenizer's files, in whatever form, checkpoints hold: the one that is named, else the model's folder; NULL: none, or bytes. */
+const char *spw_config_kept_tokenizer(const spw_config *config);
 /* Opens the training data that it describes, for its model's vocabulary. Errors: those of spw_data_open(). */
 struct spw_data;
 spw_status spw_config_open_data(struct spw_data **out, const spw_config *config, spw_error *err);

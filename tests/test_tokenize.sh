@@ -218,6 +218,21 @@ JSON
     check "eval takes it" cmp -s <(sed 's/ sequences.*//' "$dir/out") "$dir/want"
 done
 
+# Bytes, though the model has a tokenizer: eval and generate read and write bytes, and nobody is given the model's.
+rm -rf "$dir/ckpt" "$dir/made"
+check "trains with bytes" run train "$dir/own.json" --set data.tokenizer=bytes
+check "the checkpoint holds no tokenizer" test ! -e "$dir/ckpt/step-2/tokenizer.json" -a -e "$dir/ckpt/step-2/generation_config.json"
+check "export" run export "$dir/ckpt" --to "$dir/made"
+check "has none either" test ! -e "$dir/made/tokenizer.json" -a -e "$dir/made/generation_config.json"
+cp "$dir/model/tokenizer.json" "$dir/ckpt/step-2/" # as checkpoints had it
+bytes=$(stat -c %s README.md)
+check "eval takes bytes" run eval "$dir/ckpt" --data README.md
+check "all of them" grep -q " $((bytes / 32 * 32)) tokens" "$dir/out"
+check "generate" run generate "$dir/ckpt" --prompt "the dam" --tokens 1 --json
+check "does so, too" grep -q '"prompt_tokens":7[,}]' "$dir/out"
+rm -rf "$dir/ckpt"
+check "trains with a tokenizer" run train "$dir/own.json"
+
 # Prompts begin as texts did in training.
 prompt_tokens() { run generate "$dir/ckpt" --prompt "the dam" --tokens 1 --json && grep -o '"prompt_tokens":[0-9]*' "$dir/out" | cut -d: -f2; }
 with=$(prompt_tokens)
