@@ -618,28 +618,32 @@ test_encoded_text(void **state)
     assert_stream(&o, (int32_t[]){1003, 1004, 999}, (int32_t[]){1004, 999, 1005}, 3);
 }
 
-/* And so it is with a tokenizer, whatever its lines end in, if they do: the pieces are cut where no pattern joins. */
+/* And so it is with a tokenizer, whatever its lines end in, if they do: the pieces are cut where no pattern joins, and at line ends if tokens hold
+ * several words. */
 static void
 test_tokenized_text(void **state)
 {
-    static const char *const names[] = {"qwen2", "gemma", "o200k"};
-    static const char *const units[] = {"Water flows.\n", "Water flows.\n\n", "It flows. ",
+    static const char *const names[] = {"qwen2", "gemma", "o200k", "across"};
+    static const char *const units[] = {"xe txe txe txe txe txe txe t\n",
+                                        "Water flows.\n",
+                                        "Water flows.\n\n",
+                                        "It flows. ",
                                         "if (dam) {\r\n    flow(it);\r\n}\r\n",
                                         "\xd0\xb2\xd0\xbe\xd0\xb4\xd0\xb0 \xd0\xb8\xd0\xb4\xd1\x91\xd1\x82.\n"};
     enum { BYTES = 1200000 };
     char *text = calloc(BYTES + 64, 1), path[300];
     (void)state;
     assert_non_null(text);
-    for (size_t k = 0; k < 15; k++) {
+    for (size_t k = 0; k < 24; k++) {
         spw_data_options o = dataset_options("t.txt");
         spw_tokens whole = {0};
         spw_tokenizer *t;
         spw_data *d;
         uint64_t bytes = 0;
-        snprintf(path, sizeof path, "tests/vectors/tok_%s.json", names[k % 3]);
+        snprintf(path, sizeof path, "tests/vectors/tok_%s.json", names[k % 4]);
         assert_int_equal(spw_tokenizer_open(&t, path, NULL), SPW_OK);
         while (bytes < BYTES)
-            bytes += (uint64_t)sprintf(text + bytes, "%s", units[k / 3]);
+            bytes += (uint64_t)sprintf(text + bytes, "%s", units[k / 4]);
         dataset_write_bytes("t.txt", text, bytes);
         o.encode = spw_tokenizer_encode_data;
         o.encode_ctx = t;
@@ -647,7 +651,7 @@ test_tokenized_text(void **state)
         d = dataset_open(&o);
         assert_int_equal(spw_tokenizer_encode(t, text, bytes, false, &whole, NULL), SPW_OK);
         if (spw_data_tokens(d) != whole.count)
-            fail_msg("%s, \"%s\": %llu tokens, not %llu", names[k % 3], units[k / 3],
+            fail_msg("%s, \"%s\": %llu tokens, not %llu", names[k % 4], units[k / 4],
                      (unsigned long long)spw_data_tokens(d), (unsigned long long)whole.count);
         spw_data_close(d);
         spw_tokens_free(&whole);

@@ -306,18 +306,21 @@ encode_lines(encoding *e, spw_error *err)
     return SPW_OK;
 }
 
-/* Where to cut text of n bytes so that no pre-tokenizer would have joined both sides; see spw_data_encode_fn. */
+/* Where to cut text of n bytes so that no pre-tokenizer would have joined both sides; see spw_data_encode_fn. Tokens of several
+ * words have no line's end in them. */
 static uint64_t
 cut(const char *text, uint64_t n)
 {
-    uint64_t line = 0;
+    uint64_t word = 0, line = 0;
     for (uint64_t i = n - 1; i > 0; i--) {
-        if (spw__tok_may_cut(text, n, i))
+        bool may = spw__tok_may_cut(text, n, i);
+        if (may && text[i] != ' ')
             return i;
+        word = may && word == 0 ? i : word;
         line = line == 0 && text[i] == '\n' ? i : line;
     }
-    if (line > 0)
-        return line;
+    if (word > 0 || line > 0)
+        return word > 0 ? word : line;
     for (uint64_t i = n - 1; i + 4 > n && i > 0; i--) { /* no lines: not inside a character */
         if (((unsigned char)text[i] & 0xc0) != 0x80)
             return i;

@@ -87,7 +87,7 @@ enum { SPW_TOKEN_BEGINS = 1 << 30 };
  *   token_count  out               how many the text has
  * Errors  its own; the message gets file and position in front. Called by the thread in spw_data_open() only.
  * A text file comes in pieces of at most a MiB, cut where no pre-tokenizer joins both sides, if there is such a place: before a line's
- * end that follows a letter or digit, or a space between such and a letter. A field of a JSON line comes whole; prompt and text in two calls.
+ * end that follows a letter or digit, and if the piece has none a space between such and a letter. A field of a JSON line comes whole; prompt and text in two calls.
  */
 typedef spw_status (*spw_data_encode_fn)(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens,
                                          uint64_t token_max, uint64_t *token_count, spw_error *err);
