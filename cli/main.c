@@ -107,7 +107,8 @@ static const char generate_usage[] =
     "  --top-k K        draws among the K likeliest only (default 0: all)\n"
     "  --top-p P        and among the fewest whose probabilities add up to P (default 1: all)\n"
     "  --seed S         the same seed gives the same text (default 1)\n"
-    "  --tokenizer DIR  a tokenizer.json, or vocab.json with merges.txt (default: in DIR, else bytes)\n"
+    "  --tokenizer DIR  a tokenizer.json, or vocab.json with merges.txt (default: the one\n"
+    "                   that training took, in DIR; else bytes)\n"
     "  --chat LAYOUT    each prompt is a user's turn, and the text ends with the answer's: auto, or as data.chat\n"
     "  --ids            prompts and text are token numbers, such as 5,17,2\n"
     "  --json           one JSON object for each prompt\n" PLACE_USAGE;

@@ -207,9 +207,11 @@ read_template(spw_tokenizer *t, const json_t *v, const char *path, const char *f
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.single[%zu] is neither a text nor a token of the vocabulary",
                              path, field, i);
         if (text_seen || t->begin >= 0)
-            return SPW_RAISE(err, SPW_EUNSUPPORTED,
-                             "%s: %s.single[%zu]: %s: only one token before the text is supported", path, field, i,
-                             json_string_value(name));
+            return SPW_RAISE(
+                err, SPW_EUNSUPPORTED,
+                "%s: %s.single[%zu]: %s: only one token before the text is supported, and none behind it; a copy "
+                "of this file whose post_processor is null leaves all of them out",
+                path, field, i, json_string_value(name));
         t->begin = (int32_t)json_integer_value(id);
     }
     return SPW_OK;
