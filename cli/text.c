@@ -3,7 +3,24 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
+
+/* Whether the tokenizer at path made the tokens that the checkpoint was trained on. */
+static bool
+has_made(const char *path, const spw_weights *w)
+{
+    spw_data_options o = {.begin_of_text = -1};
+    spw_error ignored = {0};
+    spw_tokenizer *t;
+    char text[64];
+    if (spw_tokenizer_open(&t, path, &ignored) != SPW_OK)
+        return false;
+    o.encode_key = spw_tokenizer_key(t);
+    o.begin_of_text = spw_tokenizer_begin(t);
+    o.begin_of_text_set = w->config.data.begin_of_text && o.begin_of_text >= 0;
+    spw_tokenizer_close(t);
+    snprintf(text, sizeof text, "tokenizer %016llx", (unsigned long long)spw_data_encode_key(&o));
+    return strncmp(w->encoder, text, strlen(text)) == 0;
+}
 
 bool
 cli_text_find(char *out, const spw_weights *w, const char *asked)
@@ -11,7 +28,7 @@ cli_text_find(char *out, const spw_weights *w, const char *asked)
     bool is_named = w->is_checkpoint && strcmp(w->config.data.tokenizer, "auto") != 0;
     const char *path = asked, *said = is_named ? spw_config_tokenizer(&w->config) : NULL;
     bool is_bytes = asked == NULL && is_named && said == NULL;
-    if (path == NULL && said != NULL && said[0] == '/' && access(said, R_OK) == 0)
+    if (path == NULL && said != NULL && said[0] == '/' && has_made(said, w))
         path = said; /* older checkpoints hold the model's, whatever was said */
     if (path == NULL && !is_bytes &&
         (spw_dir_has(w->path, "tokenizer.json") ||

@@ -112,6 +112,7 @@ find_folder(spw_weights *w, spw_error *err)
 spw_status
 spw_weights_find(spw_weights *w, const char *path, spw_error *err)
 {
+    spw_checkpoint_state state;
     spw_status st;
     memset(w, 0, sizeof *w);
     if (strlen(path) >= SPW_PATH_BYTES - 100)
@@ -132,7 +133,8 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
                 "folder has",
                 path);
         SPW_TRY(st);
-        SPW_TRY(spw_checkpoint_read_config(w->path, &w->config, NULL, err));
+        SPW_TRY(spw_checkpoint_read_config(w->path, &w->config, &state, err));
+        memcpy(w->encoder, state.data.encoder, sizeof w->encoder);
     } else if (!spw_hf_has_weights(path) && spw_foreign_find(path, w->path, sizeof w->path)) {
         return SPW_RAISE(err, SPW_EUNSUPPORTED, IS_FOREIGN "spillway export %s --to DIR makes a folder of it", path,
                          path);

@@ -31,6 +31,7 @@ typedef struct spw_weights {
     spw_config config; /* its model, weights in host memory, budgets auto: the caller may place them elsewhere */
     int32_t end_tokens[SPW_END_TOKENS_MAX]; /* what ends a text: eos_token_id of its JSON files */
     uint32_t end_token_count;
+    char encoder[64]; /* what made the tokens that a checkpoint was trained on (spw_data_encoder); "": not known */
 } spw_weights;
 
 /*

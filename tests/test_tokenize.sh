@@ -217,6 +217,14 @@ JSON
     run eval "$dir/ckpt" --data README.md --batches 4
     check "eval takes it" cmp -s <(sed 's/ sequences.*//' "$dir/out") "$dir/want"
 done
+cp -r "$dir/mine" "$dir/moving"
+rm -rf "$dir/ckpt"
+check "trains with a tokenizer" run train "$dir/own.json" --set data.tokenizer="$dir/moving"
+cp tests/vectors/tok_qwen2.json "$dir/moving/tokenizer.json"
+run eval "$dir/ckpt" --data README.md --batches 4
+sed 's/ sequences.*//' "$dir/out" >"$dir/got"
+run eval "$dir/ckpt" --data README.md --batches 4 --tokenizer "$dir/mine"
+check "that is another one since: eval takes the checkpoint's" cmp -s <(sed 's/ sequences.*//' "$dir/out") "$dir/got"
 
 # Bytes, though the model has a tokenizer: eval and generate read and write bytes, and nobody is given the model's.
 rm -rf "$dir/ckpt" "$dir/made"

@@ -329,9 +329,9 @@ say_encoder(spw_data *d, const spw_data_options *o)
     if (lines && o->chat != NULL) {
         snprintf(d->chat, sizeof d->chat, "%s", spw_chat_says(o->chat));
         snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx, chat %016llx",
-                 (unsigned long long)spw__data_encode_key(o), (unsigned long long)spw__data_chat_key(o));
+                 (unsigned long long)spw_data_encode_key(o), (unsigned long long)spw__data_chat_key(o));
     } else if (text && o->encode != NULL)
-        snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx", (unsigned long long)spw__data_encode_key(o));
+        snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx", (unsigned long long)spw_data_encode_key(o));
     else if (!text && o->documents != SPW_DOCUMENTS_PACKED && o->end_of_text_set)
         snprintf(d->encoder, sizeof d->encoder, "none, documents end with token %d", o->end_of_text);
     else

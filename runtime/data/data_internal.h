@@ -114,7 +114,6 @@ uint32_t spw__data_draw_next(data_draw *draw, uint64_t *index_out);
 
 /* The layout of conversations and their field, in names of caches and for resuming; o->chat is there. */
 uint64_t spw__data_chat_key(const spw_data_options *o);
-uint64_t spw__data_encode_key(const spw_data_options *o); /* of the encoder and what texts begin with */
 
 /* Files whose windows are numbered together, and drawn by weight. */
 typedef struct data_source {

@@ -392,7 +392,7 @@ spw__data_chat_key(const spw_data_options *o)
 }
 
 uint64_t
-spw__data_encode_key(const spw_data_options *o)
+spw_data_encode_key(const spw_data_options *o)
 {
     return o->begin_of_text_set ? spw_checksum_more(o->encode_key, &o->begin_of_text, sizeof o->begin_of_text)
                                 : o->encode_key;
@@ -414,7 +414,7 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
                                 (uint64_t)info->st_mtim.tv_nsec,
                                 (uint64_t)f->format,
                                 o->encode != NULL,
-                                o->encode != NULL || o->begin_of_text_set ? spw__data_encode_key(o) : 0,
+                                o->encode != NULL || o->begin_of_text_set ? spw_data_encode_key(o) : 0,
                                 o->end_of_text_set ? (uint64_t)o->end_of_text : UINT64_MAX,
                                 wide};
     char *real = realpath(f->path, NULL);

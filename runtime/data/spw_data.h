@@ -131,6 +131,7 @@ typedef struct spw_data_options {
     bool begin_of_text_set;
     const char *cache_dir; /* NULL or "": spillway/tokens below $XDG_CACHE_HOME or ~/.cache */
 } spw_data_options;
+uint64_t spw_data_encode_key(const spw_data_options *o); /* of the encoder and what texts begin with */
 
 /*
  * spw_data_open - finds and checks the files; tokenises what has to be and is not in the cache yet.
