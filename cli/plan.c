@@ -65,15 +65,18 @@ static void
 print_suggestion(FILE *f, const spw_plan *plan, const spw_suggestion *s)
 {
     char bytes[32];
-    if (s->found) {
+    if (s->found && s->count > 0) {
         fputs("it fits with:", f);
         for (uint32_t i = 0; i < s->count; i++)
             print_set(f, s->set[i]);
         fputc('\n', f);
         return;
     }
-    fprintf(f, "no other placement fits%s",
-            s->lossy_would ? " but with the lossy spillway.state_format split24-int8" : "");
+    if (s->found)
+        fputs("by itself, and in what is free now, it fits as it is: what other ranks have room for decides, too", f);
+    else
+        fprintf(f, "no other placement fits%s",
+                s->lossy_would ? " but with the lossy spillway.state_format split24-int8" : "");
     if (plan->lack == SPW_LACK_ROOM)
         fprintf(f, "; as it is, it needs a machine with %s of free memory\n",
                 spw_format_bytes(bytes, sizeof bytes, plan->least_bytes));

@@ -175,9 +175,11 @@ cli_train(int argc, char **argv)
     if (rc == EXIT_DONE) {
         st = cli_train_check_fit(&r, &plan, &err);
         rc = all_well(&r, st, &err);
-        if (rc == EXIT_DONE && (st = cli_train_begin(&r, found, &plan, &err)) != SPW_OK)
+        if (rc == EXIT_DONE && (st = cli_train_begin(&r, found, &plan, &err)) != SPW_OK) {
             rc = fail(&r, &err);
-        if (st == SPW_ENOFIT && r.rank == r.speaker)
+            r.speaker = r.rank;
+        }
+        if (st == SPW_ENOFIT && plan.lack != SPW_LACK_NOTHING && r.rank == r.speaker)
             cli_show_no_fit(&r.config, r.model, &plan);
     }
     if (rc == EXIT_DONE) {

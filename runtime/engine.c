@@ -462,6 +462,8 @@ least_bytes(const spw_plan *p)
     case SPW_LACK_DEVICE: return p->host_bytes + p->least_bytes;
     case SPW_LACK_HOST: return p->device_bytes + p->least_bytes;
     case SPW_LACK_ROOM: return p->least_bytes;
+    case SPW_LACK_NOTHING:
+        return UINT64_MAX; /* it is another rank that does not have it: what is lacking here says more */
     default: return p->host_bytes + p->device_bytes;
     }
 }

@@ -630,7 +630,7 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
     shape *all = spw_mem_calloc(e->world, sizeof *all);
     spw_channel *channel = NULL;
     spw_error other = {0};
-    bool lacking = false;
+    uint32_t lacking = e->world; /* the first rank that has no room */
     spw_status told = all != NULL ? spw_channel_open(&channel, e->comm, NULL, 0, "plan", &other)
                                   : SPW_RAISE(&other, SPW_ENOMEM, "list of %u ranks", e->world);
     if (told == SPW_OK)
@@ -638,18 +638,18 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
     spw_channel_close(channel);
     e->gather_most = own.gathered;
     for (uint32_t r = 0; told == SPW_OK && r < e->world; r++) {
-        lacking = lacking || all[r].lacks_room != 0;
+        lacking = lacking == e->world && all[r].lacks_room != 0 ? r : lacking;
         e->single_grad = e->single_grad || all[r].single_grad != 0;
         e->lands = e->lands || all[r].lands != 0;
         e->gather_most = all[r].gathered < e->gather_most ? all[r].gathered : e->gather_most;
     }
     *again = false;
-    for (uint32_t r = 0; told == SPW_OK && r < e->world && !lacking; r++)
+    for (uint32_t r = 0; told == SPW_OK && r < e->world && lacking == e->world; r++)
         *again = *again || all[r].gathered != e->gather_most || (all[r].single_grad != 0) != e->single_grad ||
                  (all[r].lands != 0) != e->lands;
     spw_mem_free(all);
-    if (told == SPW_OK && lacking)
-        told = SPW_RAISE(&other, SPW_ENOFIT, "another rank has no room for this plan");
+    if (told == SPW_OK && lacking < e->world)
+        told = SPW_RAISE(&other, SPW_ENOFIT, "rank %u has no room for what ranks plan together, this one has", lacking);
     if (st == SPW_OK && told != SPW_OK && err != NULL)
         *err = other;
     return st != SPW_OK ? st : told;

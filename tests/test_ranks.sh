@@ -89,6 +89,39 @@ wait $!
 check "rank 0, which does, ends with the same code" test $? -eq 3
 check "rank 1 shows the table" grep -q '^  plan ' "$dir/err1"
 
+# Neither has too little by itself: one has no device memory for all experts at once, the other none in the host for as many turns, whose tables take more.
+cat >"$dir/moe.json" <<JSON
+{ "model_type": "qwen3_moe", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32,
+  "num_hidden_layers": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_experts": 64,
+  "num_experts_per_tok": 2, "max_position_embeddings": 64 }
+JSON
+turns() { # rank, its options
+    by_hand "$1" --set "model=$(tr -d '\n' <"$dir/moe.json")" --set train_batch_size=2 --set spillway.chunk_elems=8192 \
+        --set zero_optimization.offload_param.device=cpu --set zero_optimization.offload_optimizer.device=cpu "${@:2}"
+}
+least() { sed -n 's/.* needs\{0,1\} at least [^(]*(\([0-9]*\) bytes).*/\1/p' "$1" | head -n 1; }
+for lack in host device; do
+    for many in 1 64; do
+        port=$((port + 1))
+        turns 0 --set spillway.expert_turns=$many --set spillway.${lack}_memory=4096 &
+        turns 1 --set spillway.expert_turns=$many
+        wait $!
+        eval "$lack$many=$(least "$dir/err0")"
+    done
+done
+echo "# host memory $host1 for all at once, $host64 one by one; of the device $device1 and $device64"
+check "all at once take less of the host, one by one of the device" test "$host1" -lt "$host64" -a "$device64" -lt "$device1"
+port=$((port + 1))
+turns 0 --set spillway.host_memory=$(((host1 + host64) / 2)) &
+turns 1 --set spillway.device_memory=$((device64 + 4096))
+check "ranks that fit alone and not together" test $? -eq 3
+wait $!
+check "end with the same code" test $? -eq 3
+check "rank 0 says what it lacks" grep -q "rank 0: spillway.host_memory is" "$dir/err0"
+check "and rank 1 what it does" grep -q "rank 1: spillway.device_memory is" "$dir/err1"
+check "with what would do" grep -q "fits with: --set spillway.device_memory=$device1 " "$dir/err1"
+check "not with nothing" test "$(cat "$dir/err0" "$dir/err1" | grep -c 'fits with:$')" = 0
+
 # Ranks that were started by hand with something else: each would change its part of one model by rules of its own.
 pair() { # what both have; what rank 1 has besides is in others
     by_hand 0 "$@" &
