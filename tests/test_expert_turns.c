@@ -378,6 +378,46 @@ test_fewest_turns(void **state)
     rig_remove(&whole);
 }
 
+/* The budget that a plan in so many turns names; both are enough: 0. */
+static uint64_t
+planned_least(uint32_t turns, uint64_t host, uint64_t device)
+{
+    spw_plan plan;
+    spw_status st;
+    rig r;
+    large_layers(&r);
+    r.c.run.expert_turns = turns;
+    r.c.run.activations = SPW_TIER_HOST; /* not as the device has room */
+    r.c.run.host_memory = host;
+    r.c.run.device_memory = device;
+    rig_need(&r, spw_model_from_config(&r.model, &r.c, &r.err));
+    st = spw_engine_create(&r.e,
+                           &(spw_engine_options){.config = &r.c,
+                                                 .model = r.model,
+                                                 .plan_only = true,
+                                                 .plan_out = &plan,
+                                                 .process_bytes = TINY_PROCESS_BYTES,
+                                                 .room_bytes = 1ull << 40},
+                           &r.err);
+    assert_int_equal(st, plan.lack == SPW_LACK_NOTHING ? SPW_OK : SPW_ENOFIT);
+    rig_remove(&r);
+    return plan.least_bytes;
+}
+
+/* Two turns fit where one lacks the device's memory and sixteen, with more tables, the host's: a plan finds them as a run does. */
+static void
+test_fewer_tables(void **state)
+{
+    uint64_t two = planned_least(2, 4096, 1ull << 30), sixteen = planned_least(16, 4096, 1ull << 30);
+    uint64_t device = planned_least(2, 1ull << 30, 4096);
+    (void)state;
+    print_message("host memory: %llu bytes for two turns, %llu for sixteen\n", (unsigned long long)two,
+                  (unsigned long long)sixteen);
+    assert_true(two < sixteen && device < planned_least(1, 1ull << 30, 4096));
+    assert_int_equal(planned_least(2, two, device), 0);
+    assert_int_equal(planned_least(0, two, device), 0);
+}
+
 /*
  * With room for a turn or two a weight comes to the device twice a step, forward and backward, however many turns there are; but the
  * last turn of the forward pass is the first of the backward pass, and embeddings and head have other numbers of uses.
@@ -454,7 +494,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_resume),
                                        cmocka_unit_test(test_ranks),        cmocka_unit_test(test_ranks_agree),
-                                       cmocka_unit_test(test_fewest_turns), cmocka_unit_test(test_bytes),
-                                       cmocka_unit_test(test_refusals)};
+                                       cmocka_unit_test(test_fewest_turns), cmocka_unit_test(test_fewer_tables),
+                                       cmocka_unit_test(test_bytes),        cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests_name("expert turns", tests, NULL, NULL);
 }
