@@ -181,10 +181,21 @@ lacks_host(spw_status st, const spw_plan *p)
     return st == SPW_ENOFIT && (p->lack == SPW_LACK_HOST || p->lack == SPW_LACK_ROOM);
 }
 
-/*
- * Gradients that are to wait where there is room do so in host memory, unless that alone does not hold the plan. To nvme they go through two windows, of
- * which one is filled while the other leaves, or through one where there is no room for two.
- */
+/* Gradients wait on nvme: there they go through two windows, of which one is filled while the other leaves, or through one where there is no room for two. */
+static spw_status
+plan_spilling(spw_plan *p, plan_input *in, spw_error *err)
+{
+    spw_status st;
+    in->spill = true;
+    in->grad_windows = 2;
+    st = plan_ahead(p, in, err);
+    if (!lacks_host(st, p))
+        return st;
+    in->grad_windows = 1;
+    return plan_ahead(p, in, err);
+}
+
+/* Gradients that are to wait where there is room do so in host memory, unless that alone does not hold the plan. */
 spw_status
 spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
 {
@@ -193,22 +204,17 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     bool possible = !in->inference && c->zero.offload_optimizer == SPW_TIER_NVME && c->run.delayed_update == 0;
     spw_error first = {0}, second = {0};
     spw_status st;
-    own.spill = possible && strcmp(c->run.gradients, "nvme") == 0;
-    own.grad_windows = 2;
+    if (possible && strcmp(c->run.gradients, "nvme") == 0)
+        return plan_spilling(p, &own, err);
     st = plan_ahead(p, &own, &first);
     if (lacks_host(st, p) && possible && in->passes == 1 && strcmp(c->run.gradients, "auto") == 0) {
-        own.spill = true;
-        st = plan_ahead(p, &own, &second);
+        st = plan_spilling(p, &own, &second);
         if (p->lack != SPW_LACK_DISK) { /* what is lacking now is lacking either way */
             first = second;
         } else {
             own.spill = false;
             st = plan_ahead(p, &own, &second);
         }
-    }
-    if (own.spill && lacks_host(st, p)) {
-        own.grad_windows = 1;
-        st = plan_ahead(p, &own, &first);
     }
     if (st != SPW_OK && err != NULL)
         *err = first;

@@ -233,10 +233,67 @@ test_nearest_experts(void **state)
     assert_int_equal(plan_experts(overrides, s.count + 2, &least), SPW_OK);
 }
 
+/*
+ * Gradients that host memory does not hold would go to nvme through one window, and the disk has no room for them: it is host memory that is
+ * lacking, and in bf16 they fit there.
+ */
+static void
+test_nearest_full_disk(void **state)
+{
+    static spw_config c;
+    static spw_plan p;
+    static spw_suggestion s;
+    const uint64_t more = PLAN_PROCESS_BYTES / 16 + (1 << 20);
+    const char *waits[] = {"model.vocab_size=16384",
+                           "model.n_layer=8",
+                           "zero_optimization.offload_param.device=nvme",
+                           "zero_optimization.offload_optimizer.device=nvme",
+                           "gradient_accumulation_steps=1",
+                           "spillway.update_ahead=never",
+                           "spillway.gradients=nvme",
+                           "spillway.host_memory=4096",
+                           "zero_optimization.offload_param.nvme_path=.",
+                           "zero_optimization.offload_optimizer.nvme_path=."};
+    const char *overrides[24];
+    char host[96], paths[2][160];
+    spw_model *model = NULL;
+    spw_error err = {0};
+    (void)state;
+    assert_int_equal(spw_config_parse(&c, base, "base", waits, 10, &err), SPW_OK);
+    assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+    assert_int_equal(plan_of(&c, model, &p, &err), SPW_ENOFIT);
+    memcpy(overrides, waits, sizeof waits);
+    overrides[6] = "spillway.gradients=auto";
+    overrides[7] = host;
+    snprintf(host, sizeof host, "spillway.host_memory=%llu", (unsigned long long)(p.least_bytes + more));
+    for (int k = 0; k < 2; k++) {
+        snprintf(paths[k], sizeof paths[k],
+                 "zero_optimization.offload_%s.nvme_path=[{\"path\": \".\", \"bytes\": %llu}]",
+                 k == 0 ? "param" : "optimizer", (unsigned long long)(p.weight_nvme + p.record_nvme));
+        overrides[8 + k] = paths[k];
+    }
+    assert_int_equal(spw_config_parse(&c, base, "base", overrides, 10, &err), SPW_OK);
+    assert_int_equal(plan_of(&c, model, &p, &err), SPW_ENOFIT);
+    assert_int_equal(p.lack, SPW_LACK_HOST);
+    assert_int_equal(spw_plan_nearest(&(spw_engine_options){.config = &c,
+                                                            .model = model,
+                                                            .process_bytes = PLAN_PROCESS_BYTES,
+                                                            .room_bytes = UINT64_MAX},
+                                      &s, &err),
+                     SPW_OK);
+    assert_true(s.found);
+    for (uint32_t i = 0; i < s.count; i++)
+        overrides[10 + i] = s.set[i];
+    assert_int_equal(spw_config_parse(&c, base, "base", overrides, 10 + s.count, &err), SPW_OK);
+    assert_int_equal(plan_of(&c, model, &p, &err), SPW_OK);
+    spw_model_destroy(model);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_nearest), cmocka_unit_test(test_nearest_stage),
-                                       cmocka_unit_test(test_nearest_room), cmocka_unit_test(test_nearest_experts)};
+                                       cmocka_unit_test(test_nearest_room), cmocka_unit_test(test_nearest_experts),
+                                       cmocka_unit_test(test_nearest_full_disk)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }
