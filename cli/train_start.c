@@ -56,20 +56,37 @@ bring_config(train_run *r, char **text, spw_error *err)
     return spw_broadcast(r->talk, *text, bytes, 0, err);
 }
 
+/* Some ranks would read weights and the others draw them: what model.path says may be another folder on each host. */
+static spw_status
+compare_start(train_run *r, uint32_t *count, spw_error *err)
+{
+    bool reads = !r->resumed && spw_config_start_folder(&r->config) != NULL, first = reads;
+    SPW_TRY(spw_broadcast(r->talk, &first, sizeof first, 0, err));
+    if (first == reads)
+        return SPW_OK;
+    print_rank_difference(r, first ? "model.path: weights on rank 0, none here"
+                                   : "model.path: no weights on rank 0, some here");
+    ++*count;
+    return SPW_OK;
+}
+
 /* Ranks that train differently are refused: each would change its part of one model by rules of its own. */
 static spw_status
 compare_ranks(train_run *r, spw_error *err)
 {
     spw_checkpoint_state first = r->at;
-    uint32_t count = 0;
+    uint32_t count = 0, starts = 0;
     char *text;
     spw_status st = bring_config(r, &text, err);
     if (st == SPW_OK)
         st = spw_broadcast(r->talk, &first, sizeof first, 0, err);
     if (st == SPW_OK)
+        st = compare_start(r, &starts, err);
+    if (st == SPW_OK)
         st = spw_checkpoint_compare_ranks(text, &first, &r->config, &r->at, print_rank_difference, r, &count, err);
     spw_mem_free(text);
     SPW_TRY(st);
+    count += starts;
     if (count == 0)
         return SPW_OK;
     return SPW_RAISE(err, SPW_ECONFIG,

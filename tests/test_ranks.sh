@@ -159,6 +159,9 @@ differs "share of a source" "--set data.sources=[{\"path\":\"$dir/text.txt\",\"w
     --set data.path=null --set data.sources="[\"$dir/text.txt\",\"$dir/less.txt\"]"
 train --set spillway.checkpoint_dir="$dir/r" --set spillway.checkpoint_interval=1 --set spillway.steps=3
 differs "checkpoint to go on from" "--resume $dir/r/step-2" "step of the checkpoint to go on from: 3 on rank 0, 2 here" --resume "$dir/r/step-3"
+"$spw" export "$dir/r/step-3" --to "$dir/weights" >"$dir/out" 2>"$dir/err" && mkdir "$dir/none" && cp "$dir/weights/config.json" "$dir/none"
+check "a folder of weights, and one without" test -e "$dir/weights/model.safetensors" -a -e "$dir/none/config.json"
+differs "folder of the model, without weights" "--set model={\"path\":\"$dir/none\"}" "model.path: weights on rank 0, none here" --set model="{\"path\":\"$dir/weights\"}"
 # What may be another thing on each host.
 cp "$dir/text.txt" "$dir/copy.txt"
 mkdir "$dir/swap2"
