@@ -90,10 +90,11 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
             st = SPW_RAISE(
                 err, SPW_ENOFIT,
                 "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup, or ulimit -v) "
-                "has room for %s beside the device's memory; a smaller spillway.host_memory, spillway."
-                "chunk_elems or offloading to nvme lowers it",
+                "has room for %s beside the device's memory; %s it",
                 spw_format_bytes(need, sizeof need, p->host_bytes), (unsigned long long)p->host_bytes,
-                spw_format_bytes(room, sizeof room, spw__plan_host_room(p, in)));
+                spw_format_bytes(room, sizeof room, spw__plan_host_room(p, in)),
+                in->inference ? "a smaller --host-memory, and weights on nvme or as codes (--nvme, --codes), lower"
+                              : "a smaller spillway.host_memory, spillway.chunk_elems or offloading to nvme lowers");
     }
     if (st == SPW_OK && in->use_count > 0 && !in->inference)
         st = spw__plan_traffic(p, in, err);

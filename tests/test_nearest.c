@@ -105,6 +105,34 @@ test_nearest_room(void **state)
     assert_true(found > 2 && never > 0);
 }
 
+/* Who draws text or evaluates has options, not keys. */
+static void
+test_room_of_inference(void **state)
+{
+    static spw_config c;
+    static spw_plan p;
+    spw_engine *e = NULL;
+    spw_model *model = NULL;
+    spw_error err = {0};
+    (void)state;
+    assert_int_equal(spw_config_parse(&c, base, "base", NULL, 0, &err), SPW_OK);
+    assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+    assert_int_equal(spw_engine_create(&e,
+                                       &(spw_engine_options){.config = &c,
+                                                             .model = model,
+                                                             .inference = true,
+                                                             .plan_only = true,
+                                                             .plan_out = &p,
+                                                             .process_bytes = PLAN_PROCESS_BYTES,
+                                                             .room_bytes = 1 << 20},
+                                       &err),
+                     SPW_ENOFIT);
+    assert_int_equal(p.lack, SPW_LACK_ROOM);
+    assert_non_null(strstr(err.message, "(--nvme, --codes)"));
+    assert_null(strstr(err.message, "spillway."));
+    spw_model_destroy(model);
+}
+
 /* Between ranks at stage 0: what leaves the device is tried at the stage that it needs, where a rank has a part of the weights. */
 static void
 test_nearest_stage(void **state)
@@ -292,8 +320,9 @@ test_nearest_full_disk(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_nearest), cmocka_unit_test(test_nearest_stage),
-                                       cmocka_unit_test(test_nearest_room), cmocka_unit_test(test_nearest_experts),
-                                       cmocka_unit_test(test_nearest_full_disk)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nearest),           cmocka_unit_test(test_nearest_stage),
+        cmocka_unit_test(test_nearest_room),      cmocka_unit_test(test_nearest_experts),
+        cmocka_unit_test(test_nearest_full_disk), cmocka_unit_test(test_room_of_inference)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }
