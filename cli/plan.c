@@ -62,7 +62,7 @@ suggest(const spw_config *config, const spw_model *model, const spw_plan *plan, 
 }
 
 static void
-print_suggestion(FILE *f, const spw_plan *plan, const spw_suggestion *s)
+print_suggestion(FILE *f, const spw_config *config, const spw_plan *plan, const spw_suggestion *s)
 {
     char bytes[32];
     if (s->found && s->count > 0) {
@@ -78,8 +78,9 @@ print_suggestion(FILE *f, const spw_plan *plan, const spw_suggestion *s)
         fprintf(f, "no other placement fits%s",
                 s->lossy_would ? " but with the lossy spillway.state_format split24-int8" : "");
     if (plan->lack == SPW_LACK_ROOM)
-        fprintf(f, "; as it is, it needs a machine with %s of free memory\n",
-                spw_format_bytes(bytes, sizeof bytes, plan->least_bytes));
+        fprintf(f, "; as it is, it needs a machine with %s of free memory%s\n",
+                spw_format_bytes(bytes, sizeof bytes, plan->least_bytes),
+                config->run.ranks > 1 ? " for each rank on it" : "");
     else if (plan->least_bytes > 0)
         fprintf(f, "; as it is, it fits with: --set spillway.%s_memory=%llu  (%s)\n",
                 plan->lack == SPW_LACK_DEVICE ? "device" : "host", (unsigned long long)plan->least_bytes,
@@ -94,7 +95,7 @@ cli_show_no_fit(const spw_config *config, const spw_model *model, const spw_plan
     static spw_suggestion s;
     spw_plan_print(plan, to_file, stderr);
     if (suggest(config, model, plan, &s))
-        print_suggestion(stderr, plan, &s);
+        print_suggestion(stderr, config, plan, &s);
 }
 
 /* ---------------------------------------------------------------- as text */
@@ -437,7 +438,7 @@ plan_config(const job *j)
         }
         print_decisions(&plan);
         if (st == SPW_ENOFIT)
-            print_suggestion(stdout, &plan, &s);
+            print_suggestion(stdout, &r.config, &plan, &s);
     }
     spw_engine_destroy(r.engine);
     spw_model_destroy(r.model);

@@ -4,6 +4,7 @@
  * that moves (plan_traffic.c); and the plans that are tried, with gradients on nvme or in memory, with updates ahead of the norm or not.
  */
 #include "plan_internal.h"
+#include <stdio.h>
 #include <string.h>
 
 static void
@@ -29,6 +30,13 @@ add_up(spw_plan *p, const plan_input *in)
         p->weight_in_place += c->weight_tier == SPW_TIER_NVME && c->piece_count > 0 ? w : 0;
         *record[c->record_tier] += r;
     }
+}
+
+/* All ranks of a host look at the same memory. */
+static uint64_t
+own_room(const plan_input *in)
+{
+    return in->room_bytes / (in->local_ranks > 1 ? in->local_ranks : 1);
 }
 
 static spw_status
@@ -74,25 +82,28 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
     if (st == SPW_OK)
         spw__plan_tapes(p, in);
     if (st == SPW_OK && p->host_bytes > spw__plan_host_room(p, in)) {
-        char need[32], room[32], apart[32];
+        const uint64_t left = own_room(in);
+        char need[32], room[32], apart[32], each[40] = "";
+        if (in->local_ranks > 1)
+            snprintf(each, sizeof each, " for each of %u ranks", in->local_ranks);
         p->lack = SPW_LACK_ROOM;
         p->least_bytes = p->host_bytes + (in->device_in_host ? p->device_bytes : 0);
         if (!in->inference && in->device_in_host && p->device_bytes > p->host_bytes)
             st = SPW_RAISE(err, SPW_ENOFIT,
                            "the plan takes %s for the device, which is host memory on the cpu, and %s besides; this "
-                           "machine (or its cgroup, or ulimit -v) has %s left: fewer sequences in a "
+                           "machine (or its cgroup, or ulimit -v) has %s left%s: fewer sequences in a "
                            "micro-batch (train_micro_batch_size_per_gpu, and more gradient_accumulation_steps) or a "
                            "smaller data.seq_length lower it",
                            spw_format_bytes(apart, sizeof apart, p->device_bytes),
                            spw_format_bytes(need, sizeof need, p->host_bytes),
-                           in->room_bytes > 1 ? spw_format_bytes(room, sizeof room, in->room_bytes) : "nothing");
+                           left > 1 ? spw_format_bytes(room, sizeof room, left) : "nothing", each);
         else
             st = SPW_RAISE(
                 err, SPW_ENOFIT,
                 "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup, or ulimit -v) "
-                "has room for %s beside the device's memory; %s it",
+                "has room for %s beside the device's memory%s; %s it",
                 spw_format_bytes(need, sizeof need, p->host_bytes), (unsigned long long)p->host_bytes,
-                spw_format_bytes(room, sizeof room, spw__plan_host_room(p, in)),
+                spw_format_bytes(room, sizeof room, spw__plan_host_room(p, in)), each,
                 in->inference ? "a smaller --host-memory, and weights on nvme or as codes (--nvme, --codes), lower"
                               : "a smaller spillway.host_memory, spillway.chunk_elems or offloading to nvme lowers");
     }
@@ -124,7 +135,7 @@ plan_beside(spw_plan *p, const plan_input *in, uint64_t room, uint64_t host)
 static spw_status
 make_plan(spw_plan *p, const plan_input *in, spw_error *err)
 {
-    const uint64_t room = in->process_bytes + in->room_bytes / (in->local_ranks > 1 ? in->local_ranks : 1);
+    const uint64_t room = in->process_bytes + own_room(in);
     spw_error first = {0};
     spw_status st = plan_once(p, in, &first);
     if (st == SPW_ENOFIT && p->lack == SPW_LACK_ROOM && in->device_in_host &&

@@ -133,6 +133,33 @@ test_room_of_inference(void **state)
     spw_model_destroy(model);
 }
 
+/* What is left is the host's; a rank is told of its share. */
+static void
+test_room_of_ranks(void **state)
+{
+    static spw_config c;
+    static spw_plan p;
+    const char *overrides[] = {"spillway.ranks=4", "train_batch_size=null", "train_micro_batch_size_per_gpu=64"};
+    spw_engine *e = NULL;
+    spw_model *model = NULL;
+    spw_error err = {0};
+    (void)state;
+    assert_int_equal(spw_config_parse(&c, base, "base", overrides, 3, &err), SPW_OK);
+    assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+    assert_int_equal(spw_engine_create(&e,
+                                       &(spw_engine_options){.config = &c,
+                                                             .model = model,
+                                                             .plan_only = true,
+                                                             .plan_out = &p,
+                                                             .process_bytes = PLAN_PROCESS_BYTES,
+                                                             .room_bytes = 40 << 20},
+                                       &err),
+                     SPW_ENOFIT);
+    assert_true(p.lack == SPW_LACK_ROOM && p.device_bytes > p.host_bytes);
+    assert_non_null(strstr(err.message, "has 10.0 MiB left for each of 4 ranks"));
+    spw_model_destroy(model);
+}
+
 /* Between ranks at stage 0: what leaves the device is tried at the stage that it needs, where a rank has a part of the weights. */
 static void
 test_nearest_stage(void **state)
@@ -323,6 +350,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nearest),           cmocka_unit_test(test_nearest_stage),
         cmocka_unit_test(test_nearest_room),      cmocka_unit_test(test_nearest_experts),
-        cmocka_unit_test(test_nearest_full_disk), cmocka_unit_test(test_room_of_inference)};
+        cmocka_unit_test(test_nearest_full_disk), cmocka_unit_test(test_room_of_inference),
+        cmocka_unit_test(test_room_of_ranks)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }
