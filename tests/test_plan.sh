@@ -210,6 +210,9 @@ check "thousands of experts are planned in seconds" quickly plan "$c" --no-measu
     --set spillway.host_memory=4GiB --set spillway.chunk_elems=4096 --set 'spillway.freeze=["*.experts.*"]' --set model='{"model_type": "qwen3_moe",
         "vocab_size": 256, "max_position_embeddings": 32, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 16,
         "num_experts": 384, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}'
+# What README says of 405 B parameters.
+plugin=$(dirname "$spw")/emulated/spillway-cuda.so
+[ ! -f "$plugin" ] || SPW_CUDA_PLUGIN=$plugin check "405 B parameters are planned" run plan examples/llama_405b.json --no-measure
 # A folder's model, and nothing saved: what loading takes is planned too.
 mkdir "$dir/folder"
 echo '{"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 64, "n_layer": 6, "n_head": 4}' >"$dir/folder/config.json"
