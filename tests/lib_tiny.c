@@ -438,3 +438,24 @@ tiny_one_nan(void *ctx, uint32_t chunk_idx, void *weights, void *record, const v
         ((float *)weights)[i] = i == 17 && chunk_idx == 0 ? NAN : 0.01f * (float)(i % 7);
     return SPW_OK;
 }
+
+char *
+tiny_load(const char *path, uint64_t *bytes)
+{
+    FILE *f = fopen(path, "rb");
+    char *text = malloc(1 << 20);
+    assert_non_null(f);
+    assert_non_null(text);
+    *bytes = fread(text, 1, 1 << 20, f);
+    fclose(f);
+    return text;
+}
+
+void
+tiny_store(const char *path, const char *text, uint64_t bytes)
+{
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, bytes, f), bytes);
+    assert_int_equal(fclose(f), 0);
+}

@@ -32,6 +32,9 @@ void tiny_batch(uint64_t step, uint64_t vocab, uint64_t n, int32_t *tokens, int3
 /* A fresh folder below $TMPDIR or /tmp; removed by tiny_dir_remove. */
 void tiny_dir_make(char path[256]);
 void tiny_dir_remove(const char *path);
+/* The bytes of a file of at most a MiB, to be freed; and a file of bytes. */
+char *tiny_load(const char *path, uint64_t *bytes);
+void tiny_store(const char *path, const char *text, uint64_t bytes);
 uint32_t tiny_dir_entries(const char *path); /* but for those that begin with a dot */
 enum { TINY_PROCESS_BYTES = 8 << 20 };       /* what tiny_train's plans count for the process */
 /* A spillway.host_memory with which about half of what this configuration has on nvme goes to host memory, at least a part. */

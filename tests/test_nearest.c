@@ -12,6 +12,19 @@ static const char base[] =
     "\"offload_param\": {\"device\": \"cpu\"}, \"offload_optimizer\": {\"device\": \"cpu\"}}, "
     "\"spillway\": {\"device\": \"cpu\"}}";
 
+/* On a machine that has room for everything. */
+static void
+find_nearest(const spw_config *c, const spw_model *model, spw_suggestion *s)
+{
+    spw_error err = {0};
+    assert_int_equal(spw_plan_nearest(&(spw_engine_options){.config = c,
+                                                            .model = model,
+                                                            .process_bytes = PLAN_PROCESS_BYTES,
+                                                            .room_bytes = UINT64_MAX},
+                                      s, &err),
+                     SPW_OK);
+}
+
 /* Ever smaller budgets: as long as a configuration is suggested, it fits when its overrides are given to the parser. */
 static void
 test_nearest(void **state)
@@ -140,21 +153,12 @@ test_room_of_ranks(void **state)
     static spw_config c;
     static spw_plan p;
     const char *overrides[] = {"spillway.ranks=4", "train_batch_size=null", "train_micro_batch_size_per_gpu=64"};
-    spw_engine *e = NULL;
     spw_model *model = NULL;
     spw_error err = {0};
     (void)state;
     assert_int_equal(spw_config_parse(&c, base, "base", overrides, 3, &err), SPW_OK);
     assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
-    assert_int_equal(spw_engine_create(&e,
-                                       &(spw_engine_options){.config = &c,
-                                                             .model = model,
-                                                             .plan_only = true,
-                                                             .plan_out = &p,
-                                                             .process_bytes = PLAN_PROCESS_BYTES,
-                                                             .room_bytes = 40 << 20},
-                                       &err),
-                     SPW_ENOFIT);
+    assert_int_equal(plan_in_room(&c, model, 40 << 20, &p, &err), SPW_ENOFIT);
     assert_true(p.lack == SPW_LACK_ROOM && p.device_bytes > p.host_bytes);
     assert_non_null(strstr(err.message, "has 10.0 MiB left for each of 4 ranks"));
     spw_model_destroy(model);
@@ -181,12 +185,7 @@ test_nearest_stage(void **state)
     overrides[2] = "zero_optimization={\"stage\":0}";
     assert_int_equal(spw_config_parse(&c, base, "base", overrides, 3, &err), SPW_OK);
     assert_int_equal(plan_of(&c, model, &p, &err), SPW_ENOFIT);
-    assert_int_equal(spw_plan_nearest(&(spw_engine_options){.config = &c,
-                                                            .model = model,
-                                                            .process_bytes = PLAN_PROCESS_BYTES,
-                                                            .room_bytes = UINT64_MAX},
-                                      &s, &err),
-                     SPW_OK);
+    find_nearest(&c, model, &s);
     assert_true(s.found);
     for (uint32_t i = 0; i < s.count; i++) {
         overrides[i + 3] = s.set[i];
@@ -272,12 +271,7 @@ test_nearest_experts(void **state)
     assert_int_equal(least, at_once); /* what is lacking is told of the plan that needs less */
     assert_int_equal(spw_config_parse(&c, experts, "experts", overrides, 2, &err), SPW_OK);
     assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
-    assert_int_equal(spw_plan_nearest(&(spw_engine_options){.config = &c,
-                                                            .model = model,
-                                                            .process_bytes = PLAN_PROCESS_BYTES,
-                                                            .room_bytes = UINT64_MAX},
-                                      &s, &err),
-                     SPW_OK);
+    find_nearest(&c, model, &s);
     spw_model_destroy(model);
     assert_true(s.found);
     for (uint32_t i = 0; i < s.count; i++) {
@@ -330,12 +324,7 @@ test_nearest_full_disk(void **state)
     assert_int_equal(spw_config_parse(&c, base, "base", overrides, 10, &err), SPW_OK);
     assert_int_equal(plan_of(&c, model, &p, &err), SPW_ENOFIT);
     assert_int_equal(p.lack, SPW_LACK_HOST);
-    assert_int_equal(spw_plan_nearest(&(spw_engine_options){.config = &c,
-                                                            .model = model,
-                                                            .process_bytes = PLAN_PROCESS_BYTES,
-                                                            .room_bytes = UINT64_MAX},
-                                      &s, &err),
-                     SPW_OK);
+    find_nearest(&c, model, &s);
     assert_true(s.found);
     for (uint32_t i = 0; i < s.count; i++)
         overrides[10 + i] = s.set[i];

@@ -399,6 +399,19 @@ place_and_train(uint64_t model, uint64_t placement, const outcome *want)
     rig_remove(&r);
 }
 
+/* The run that others of the model are held to. */
+static void
+train_in_host(uint64_t model, bool saves, outcome *want)
+{
+    rig r;
+    saved_step = 1 + (int)random_pick(model, 53, STEPS - 1);
+    draw_model(model, &r);
+    name_run(&r, model, 0, ", all in host memory");
+    assert_true(begin(&r, NULL));
+    train_from(&r, 0, saves || r.c.run.delayed_update > 0, want); /* then a save decides about bits */
+    rig_remove(&r);
+}
+
 static void
 test_random_runs(void **state)
 {
@@ -407,13 +420,7 @@ test_random_runs(void **state)
     emulated = !SANITIZED && tiny_emulated_device();
     for (uint64_t model = 0; model < models; model++) {
         outcome want;
-        rig r;
-        saved_step = 1 + (int)random_pick(model, 53, STEPS - 1);
-        draw_model(model, &r);
-        name_run(&r, model, 0, ", all in host memory");
-        assert_true(begin(&r, NULL));
-        train_from(&r, 0, r.c.run.delayed_update > 0, &want); /* then a save decides about bits */
-        rig_remove(&r);
+        train_in_host(model, false, &want);
         for (uint64_t placement = 1; placement <= PLACEMENTS; placement++)
             place_and_train(model, placement, &want);
     }
@@ -471,13 +478,7 @@ test_random_faults(void **state)
     (void)state;
     for (uint64_t model = 0; model < models; model++) {
         outcome want;
-        rig r;
-        saved_step = 1 + (int)random_pick(model, 53, STEPS - 1);
-        draw_model(model, &r);
-        name_run(&r, model, 0, ", all in host memory");
-        assert_true(begin(&r, NULL));
-        train_from(&r, 0, true, &want);
-        rig_remove(&r);
+        train_in_host(model, true, &want);
         for (uint64_t placement = 1; placement <= PLACEMENTS; placement++)
             fail_and_resume(model, 100 + placement, &want);
     }
