@@ -174,7 +174,6 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
 
 /* ---------------------------------------------------------------- lifetime */
 
-/* turns: into how many a layer's experts are cut; 1: they come with what else the layer has. */
 /*
  * All state is on a device of its own, and no other rank's: gradients are made where the store keeps them, another pass fetches nothing, and
  * sums wait for nobody. So micro-batches come one after the other, and activations are those of one; not if weights were decoded again for each.
@@ -255,6 +254,7 @@ check_passes(const spw_engine *e, const spw_engine_options *o, uint32_t accumula
     return SPW_OK;
 }
 
+/* turns: into how many a layer's experts are cut; 1: they come with what else the layer has. */
 static spw_status
 build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err)
 {

@@ -42,6 +42,7 @@ enum {
     LLAMAS = FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | EXAONE,
     ALL = GPT2 | LLAMAS
 };
+_Static_assert(SPW_FAMILY_COUNT <= 31, "a bit of an int for each family");
 
 static const struct {
     const char *key;
