@@ -77,7 +77,10 @@ signal_all(const pid_t *pids, int count, int number)
         kill(pids[r], number);
 }
 
-/* As by Ctrl-Z and fg, or a scheduler. */
+/*
+ * As by Ctrl-Z and fg, or a scheduler. Of the 4.5 s that a rank is in its call, 1.5 s count as waiting: the stop itself
+ * is one second to spw_waiting_look().
+ */
 static void
 stop_all(const plan *p, const pid_t *pids, int count)
 {
@@ -85,7 +88,7 @@ stop_all(const plan *p, const pid_t *pids, int count)
         usleep(2000);
     usleep(300000);
     signal_all(pids, count, SIGSTOP);
-    usleep(3000000);
+    usleep(4000000);
     signal_all(pids, count - 1, SIGCONT);
     usleep(200000);
     kill(pids[count - 1], SIGCONT);
@@ -951,7 +954,7 @@ body_stopped(const plan *p)
     OK(spw_comm_open(&comm, &p->options, err));
     OK(spw_channel_open(&ch, comm, NULL, 0, "weights", err));
     bench_open(&t, comm, ch, 10000);
-    spw_channel_set_timeout(ch, 1.5);
+    spw_channel_set_timeout(ch, 3);
     ++*p->ready;
     if (t.rank + 1 == t.size)
         usleep(800000);
