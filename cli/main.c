@@ -60,7 +60,7 @@ static const char train_usage[] =
     "first one: what is being saved is saved, if it is before SIGKILL.\n";
 
 static const char plan_usage[] =
-    "spillway plan CONFIG.json [--set a.b=c ...] [--json] [--calibrate | --no-measure]\n"
+    "spillway plan CONFIG.json [--set a.b=c ...] [--hosts N] [--json] [--calibrate | --no-measure]\n"
     "spillway plan --table [--params 7.5e9] [--ranks LIST] [--mp LIST]\n"
     "\n"
     "Plans as train does and takes nothing: bytes per tier and purpose, bytes of a step per link, the predicted\n"
@@ -70,6 +70,9 @@ static const char plan_usage[] =
     "text and JSON lines, which are made here if training has not made them, and found by it.\n"
     "\n"
     "  --set a.b=c    overrides one key of the configuration\n"
+    "  --hosts N      spillway.ranks ranks are on N hosts, equally many on each, and this is one of them (default: "
+    "all\n"
+    "                 on this one); what a rank receives from the others in a step, and from other hosts, is counted\n"
     "  --json         the same as one JSON object\n"
     "  --calibrate    measures again what the cache has\n"
     "  --no-measure   neither measures nor predicts times\n"

@@ -21,6 +21,7 @@ typedef struct job {
     bool json, calibrate, no_measure, table;
     double params, ranks[LIST_MAX], mp[LIST_MAX];
     uint32_t rank_count, mp_count;
+    uint64_t hosts; /* 0: not said */
 } job;
 
 static void
@@ -56,6 +57,7 @@ suggest(const spw_config *config, const spw_model *model, const spw_plan *plan, 
     spw_error err = {0};
     return spw_plan_nearest(&(spw_engine_options){.config = config,
                                                   .model = model,
+                                                  .local_ranks = plan->local_ranks,
                                                   .process_bytes = plan->process_host,
                                                   .weights_from = spw_config_start_folder(config)},
                             out, &err) == SPW_OK;
@@ -103,6 +105,7 @@ cli_show_no_fit(const spw_config *config, const spw_model *model, const spw_plan
 static void
 print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
 {
+    const spw_resource no_rate = SPW_RESOURCE_COUNT; /* how fast others are is not measured */
     const struct {
         const char *name;
         double amount;
@@ -114,14 +117,19 @@ print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
         {"nvme, both ways", (double)x->traffic.nvme_read + (double)x->traffic.nvme_write, "B", SPW_RESOURCE_NVME},
         {"h2d", (double)x->traffic.h2d, "B", SPW_RESOURCE_H2D},
         {"d2h", (double)x->traffic.d2h, "B", SPW_RESOURCE_D2H},
+        {"gathered from ranks", (double)p->gathered.all, "B", no_rate},
+        {"reduced from ranks", (double)p->reduced.all, "B", no_rate},
+        {"both, from other hosts", (double)(p->gathered.far + p->reduced.far), "B", no_rate},
         {"compute", p->flops, "FLOP", SPW_RESOURCE_COMPUTE},
         {"optimizer", (double)(p->trained - p->trained_device), "params", SPW_RESOURCE_OPTIMIZER},
         {"all on these CPUs", 0, "", SPW_RESOURCE_CPU}};
     printf("\n  %-24s %16s %12s %12s %14s\n", "a step", "", "per param", "seconds", "rate");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char amount[32] = "", each[32] = "", seconds[32] = "?", rate[40] = "";
-        double s = x->seconds[rows[i].resource];
-        bool bytes = rows[i].unit[0] == 'B';
+        bool bytes = rows[i].unit[0] == 'B', rated = rows[i].resource != no_rate;
+        double s = rated ? x->seconds[rows[i].resource] : NAN;
+        if (!rated && p->ranks == 1)
+            continue;
         if (rows[i].resource == SPW_RESOURCE_CPU && (rates == NULL || rates->shared_cores == 0))
             continue;
         if (bytes)
@@ -134,7 +142,8 @@ print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
             snprintf(seconds, sizeof seconds, "%.4g%s", s, x->timed && rows[i].resource == x->bound ? " *" : "");
         if (s > 0 && rows[i].amount > 0)
             snprintf(rate, sizeof rate, bytes ? "%.2f GB/s" : "%.3g G/s", rows[i].amount / s * 1e-9);
-        printf("  %-24s %16s %12s %12s %14s\n", rows[i].name, amount, each, rates == NULL ? "" : seconds, rate);
+        printf("  %-24s %16s %12s %12s %14s\n", rows[i].name, amount, each, rates == NULL || !rated ? "" : seconds,
+               rate);
     }
 }
 
@@ -165,6 +174,8 @@ print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, 
                    "before it is known\n",
                    x->clipped_s);
         printf("  the bound is the longest of them: a step takes longer by what does not overlap\n");
+        if (p->ranks > 1)
+            printf("  what comes from other ranks is in no time here: divide its bytes by what the network carries\n");
     }
     if (rates != NULL)
         printf("  rates: %u measured in %.1f s, %u from the cache%s%s%s\n", c->measured, c->seconds, c->cached,
@@ -254,9 +265,11 @@ print_json(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, c
         for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
             json_object_set_new(seconds, spw_resource_name((spw_resource)k), number(x->seconds[k]));
         json_object_set_new(root, "step",
-                            json_pack("{s:o, s:o, s:o, s:o}", "nvme_read", integer(x->traffic.nvme_read), "nvme_write",
-                                      integer(x->traffic.nvme_write), "h2d", integer(x->traffic.h2d), "d2h",
-                                      integer(x->traffic.d2h)));
+                            json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "nvme_read",
+                                      integer(x->traffic.nvme_read), "nvme_write", integer(x->traffic.nvme_write),
+                                      "h2d", integer(x->traffic.h2d), "d2h", integer(x->traffic.d2h), "gather",
+                                      integer(p->gathered.all), "reduce", integer(p->reduced.all), "gather_hosts",
+                                      integer(p->gathered.far), "reduce_hosts", integer(p->reduced.far)));
         json_object_set_new(root, "seconds", seconds);
         json_object_set_new(root, "step_s", number(x->timed ? x->step_s : NAN));
         json_object_set_new(root, "bound_s", number(x->timed ? x->bound_s : NAN));
@@ -387,6 +400,19 @@ process_of_train(void)
     return spw_round_up(spw_process_rss_bytes(), 1 << 20) + (1 << 20);
 }
 
+/* How many of the ranks are on each host. */
+static spw_status
+ranks_of_hosts(const job *j, const spw_config *c, uint32_t *out, spw_error *err)
+{
+    *out = j->hosts > 0 ? (uint32_t)(c->run.ranks / j->hosts) : 0;
+    return j->hosts == 0 || (*out > 0 && *out * j->hosts == c->run.ranks)
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_ECONFIG,
+                           "--hosts %llu: spillway.ranks is %u, which does not make equally many on each host "
+                           "(--set spillway.ranks=N)",
+                           (unsigned long long)j->hosts, c->run.ranks);
+}
+
 static int
 plan_config(const job *j)
 {
@@ -397,8 +423,10 @@ plan_config(const job *j)
     spw_prediction x;
     spw_rates rates;
     spw_error err = {0};
+    uint32_t local_ranks = 0;
     spw_status st;
-    if (spw_config_load(&r.config, j->path, j->overrides, j->override_count, &err) != SPW_OK) {
+    if (spw_config_load(&r.config, j->path, j->overrides, j->override_count, &err) != SPW_OK ||
+        ranks_of_hosts(j, &r.config, &local_ranks, &err) != SPW_OK) {
         cli_fail(&err);
         return EXIT_USAGE;
     }
@@ -409,6 +437,7 @@ plan_config(const job *j)
                                &(spw_engine_options){.config = &r.config,
                                                      .model = r.model,
                                                      .plan_only = true,
+                                                     .local_ranks = local_ranks,
                                                      .process_bytes = process_of_train(),
                                                      .plan_out = &plan,
                                                      .weights_from = spw_config_start_folder(&r.config)},
@@ -525,11 +554,13 @@ parse(job *j, int argc, char **argv)
         } else if (strcmp(name, "--table") == 0) {
             j->table = true;
         } else if (strcmp(name, "--set") == 0 || strcmp(name, "--params") == 0 || strcmp(name, "--ranks") == 0 ||
-                   strcmp(name, "--mp") == 0) {
+                   strcmp(name, "--mp") == 0 || strcmp(name, "--hosts") == 0) {
             if ((v = cli_value("plan", argc, argv, &i)) == NULL)
                 return EXIT_USAGE;
-            table_option = table_option || strcmp(name, "--set") != 0;
-            if (strcmp(name, "--params") == 0)
+            table_option = table_option || (strcmp(name, "--set") != 0 && strcmp(name, "--hosts") != 0);
+            if (strcmp(name, "--hosts") == 0)
+                ok = cli_number(v, &j->hosts) && j->hosts > 0;
+            else if (strcmp(name, "--params") == 0)
                 ok = read_number(v, 1e18, &j->params);
             else if (strcmp(name, "--ranks") == 0)
                 ok = read_list(v, j->ranks, &j->rank_count);
@@ -545,7 +576,8 @@ parse(job *j, int argc, char **argv)
             return cli_usage("plan", "unknown option %s", name);
         }
     }
-    if (j->table && (j->path != NULL || j->json || j->calibrate || j->no_measure || j->override_count > 0))
+    if (j->table &&
+        (j->path != NULL || j->json || j->calibrate || j->no_measure || j->override_count > 0 || j->hosts > 0))
         return cli_usage("plan", "--table takes --params, --ranks and --mp, and no configuration");
     if (!j->table && table_option)
         return cli_usage("plan", "--params, --ranks and --mp belong to --table");

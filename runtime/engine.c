@@ -313,7 +313,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     e->device_sharers = e->host_addressable ? 1 : spw__count_sharers(e, e->comm != NULL && !o->plan_only);
     if (e->comm != NULL && !o->plan_only)
         SPW_TRY(spw__devices_compare(e, err));
-    SPW_TRY(spw__zeropp_settle(e, o->plan_only, err));
+    SPW_TRY(spw__zeropp_settle(e, err));
     SPW_TRY(spw__wire_choose(e, o->plan_only, err));
     spw__zeropp_tell(e, o->plan_only);
     SPW_TRY(spw__disks_share(e, o->plan_only, err));
@@ -395,7 +395,8 @@ create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error 
         e->world = spw_comm_get_info(o->comm)->world;
         e->local_world = spw_comm_get_info(o->comm)->machine_world;
     } else if (o->plan_only) {
-        e->world = e->local_world = asked; /* what each of them would plan, on one host */
+        e->world = asked; /* what each of them would plan */
+        e->local_world = o->local_ranks > 0 && o->local_ranks < asked ? o->local_ranks : asked;
     }
     if (e->world != asked && !o->inference) {
         spw_engine_destroy(e);

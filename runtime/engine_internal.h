@@ -356,15 +356,22 @@ spw__replicas(const spw_engine *e)
 
 /* Into how many parts the stage cuts what there is. Errors  SPW_ECONFIG: zero_optimization.mics_shard_size cannot. */
 spw_status spw__zeropp_parts(const spw_engine *e, uint32_t *out, spw_error *err);
+/* The host that a rank is on, or is planned to be on. */
+uint32_t spw__host_of(const spw_engine *e, uint32_t rank);
 /*
- * From the configuration, once the layout is there; before spw__wire_choose. Collective unless plan_only.
+ * From the configuration, once the layout is there; before spw__wire_choose.
  * Errors  SPW_ECONFIG with the key, on every rank: these ranks cannot.
  */
-spw_status spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err);
-/* Once the wire is chosen: says which keys have no effect, and why. */
+spw_status spw__zeropp_settle(spw_engine *e, spw_error *err);
+/* Once the wire is chosen: which keys have no effect; says so, and why, unless plan_only. */
 void spw__zeropp_tell(spw_engine *e, bool plan_only);
 uint64_t spw__zeropp_kept_bytes(const spw_engine *e, uint32_t unit_idx); /* this rank's slice of it */
 bool spw__zeropp_coded(const spw_engine *e, uint32_t unit_idx);          /* it is gathered as codes */
+
+/* ---------------------------------------------------------------- received.c */
+
+/* Into the plan, which fits and has a step to count: what this rank receives from others in it. Errors  SPW_ENOMEM. */
+spw_status spw__count_received(spw_engine *e, const plan_input *in, spw_error *err);
 
 /* ---------------------------------------------------------------- wire.c: bytes of a unit from rank to rank */
 

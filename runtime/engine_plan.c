@@ -594,6 +594,10 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         (void)pass_uses(e, uses, &in.forward_count);
         in.use_count = o->fit_only ? 0 : in.use_count;
         st = spw__plan_make(&e->plan, &in, err);
+        e->plan.ranks = e->world;
+        e->plan.local_ranks = e->local_world;
+        if (st == SPW_OK && e->world > 1 && !e->inference && in.use_count > 0)
+            st = spw__count_received(e, &in, err);
         if (e->plan.single_grad)
             (void)size_grad_buffers(e, users, o->chain_extra, true);
     } else {

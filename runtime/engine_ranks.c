@@ -47,11 +47,11 @@ struct spw_ranks {
     spw_comm *comm;
     rank_channels channels;
     uint32_t world;
-    uint64_t part_unit; /* bytes of an element on the device */
     char *pool_memory;
     spw_wire *wire;
     /* The engine's thread alone. */
     gather_pool pool;
+    gather_asker asker;
     uint64_t *tickets; /* (unit_count) the last that was asked for */
     uint64_t *told;    /* (unit_count) 1 + the generation of which the store was told a use */
     uint64_t turns;    /* jobs of both threads */
@@ -326,8 +326,9 @@ spw__ranks_wait_free(spw_ranks *r, const grad_buffer *b, spw_error *err)
 
 /* Lock not held. The queue never fills: the engine asks for no more than it can hold before it waits. */
 static void
-ask_gather(spw_ranks *r, spw_store_use use, bool again)
+ask_gather(void *ctx, spw_store_use use, bool again)
 {
+    spw_ranks *r = ctx;
     const gather_unit *u = &r->pool.units[use.unit_idx];
     gather_job job = {
         .use = use, .offset = u->offset, .ticket = ++r->tickets[use.unit_idx], .turn = r->turns++, .again = again};
@@ -345,47 +346,12 @@ ask_gather(spw_ranks *r, spw_store_use use, bool again)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* False: there is no room before nearer_than. */
-static bool
-want(spw_ranks *r, spw_store_use use, uint64_t nearer_than)
-{
-    uint64_t bytes = spw_layout_whole(&r->e->layout, use.unit_idx) * r->part_unit;
-    gather_answer answer = spw__gather_ask(&r->pool, use.unit_idx, bytes, use.generation, nearer_than);
-    if (answer == GATHER_ASK || answer == GATHER_AGAIN)
-        ask_gather(r, use, answer == GATHER_AGAIN);
-    return answer != GATHER_NO_ROOM;
-}
-
-/* Those that are there first: they stay while the others are given their places. False: no room; nothing is pinned. */
-static bool
-pin_all(spw_ranks *r, const spw_store_use *uses, uint32_t count)
-{
-    bool fits = true;
-    for (int there = 1; there >= 0; there--) {
-        for (uint32_t k = 0; k < count && fits; k++) {
-            gather_unit *u = &r->pool.units[uses[k].unit_idx];
-            if (u->pins > 0 || (there && (!u->there || u->generation != uses[k].generation)))
-                continue;
-            fits = there || want(r, uses[k], 0);
-            u->pins = fits;
-        }
-    }
-    for (uint32_t k = 0; k < count && !fits; k++)
-        r->pool.units[uses[k].unit_idx].pins = 0;
-    return fits;
-}
-
 spw_status
 spw__ranks_acquire(spw_ranks *r, const spw_store_use *uses, uint32_t count, const void **weights, spw_error *err)
 {
-    if (!pin_all(r, uses, count)) {
-        /* What is held lies where others would fit: with all of the block given up there is room for all of it. */
-        for (uint32_t k = 0; k < count; k++)
-            spw__gather_give_up(&r->pool, uses[k].unit_idx);
-        if (!pin_all(r, uses, count))
-            return SPW_RAISE(err, SPW_ENOFIT, "the units of one block do not fit the %llu bytes for gathered units",
-                             (unsigned long long)r->pool.pieces.bytes);
-    }
+    if (!spw__gather_pin(&r->pool, &r->asker, uses, count))
+        return SPW_RAISE(err, SPW_ENOFIT, "the units of one block do not fit the %llu bytes for gathered units",
+                         (unsigned long long)r->pool.pieces.bytes);
     for (uint32_t k = 0; k < count; k++) {
         SPW_TRY(wait_arrived(r, uses[k].unit_idx, err));
         weights[k] = r->pool_memory + r->pool.units[uses[k].unit_idx].offset;
@@ -443,11 +409,7 @@ void
 spw__ranks_tell(spw_ranks *r, const spw_store_use *future, uint32_t count, uint32_t ahead)
 {
     spw_engine *e = r->e;
-    spw__gather_tell(&r->pool, future, count);
-    for (uint32_t i = 0; i < ahead; i++) {
-        if (future[i].generation > e->generations[future[i].unit_idx] || !want(r, future[i], (uint64_t)i + 1))
-            break;
-    }
+    spw__gather_ahead(&r->pool, &r->asker, future, count, ahead, e->generations);
     tell_store(r, future, count, e->future + e->future_max, e->future_max);
 }
 
@@ -596,7 +558,10 @@ spw__ranks_create(spw_ranks **out, spw_engine *e, spw_comm *comm, char *pool_mem
     r->e = e;
     r->comm = comm;
     r->world = spw_comm_get_info(comm)->world;
-    r->part_unit = spw_dtype_bytes(spw_gpu_get_info(e->gpu)->compute_dtype);
+    r->asker = (gather_asker){.layout = &e->layout,
+                              .elem_bytes = spw_dtype_bytes(spw_gpu_get_info(e->gpu)->compute_dtype),
+                              .ask = ask_gather,
+                              .ctx = r};
     r->pool_memory = pool_memory;
     st = open_ranks(r, err);
     if (st != SPW_OK)

@@ -85,6 +85,62 @@ spw__gather_ask(gather_pool *p, uint32_t unit_idx, uint64_t bytes, uint64_t gene
     return again ? GATHER_AGAIN : GATHER_ASK;
 }
 
+/* ---------------------------------------------------------------- what a block needs, and what comes after it */
+
+/* False: there is no room before nearer_than. */
+static bool
+want(gather_pool *p, const gather_asker *a, spw_store_use use, uint64_t nearer_than)
+{
+    uint64_t bytes = spw_layout_whole(a->layout, use.unit_idx) * a->elem_bytes;
+    gather_answer answer = spw__gather_ask(p, use.unit_idx, bytes, use.generation, nearer_than);
+    if (answer == GATHER_ASK || answer == GATHER_AGAIN)
+        a->ask(a->ctx, use, answer == GATHER_AGAIN);
+    return answer != GATHER_NO_ROOM;
+}
+
+/* Those that are there first: they stay while the others are given their places. False: no room; nothing is pinned. */
+static bool
+pin_all(gather_pool *p, const gather_asker *a, const spw_store_use *uses, uint32_t count)
+{
+    bool fits = true;
+    for (int there = 1; there >= 0; there--) {
+        for (uint32_t k = 0; k < count && fits; k++) {
+            gather_unit *u = &p->units[uses[k].unit_idx];
+            if (u->pins > 0 || (there && (!u->there || u->generation != uses[k].generation)))
+                continue;
+            fits = there || want(p, a, uses[k], 0);
+            u->pins = fits;
+        }
+    }
+    for (uint32_t k = 0; k < count && !fits; k++)
+        p->units[uses[k].unit_idx].pins = 0;
+    return fits;
+}
+
+bool
+spw__gather_pin(gather_pool *p, const gather_asker *a, const spw_store_use *uses, uint32_t count)
+{
+    if (pin_all(p, a, uses, count))
+        return true;
+    /* What is held lies where others would fit: with all of the block given up there is room for all of it. */
+    for (uint32_t k = 0; k < count; k++)
+        spw__gather_give_up(p, uses[k].unit_idx);
+    return pin_all(p, a, uses, count);
+}
+
+void
+spw__gather_ahead(gather_pool *p, const gather_asker *a, const spw_store_use *future, uint32_t count, uint32_t ahead,
+                  const uint64_t *generations)
+{
+    spw__gather_tell(p, future, count);
+    for (uint32_t i = 0; i < ahead; i++) {
+        if (future[i].generation > generations[future[i].unit_idx] || !want(p, a, future[i], (uint64_t)i + 1))
+            return;
+    }
+}
+
+/* ---------------------------------------------------------------- readers that may be under way still */
+
 void
 spw__gather_read(gather_pool *p, uint32_t unit_idx)
 {

@@ -13,28 +13,42 @@ spw__plan_early_gate(const plan_input *in)
     return in->config->gradient_clipping <= 0 && !in->config->bf16_check_overflow && !in->config->fp16;
 }
 
+static rehearsal_input
+rehearsed(const spw_plan *p, const plan_input *in, double pace)
+{
+    return (rehearsal_input){.layout = in->layout,
+                             .uses = in->uses,
+                             .use_count = in->use_count,
+                             .forward_count = in->forward_count,
+                             .passes = in->passes,
+                             .future_max = in->future_max,
+                             .weight_slots = p->weight_slots,
+                             .weight_bytes = in->weight_bytes,
+                             .compute_bytes = in->compute_bytes,
+                             .direct = in->direct,
+                             .cache_bytes =
+                                 in->layout->parts > 1 ? p->cache_device / in->layout->parts : p->cache_device,
+                             .prefetch_elems = in->config->zero.prefetch_bucket_size / in->layout->parts,
+                             .update_reads_weights = in->update_reads_weights,
+                             .prefetch = in->config->run.prefetch,
+                             .early_gate = spw__plan_early_gate(in) || in->ahead || p->late,
+                             .gathers_again = in->kept_host > 0,
+                             .backward = 3 - spw__plan_kept_share(p, in),
+                             .pace = pace};
+}
+
 spw_status
 spw__plan_rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, spw_error *err)
 {
-    rehearsal_input r = {.layout = in->layout,
-                         .uses = in->uses,
-                         .use_count = in->use_count,
-                         .forward_count = in->forward_count,
-                         .passes = in->passes,
-                         .future_max = in->future_max,
-                         .weight_slots = p->weight_slots,
-                         .weight_bytes = in->weight_bytes,
-                         .compute_bytes = in->compute_bytes,
-                         .direct = in->direct,
-                         .cache_bytes = in->layout->parts > 1 ? p->cache_device / in->layout->parts : p->cache_device,
-                         .prefetch_elems = in->config->zero.prefetch_bucket_size / in->layout->parts,
-                         .update_reads_weights = in->update_reads_weights,
-                         .prefetch = in->config->run.prefetch,
-                         .early_gate = spw__plan_early_gate(in) || in->ahead || p->late,
-                         .gathers_again = in->kept_host > 0,
-                         .backward = 3 - spw__plan_kept_share(p, in),
-                         .pace = pace};
+    rehearsal_input r = rehearsed(p, in, pace);
     return spw__rehearse(&r, out, err);
+}
+
+spw_status
+spw__plan_gathers(const spw_plan *p, const plan_input *in, uint32_t *anew, uint32_t *again, spw_error *err)
+{
+    rehearsal_input r = rehearsed(p, in, 0);
+    return spw__rehearse_gathers(&r, p->cache_device, anew, again, err);
 }
 
 /* Of units that spill the gradients that come last stay in their windows, all but one, and without a norm to wait for all do. */

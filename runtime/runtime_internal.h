@@ -83,6 +83,9 @@ void spw__plan_activations_host(spw_plan *plan, const plan_input *in, bool nvme_
 void spw__plan_activations_place(const spw_plan *plan, const plan_input *in);
 /* How much of what lies between checkpoints is kept in so much device memory, instead of computing it again. */
 void spw__plan_activations_tapes(spw_plan *plan, const plan_input *in, uint64_t room);
+/* spw__rehearse_gathers() of the plan. */
+spw_status
+spw__plan_gathers(const spw_plan *plan, const plan_input *in, uint32_t *anew, uint32_t *again, spw_error *err);
 /* Adds what they move in a step. */
 void spw__plan_activations_traffic(const plan_input *in, spw_traffic *traffic);
 
@@ -117,6 +120,13 @@ typedef struct rehearsal {
 spw_status spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err);
 
 /*
+ * How often each unit is gathered in one step of a rank, on paper (rehearse_gathers.c): anew, and again from what ranks kept;
+ * both (unit_count). pool_bytes: of the device, for gathered units. Errors  SPW_ENOMEM.
+ */
+spw_status
+spw__rehearse_gathers(const rehearsal_input *in, uint64_t pool_bytes, uint32_t *anew, uint32_t *again, spw_error *err);
+
+/*
  * Gathered units on the device (gather.c). Which unit lies where, of which generation; a unit that is there may still be on its
  * way. A new generation takes the place of the old one.
  */
@@ -145,6 +155,18 @@ void spw__gather_tell(gather_pool *pool, const spw_store_use *future, uint32_t c
 typedef enum gather_answer { GATHER_THERE, GATHER_ASK, GATHER_AGAIN, GATHER_NO_ROOM } gather_answer;
 gather_answer
 spw__gather_ask(gather_pool *pool, uint32_t unit_idx, uint64_t bytes, uint64_t generation, uint64_t nearer_than);
+/* Who is told what is to be gathered, in that order, and of what size units are on the device. */
+typedef struct gather_asker {
+    const spw_layout *layout;
+    uint32_t elem_bytes;
+    void (*ask)(void *ctx, spw_store_use use, bool again); /* again: from what was kept */
+    void *ctx;
+} gather_asker;
+/* Gives each of them its place and pins it, until its pins are taken back. False: they do not fit together; nothing is pinned. */
+bool spw__gather_pin(gather_pool *pool, const gather_asker *asker, const spw_store_use *uses, uint32_t count);
+/* Tells the uses to come, and asks for the first of them (ahead) as far as their generations are there and there is room. */
+void spw__gather_ahead(gather_pool *pool, const gather_asker *asker, const spw_store_use *future, uint32_t count,
+                       uint32_t ahead, const uint64_t *generations);
 /* What reads the unit has been submitted, on a device that works by itself, and may be under way for long. */
 void spw__gather_read(gather_pool *pool, uint32_t unit_idx);
 /*

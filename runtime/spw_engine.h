@@ -107,9 +107,10 @@ typedef struct spw_engine_options {
     uint64_t cache_positions;      /* of so many tokens each; positions is then the longest piece of a prompt */
     uint32_t chain_extra;          /* how many more blocks than the model has a chain may walk, in any order */
     bool plan_only;                /* stop before anything is taken: only the plan and the layout may be asked for */
-    bool fit_only;                 /* plan_only: whether it fits is enough, what a step moves is not counted */
-    uint64_t process_bytes;        /* what the plan counts for the process; 0: what is resident now */
-    uint64_t caller_bytes;         /* and for what the caller will take besides its batches */
+    uint32_t local_ranks;   /* plan_only, without comm: so many of spillway.ranks, in a row, are on each host; 0: all */
+    bool fit_only;          /* plan_only: whether it fits is enough, what a step moves is not counted */
+    uint64_t process_bytes; /* what the plan counts for the process; 0: what is resident now */
+    uint64_t caller_bytes;  /* and for what the caller will take besides its batches */
     bool resumes; /* a checkpoint will be loaded or saved, though there is neither model.path nor a checkpoint_dir */
     /*
      * Where the weights will be loaded from: the path of spw_engine_load_weights(), or "<checkpoint>/model.safetensors". With

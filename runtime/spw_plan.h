@@ -31,6 +31,11 @@ typedef struct spw_traffic {
     uint64_t path_read[SPW_PATHS_MAX], path_write[SPW_PATHS_MAX];
 } spw_traffic;
 
+/* Bytes that a rank receives from the others, weights or gradients, in one steady step; far: of them, from other hosts. */
+typedef struct spw_received {
+    uint64_t all, far;
+} spw_received;
+
 /* What a plan that does not fit has too little of. */
 typedef enum spw_lack {
     SPW_LACK_NOTHING,
@@ -83,6 +88,8 @@ typedef struct spw_plan {
     double flops;                        /* that the device is to do */
     double model_flops;                  /* without what is computed again: what a model's utilisation counts */
     spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */
+    uint32_t ranks, local_ranks;         /* of the world; of them, those on this machine */
+    spw_received gathered, reduced;      /* weights, gradients */
     uint32_t decision_count;
     spw_decision decisions[SPW_DECISIONS_MAX];
 } spw_plan;

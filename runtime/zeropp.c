@@ -13,26 +13,26 @@ wants_by_host(const spw_engine *e)
     return e->config.zero.mics_by_host && e->config.zero.mics_shard_size > 1 && e->layout.parts > 1;
 }
 
-/* The host of every rank, by a channel of its own. hosts (world). */
-static spw_status
-ask_hosts(const spw_engine *e, uint32_t *hosts, spw_error *err)
+uint32_t
+spw__host_of(const spw_engine *e, uint32_t rank)
 {
-    spw_channel *channel;
-    spw_status st;
-    SPW_TRY(spw_channel_open(&channel, e->comm, NULL, 0, "hosts", err));
-    st = spw_exchange(channel, &spw_comm_get_info(e->comm)->host, hosts, sizeof *hosts, err);
-    spw_channel_close(channel);
-    return st;
+    return e->comm != NULL ? spw_comm_host_of(e->comm, rank) : rank / e->local_world;
+}
+
+static uint32_t
+count_hosts(const spw_engine *e)
+{
+    return e->comm != NULL ? spw_comm_get_info(e->comm)->host_count : (e->world + e->local_world - 1) / e->local_world;
 }
 
 /* Sums inside a host are of parts that lie in a row. */
 static spw_status
-check_hosts(const spw_engine *e, const uint32_t *hosts, spw_error *err)
+check_hosts(const spw_engine *e, spw_error *err)
 {
-    uint32_t count = spw_comm_get_info(e->comm)->host_count;
+    uint32_t count = count_hosts(e);
     bool even = e->world % count == 0;
     for (uint32_t r = 0; r < e->world; r++)
-        even = even && hosts[r] == r / e->zeropp.host_ranks;
+        even = even && spw__host_of(e, r) == r / e->zeropp.host_ranks;
     return even ? SPW_OK
                 : SPW_RAISE(err, SPW_ECONFIG,
                             "zero_optimization.zero_quantized_gradients needs as many ranks on every host, in a row; "
@@ -41,11 +41,11 @@ check_hosts(const spw_engine *e, const uint32_t *hosts, spw_error *err)
 }
 
 static spw_status
-check_groups(const spw_engine *e, const uint32_t *hosts, spw_error *err)
+check_groups(const spw_engine *e, spw_error *err)
 {
     uint32_t group = e->zeropp.group;
     for (uint32_t r = 0; r < e->world; r++) {
-        if (hosts[r] != hosts[r / group * group])
+        if (spw__host_of(e, r) != spw__host_of(e, r / group * group))
             return SPW_RAISE(
                 err, SPW_ECONFIG,
                 "zero_optimization.zero_hpz_partition_size %u: ranks %u and %u would keep weights together "
@@ -57,16 +57,17 @@ check_groups(const spw_engine *e, const uint32_t *hosts, spw_error *err)
 
 /* Where MiCS' groups are on several hosts: can weights come once to each? */
 static void
-settle_by_host(spw_engine *e, const uint32_t *hosts)
+settle_by_host(spw_engine *e)
 {
     const uint32_t parts = e->layout.parts;
     uint32_t near = 1;
     bool even;
-    while (near < parts && hosts[near] == hosts[0])
+    while (near < parts && spw__host_of(e, near) == spw__host_of(e, 0))
         near++;
     even = parts % near == 0;
     for (uint32_t r = 0; r < e->world && even; r++)
-        even = hosts[r] == hosts[r / near * near] && (r % parts < near || hosts[r] != hosts[r - near]);
+        even = spw__host_of(e, r) == spw__host_of(e, r / near * near) &&
+               (r % parts < near || spw__host_of(e, r) != spw__host_of(e, r - near));
     if (!even)
         e->zeropp.flat = "a group's hosts have differently many of its ranks, or not in a row";
     else if (near == parts)
@@ -74,22 +75,6 @@ settle_by_host(spw_engine *e, const uint32_t *hosts)
     else if (near == 1)
         e->zeropp.flat = "no two ranks of a group are on one host";
     e->zeropp.by_host = e->zeropp.flat == NULL ? near : 0;
-}
-
-/* What the ranks' places say; without them all are taken to be on one host. */
-static spw_status
-settle_hosts(spw_engine *e, spw_error *err)
-{
-    uint32_t *hosts = spw_mem_calloc(e->world, sizeof *hosts);
-    spw_status st = hosts != NULL ? ask_hosts(e, hosts, err) : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
-    if (st == SPW_OK)
-        st = check_groups(e, hosts, err);
-    if (st == SPW_OK && wants_by_host(e))
-        settle_by_host(e, hosts);
-    if (st == SPW_OK && e->zeropp.grads)
-        st = check_hosts(e, hosts, err);
-    spw_mem_free(hosts);
-    return st;
 }
 
 spw_status
@@ -127,10 +112,10 @@ check_shards(const spw_config *c, spw_error *err)
 }
 
 spw_status
-spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err)
+spw__zeropp_settle(spw_engine *e, spw_error *err)
 {
     const spw_config *c = &e->config;
-    uint32_t hosts = e->comm != NULL ? spw_comm_get_info(e->comm)->host_count : 1;
+    const uint32_t hosts = count_hosts(e);
     e->zeropp.group = 1;
     if (e->world > 1 && c->zero.stage == 3 && c->zero.mics_shard_size > 0)
         SPW_TRY(check_shards(c, err));
@@ -153,16 +138,18 @@ spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err)
             spw_dtype_name(c->comm_dtype));
     e->zeropp.grads = c->zero.quantized_gradients && hosts > 1 && !e->inference;
     e->zeropp.host_ranks = (e->world + hosts - 1) / hosts;
-    return (e->zeropp.group > 1 || e->zeropp.grads || wants_by_host(e)) && e->comm != NULL && !plan_only
-               ? settle_hosts(e, err)
-               : SPW_OK;
+    if (e->zeropp.group > 1)
+        SPW_TRY(check_groups(e, err));
+    if (wants_by_host(e))
+        settle_by_host(e);
+    return e->zeropp.grads ? check_hosts(e, err) : SPW_OK;
 }
 
 void
 spw__zeropp_tell(spw_engine *e, bool plan_only)
 {
     const char *why = e->zeropp.flat;
-    if (!e->config.zero.mics_by_host || plan_only)
+    if (!e->config.zero.mics_by_host)
         return;
     if (!wants_by_host(e))
         why = "there are no groups of zero_optimization.mics_shard_size ranks";
@@ -171,7 +158,7 @@ spw__zeropp_tell(spw_engine *e, bool plan_only)
     if (why == NULL)
         return;
     e->zeropp.by_host = 0;
-    if (e->rank == 0)
+    if (e->rank == 0 && !plan_only)
         spw_log(SPW_LOG_WARN, "zero_optimization.mics_hierarchical_params_gather has no effect here: %s", why);
 }
 

@@ -186,6 +186,24 @@ least_device(const spw_config *config, const spw_model *model)
     return p.least_bytes;
 }
 
+/* Of one of so many ranks, on hosts that are not there. */
+static spw_status
+plan_alone(const world *w, const spw_config *c, const spw_model *model, spw_error *err)
+{
+    spw_engine *e;
+    SPW_TRY(spw_engine_create(&e,
+                              &(spw_engine_options){.config = c,
+                                                    .model = model,
+                                                    .plan_only = true,
+                                                    .local_ranks = w->per_host,
+                                                    .resumes = true,
+                                                    .process_bytes = TINY_PROCESS_BYTES,
+                                                    .plan_out = &w->out->alone},
+                              err));
+    spw_engine_destroy(e);
+    return SPW_OK;
+}
+
 /* A second save of the step meanwhile is refused on all ranks, and leaves the first alone. */
 static spw_status
 save_once(const world *w, spw_engine *e, const spw_config *c, const spw_checkpoint_state *at, spw_error *err)
@@ -243,6 +261,8 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     regions = spw_region_bytes_live() + channels;
     if (w->least_device || (last && w->last_least))
         c.run.device_memory = least_device(&c, model);
+    if (rank == 0 && w->alone)
+        SPW_TRY(plan_alone(w, &c, model, err));
     if (w->load != NULL)
         SPW_TRY(spw_checkpoint_find(w->load, found, err));
     snprintf(weights, sizeof weights, "%.1000s/model.safetensors", found);

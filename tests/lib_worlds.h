@@ -20,6 +20,7 @@ typedef struct outcome {
     uint32_t skipped;           /* steps */
     uint64_t taken[WORLD_MAX];  /* bytes that the library took: mappings, device memory, swap files */
     spw_plan plan[WORLD_MAX];
+    spw_plan alone;                /* world.alone */
     float state[PARTS][ELEMS_MAX]; /* master, moments; in one row, uncut */
 } outcome;
 
@@ -42,6 +43,7 @@ typedef struct world {
     double late_s;      /* so much later than the others the last rank gets its weights */
     const char *plugin; /* the emulated device's, or NULL */
     uint32_t per_host;  /* so many ranks are on each host; 0: all on one */
+    bool alone;         /* what rank 0 plans without the others is wanted, too */
     spw_status (*prepare)(spw_engine *e, spw_error *err); /* before the first step; NULL: nothing */
     double link;                                          /* bytes/s of every operation at most; 0: as it is */
     outcome *out;

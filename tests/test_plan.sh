@@ -111,6 +111,22 @@ check "and tokens are of both" json "p['tokens'] == 2 * $one"
 check "each have half of the disk" json 'any(d["value"] == "1/2 of the disk" for d in p["decisions"])'
 per_byte() { python3 -c 'import json, sys; one, two = (p["seconds"]["nvme_write"] / p["step"]["nvme_write"] for p in (json.load(open(f)) for f in sys.argv[1:])); sys.exit(0 if abs(two / one - 2) < 1e-3 else 1)' "$dir/one" "$dir/out"; }
 check "and twice the time for a byte" per_byte
+check "on a host each" run plan "$c" --json --no-measure --set spillway.ranks=2 --hosts 2
+check "each have all of it" json 'not any(d["value"] == "1/2 of the disk" for d in p["decisions"])'
+four="--set spillway.ranks=4 --set zero_optimization.stage=3"
+check "four ranks on one host" run plan "$c" --json --no-measure $four
+check "receive nothing from others" json 'p["step"]["gather"] > 0 and p["step"]["reduce"] > 0 and p["step"]["gather_hosts"] + p["step"]["reduce_hosts"] == 0'
+check "four ranks on two hosts" run plan "$c" --json --no-measure $four --hosts 2
+check "receive two of three parts from the other one" json 'all(3 * p["step"][w + "_hosts"] == 2 * p["step"][w] for w in ("gather", "reduce"))'
+check "and it is shown" run plan "$c" --no-measure $four --hosts 2
+check "in rows of their own" shows '^ *both, from other hosts  *[0-9.]* MiB'
+check "sums between hosts as codes" run plan "$c" --json --no-measure $four --hosts 2 --set zero_optimization.zero_quantized_gradients=true
+check "have memory for them" json 'p["bytes"]["ranks"]["host"] > 0'
+expect 2 "equally many on each host" "hosts of different size" plan "$c" $four --hosts 3
+expect 2 "equally many on each host" "more hosts than ranks" plan "$c" --hosts 2
+expect 2 "ranks 2 and 3 would keep weights together and are on different hosts" "a group on two hosts" plan "$c" --set spillway.ranks=6 --set zero_optimization.stage=3 --set zero_optimization.zero_hpz_partition_size=2 --hosts 2
+expect 2 "hosts cannot be 0" "no hosts" plan "$c" --hosts 0
+expect 2 "and no configuration" "hosts of a table" plan --table --hosts 2
 homeless() { env -u HOME XDG_CACHE_HOME= "$spw" plan "$c" >"$dir/out" 2>"$dir/err"; }
 check "without a place for the cache" homeless
 check "it plans all the same" shows 'no place here'

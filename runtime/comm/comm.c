@@ -316,6 +316,12 @@ spw_comm_get_info(const spw_comm *comm)
     return &comm->info;
 }
 
+uint32_t
+spw_comm_host_of(const spw_comm *comm, uint32_t rank)
+{
+    return comm->peers[rank].host;
+}
+
 void
 spw_comm_abort(spw_comm *comm, const char *reason)
 {

@@ -66,6 +66,7 @@ typedef struct spw_comm_info {
 spw_status spw_comm_open(spw_comm **out, const spw_comm_options *options, spw_error *err);
 void spw_comm_close(spw_comm *comm); /* collective unless something failed; channels and memory first; NULL is fine */
 const spw_comm_info *spw_comm_get_info(const spw_comm *comm);
+uint32_t spw_comm_host_of(const spw_comm *comm, uint32_t rank); /* the host of any rank of the world */
 /* Instead of the timeout_s that it was opened with, for channels that are opened from now on, and for opening them. */
 void spw_comm_set_timeout(spw_comm *comm, double timeout_s);
 /* Tells all ranks that this one cannot go on: their calls fail with the reason. Any thread, any time. */

@@ -1,0 +1,136 @@
+/*
+ * The gathers of a rank on paper: training steps over the recorded uses with the pool that the engine has (gather.c), told and asked as
+ * it tells and asks its own (engine_block.c), until a step gathers what the one before it gathered. All ranks decide alike and without
+ * knowing the time, so these are the gathers of every rank, whatever the machine's speed. Pure; called by the planner.
+ */
+#include "runtime_internal.h"
+
+enum { STEPS_MIN = 3, STEPS_MAX = 8 };
+
+typedef struct sim {
+    const rehearsal_input *in;
+    gather_pool pool;
+    gather_asker asker;
+    uint64_t *generations; /* (unit_count) */
+    spw_store_use *future; /* (future_max) */
+    uint32_t *anew, *again;
+    uint64_t position, step_uses; /* in the step */
+    bool recorded;
+} sim;
+
+static void
+count_ask(void *ctx, spw_store_use use, bool again)
+{
+    sim *s = ctx;
+    (again ? s->again : s->anew)[use.unit_idx]++;
+}
+
+/* The use at this place of the step, or of the next one. */
+static spw_store_use
+use_at(const sim *s, uint64_t at)
+{
+    uint32_t u = s->in->uses[at % s->in->use_count].unit_idx;
+    bool next = at >= s->step_uses && s->in->layout->units[u].trainable;
+    return (spw_store_use){u, s->generations[u] + next};
+}
+
+static void
+tell(sim *s)
+{
+    const rehearsal_input *in = s->in;
+    uint32_t n = 0;
+    if (!in->prefetch)
+        return;
+    for (uint64_t at = s->position; s->recorded && at < 2 * s->step_uses && n < in->future_max; at++)
+        s->future[n++] = use_at(s, at);
+    spw__gather_ahead(&s->pool, &s->asker, s->future, n,
+                      spw_trace_ahead(s->future, n, in->layout->units, in->prefetch_elems), s->generations);
+}
+
+/* The uses of a block, or a turn of it, that come together. False: they do not fit. */
+static bool
+acquire(sim *s, uint32_t first, uint32_t end)
+{
+    spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
+    for (uint32_t i = first; i < end; i++)
+        uses[i - first] = use_at(s, i);
+    s->position += end - first;
+    if (!spw__gather_pin(&s->pool, &s->asker, uses, end - first))
+        return false;
+    tell(s);
+    return true;
+}
+
+/* What was used from `open` on and is not needed beyond `end`; returns the first that still is. */
+static uint32_t
+let_go(sim *s, uint32_t open, uint32_t end)
+{
+    uint32_t first = end;
+    for (uint32_t i = end; i-- > open;) {
+        if (s->in->uses[i].until > end)
+            first = i;
+        else
+            s->pool.units[s->in->uses[i].unit_idx].pins = 0;
+    }
+    return first;
+}
+
+static bool
+step(sim *s)
+{
+    const rehearsal_input *in = s->in;
+    memset(s->anew, 0, in->layout->unit_count * sizeof *s->anew);
+    memset(s->again, 0, in->layout->unit_count * sizeof *s->again);
+    for (uint32_t p = 0; p < in->passes; p++) {
+        for (uint32_t at = 0, end, open = 0; at < in->use_count; at = end) {
+            end = in->uses[at].end;
+            if (!acquire(s, at, end))
+                return false;
+            open = let_go(s, open, end);
+        }
+    }
+    s->recorded = true;
+    s->position = 0;
+    for (uint32_t u = 0; u < in->layout->unit_count; u++)
+        s->generations[u] += in->layout->units[u].trainable;
+    tell(s);
+    return true;
+}
+
+static spw_status
+take(sim *s, uint64_t pool_bytes, uint32_t *last, spw_error *err)
+{
+    const uint32_t units = s->in->layout->unit_count;
+    bool more = true;
+    SPW_TRY(spw__gather_init(&s->pool, units, pool_bytes, err));
+    s->pool.keeps = s->in->gathers_again;
+    for (int i = 0; i < STEPS_MAX && more; i++) {
+        memcpy(last, s->anew, units * sizeof *last);
+        memcpy(last + units, s->again, units * sizeof *last);
+        more = step(s) && (i + 1 < STEPS_MIN || memcmp(last, s->anew, units * sizeof *last) != 0 ||
+                           memcmp(last + units, s->again, units * sizeof *last) != 0);
+    }
+    spw__gather_deinit(&s->pool);
+    return SPW_OK;
+}
+
+spw_status
+spw__rehearse_gathers(const rehearsal_input *in, uint64_t pool_bytes, uint32_t *anew, uint32_t *again, spw_error *err)
+{
+    const uint32_t units = in->layout->unit_count;
+    sim s = {.in = in, .anew = anew, .again = again, .step_uses = (uint64_t)in->use_count * in->passes};
+    uint32_t *last = spw_mem_calloc(2 * (uint64_t)units, sizeof *last);
+    spw_status st;
+    s.asker = (gather_asker){.layout = in->layout, .elem_bytes = in->compute_bytes, .ask = count_ask, .ctx = &s};
+    s.generations = spw_mem_calloc(units, sizeof *s.generations);
+    s.future = spw_mem_calloc((uint64_t)in->future_max + 1, sizeof *s.future);
+    memset(anew, 0, units * sizeof *anew);
+    memset(again, 0, units * sizeof *again);
+    st = last != NULL && s.generations != NULL && s.future != NULL
+             ? take(&s, pool_bytes, last, err)
+             : SPW_RAISE(err, SPW_ENOMEM, "rehearsal of %u units", units);
+    spw_mem_free(last);
+    spw_mem_free(s.generations);
+    spw_mem_free(s.future);
+    return st;
+}

@@ -1,0 +1,152 @@
+/*
+ * What a plan says that ranks receive from each other in a step is what they receive, to the byte: in all stages, with ZeRO++ and MiCS,
+ * over hosts, however little is gathered at a time. And a plan that is made alone, for ranks on hosts that are not there, is theirs.
+ */
+#include "lib_tiny.h"
+#include "lib_worlds.h"
+#include "engine_internal.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { STEADY = 4, MORE = 2 }; /* steps before every one is like the others; steps that are counted */
+
+typedef struct setting {
+    const char *name;
+    uint32_t ranks, per_host, stage;
+    int32_t shard;
+    uint32_t kept;
+    bool weights, frozen_codes, grads, by_host; /* keys of ZeRO++ and MiCS */
+    bool frozen, tight, no_prefetch, late;
+    uint64_t pass, tile, vocab;
+    spw_dtype comm;
+    spw_family family;
+} setting;
+
+static const setting settings[] = {
+    {"stage 0", 3, 0, 0, .family = SPW_FAMILY_GPT2},
+    {"stage 0, two hosts, two passes", 4, 2, 0, .pass = 3, .family = SPW_FAMILY_GPT2},
+    {"stage 1", 2, 0, 1, .family = SPW_FAMILY_LLAMA},
+    {"stage 2, hosts", 4, 2, 2, .family = SPW_FAMILY_GPT2},
+    {"stage 3", 4, 0, 3, .family = SPW_FAMILY_GPT2},
+    {"stage 3, tight", 4, 2, 3, .tight = true, .family = SPW_FAMILY_GPT2},
+    {"stage 3, tight, no prefetch, passes", 3, 1, 3, .tight = true, .no_prefetch = true, .pass = 4,
+     .family = SPW_FAMILY_GPT2},
+    {"stage 3, untied, bf16 between ranks", 4, 2, 3, .comm = SPW_BF16, .family = SPW_FAMILY_LLAMA},
+    {"stage 3, experts", 2, 1, 3, .tight = true, .family = SPW_FAMILY_MIXTRAL},
+    {"stage 3, frozen", 4, 2, 3, .frozen = true, .family = SPW_FAMILY_GPT2},
+    {"stage 3, late updates", 4, 2, 3, .late = true, .tight = true, .family = SPW_FAMILY_GPT2},
+    {"stage 3, head in pieces", 2, 1, 3, .tile = 128, .vocab = 1000, .tight = true, .pass = 1,
+     .family = SPW_FAMILY_LLAMA},
+    {"stage 3, tied, in pieces", 2, 1, 3, .tile = 128, .vocab = 1000, .tight = true, .family = SPW_FAMILY_GPT2},
+    {"stage 3, hosts of three and one", 4, 3, 3, .family = SPW_FAMILY_GPT2},
+    {"qwZ", 4, 2, 3, .weights = true, .family = SPW_FAMILY_GPT2},
+    {"codes of what is frozen", 4, 2, 3, .frozen_codes = true, .frozen = true, .tight = true,
+     .family = SPW_FAMILY_GPT2},
+    {"hpZ, tight", 4, 2, 3, .kept = 2, .tight = true, .family = SPW_FAMILY_GPT2},
+    {"hpZ, passes", 4, 0, 3, .kept = 4, .tight = true, .pass = 2, .family = SPW_FAMILY_LLAMA},
+    {"qgZ", 4, 2, 3, .grads = true, .family = SPW_FAMILY_GPT2},
+    {"all of ZeRO++", 8, 4, 3, .weights = true, .grads = true, .kept = 2, .tight = true, .family = SPW_FAMILY_GPT2},
+    {"MiCS, a host each", 4, 2, 3, .shard = 2, .family = SPW_FAMILY_GPT2},
+    {"MiCS of one", 4, 2, 3, .shard = 1, .family = SPW_FAMILY_GPT2},
+    {"MiCS by host", 8, 2, 3, .shard = 4, .by_host = true, .tight = true, .family = SPW_FAMILY_GPT2},
+    {"MiCS across hosts", 8, 2, 3, .shard = 4, .weights = true, .family = SPW_FAMILY_GPT2},
+};
+enum { COUNT = sizeof settings / sizeof settings[0] };
+
+static void
+config_of(spw_config *c, const setting *s)
+{
+    ranks_config(c, SPW_STATE_FP32);
+    c->zero.stage = s->stage;
+    if (s->stage < 3)
+        c->zero.offload_param = SPW_TIER_DEVICE;
+    c->zero.mics_shard_size = s->shard;
+    c->zero.mics_by_host = s->by_host;
+    c->zero.hpz_partition_size = s->kept;
+    c->zero.quantized_weights = s->weights;
+    c->zero.quantized_frozen = s->frozen_codes;
+    c->zero.quantized_gradients = s->grads;
+    c->comm_dtype = s->comm;
+    c->run.prefetch = !s->no_prefetch;
+    c->run.micro_batches_per_pass = s->pass;
+    c->run.delayed_update = s->late;
+    c->run.tile_vocab = s->tile;
+}
+
+/* After so many steps; tight: with as little on the device as there can be. */
+static outcome *
+run(const setting *s, const spw_config *c, uint32_t steps)
+{
+    world w = {.ranks = s->ranks,
+               .per_host = s->per_host,
+               .steps = steps,
+               .vocab = s->vocab,
+               .family = s->family,
+               .frozen = s->frozen,
+               .least_device = s->tight,
+               .alone = true,
+               .config = c,
+               .out = outcome_new()};
+    world_run(&w);
+    return w.out;
+}
+
+static void
+compare(const char *what, uint32_t rank, const char *which, uint64_t planned, uint64_t measured)
+{
+    if (planned != measured)
+        fail_msg("%s: rank %u: %s: %llu bytes planned, %llu received", what, rank, which, (unsigned long long)planned,
+                 (unsigned long long)measured);
+}
+
+static void
+compare_alone(const char *what, const spw_plan *alone, const spw_plan *theirs)
+{
+    compare(what, 0, "weights, planned alone", alone->gathered.all, theirs->gathered.all);
+    compare(what, 0, "gradients, planned alone", alone->reduced.all, theirs->reduced.all);
+    compare(what, 0, "weights of other hosts, planned alone", alone->gathered.far, theirs->gathered.far);
+    compare(what, 0, "gradients of other hosts, planned alone", alone->reduced.far, theirs->reduced.far);
+    compare(what, 0, "memory, planned alone", alone->host_bytes, theirs->host_bytes);
+    assert_int_equal(alone->ranks, theirs->ranks);
+}
+
+static void
+test_bytes(void **state)
+{
+    (void)state;
+    for (int i = 0; i < COUNT; i++) {
+        const setting *s = &settings[i];
+        outcome *few, *more;
+        spw_config c;
+        config_of(&c, s);
+        few = run(s, &c, STEADY);
+        more = run(s, &c, STEADY + MORE);
+        for (uint32_t r = 0; r < s->ranks; r++) {
+            const spw_plan *p = &few->plan[r];
+            compare(s->name, r, "weights", MORE * p->gathered.all, more->gather[r] - few->gather[r]);
+            compare(s->name, r, "gradients", MORE * p->reduced.all, more->reduce[r] - few->reduce[r]);
+            compare(s->name, r, "weights of other hosts", MORE * p->gathered.far,
+                    more->far_gather[r] - few->far_gather[r]);
+            compare(s->name, r, "gradients of other hosts", MORE * p->reduced.far,
+                    more->far_reduce[r] - few->far_reduce[r]);
+            assert_true(p->reduced.all > 0 && (p->gathered.all > 0) == (s->stage > 0 && s->shard != 1));
+            assert_true((p->reduced.far > 0) == (s->per_host > 0));
+        }
+        print_message("%-40s %8llu and %8llu bytes a step, %8llu and %8llu from other hosts\n", s->name,
+                      (unsigned long long)few->plan[0].gathered.all, (unsigned long long)few->plan[0].reduced.all,
+                      (unsigned long long)few->plan[0].gathered.far, (unsigned long long)few->plan[0].reduced.far);
+        compare_alone(s->name, &few->alone, &few->plan[0]);
+        outcome_free(few);
+        outcome_free(more);
+    }
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes)};
+    return cmocka_run_group_tests_name("received", tests, NULL, NULL);
+}
