@@ -29,6 +29,10 @@ near() {
         paste -d' ' <(sed -n 's/.*"eval_loss":\([0-9.e+-]*\).*/\1/p' "$dir/log1") <(sed -n 's/.*"eval_loss":\([0-9.e+-]*\).*/\1/p' "$dir/log") |
         awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 1e-5 * $1) { print "# evaluation: " $1 ", here " $2; bad = 1 } } END { if (NR != 2) print "# " NR " evaluations"; exit bad || NR != 2 }'
 }
+as_planned() {
+    planned=$(sed -n '1s/.*"gather":[1-9][0-9]*,"reduce":\([1-9][0-9]*\)}.*/\1/p' "$dir/log")
+    [ -n "$planned" ] && [ "$(grep -c '"reduce":'"$planned"'[,}]' "$dir/log")" -eq 7 ]
+}
 nothing_left() { [ -z "$(ls "$dir/swap")" ]; }
 
 check "one rank" train
@@ -36,6 +40,7 @@ cp "$dir/log" "$dir/log1"
 for ranks in 2 3 4; do
     check "$ranks ranks" train -n $ranks
     check "have the losses of one" near
+    check "and reduce in each step what was planned" as_planned
 done
 check "stage 2 with records on nvme, 3 ranks" train -n 3 --set zero_optimization.stage=2 --set zero_optimization.offload_param.device=none
 check "has the losses of one" near
