@@ -519,12 +519,12 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .record_bytes_32 = spw_state_record_bytes_32(e->config.run.state_format, e->optimizer),
         .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
         .compute_bytes = e->compute_bytes,
-        .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(untouched_bytes(e)),
+        .room_bytes = o->room_bytes,
         .device_in_host = e->host_addressable,
         .device_room = e->host_addressable ? 0 : spw_gpu_get_info(e->gpu)->memory_bytes / e->device_sharers,
         .gather_most = e->gather_most,
         .single_grad = e->single_grad,
-        .process_bytes = o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
+        .process_bytes = o->process_bytes,
         .device_updates = e->device_updates,
         .direct = !e->host_addressable && spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype,
         .gather_all = e->gather_all,
@@ -662,13 +662,18 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
 spw_status
 spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
+    spw_engine_options own = *o; /* what is free is read once: it changes, and ranks plan until they agree */
     bool again = true;
+    if (own.room_bytes == 0)
+        own.room_bytes = spw_memory_room_bytes(untouched_bytes(e));
+    if (own.process_bytes == 0)
+        own.process_bytes = spw_round_up(spw_process_rss_bytes(), 1 << 20);
     e->gather_most = 0;
     e->single_grad = false;
     e->lands = e->device_updates;
     while (again) {
-        spw_status st = make_plan(e, o, err);
-        if (e->comm == NULL || o->plan_only || (st != SPW_OK && st != SPW_ENOFIT))
+        spw_status st = make_plan(e, &own, err);
+        if (e->comm == NULL || own.plan_only || (st != SPW_OK && st != SPW_ENOFIT))
             return st;
         SPW_TRY(agree_on_shape(e, st, &again, err));
     }
