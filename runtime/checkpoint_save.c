@@ -192,7 +192,7 @@ enum { SLOW_DISK = 1000000000, SPARE_PART = 8 };
 static void
 spill_on_slow_disks(const spw_checkpoint_job *job)
 {
-    spw_bounce_spill(job->bounce, spw_memory_room_bytes(0) / SPARE_PART / spw__engine_machine_ranks(job->e), SLOW_DISK);
+    spw_bounce_spill(job->bounce, spw_memory_room_bytes(0, spw__engine_machine_ranks(job->e)) / SPARE_PART, SLOW_DISK);
 }
 
 static spw_status

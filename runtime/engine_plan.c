@@ -665,7 +665,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     spw_engine_options own = *o; /* what is free is read once: it changes, and ranks plan until they agree */
     bool again = true;
     if (own.room_bytes == 0)
-        own.room_bytes = spw_memory_room_bytes(untouched_bytes(e));
+        own.room_bytes = spw_memory_room_bytes(untouched_bytes(e), e->local_world);
     if (own.process_bytes == 0)
         own.process_bytes = spw_round_up(spw_process_rss_bytes(), 1 << 20);
     e->gather_most = 0;

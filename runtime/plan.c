@@ -32,13 +32,6 @@ add_up(spw_plan *p, const plan_input *in)
     }
 }
 
-/* All ranks of a host look at the same memory. */
-static uint64_t
-own_room(const plan_input *in)
-{
-    return in->room_bytes / (in->local_ranks > 1 ? in->local_ranks : 1);
-}
-
 static spw_status
 plan_once(spw_plan *p, const plan_input *in, spw_error *err)
 {
@@ -82,7 +75,6 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
     if (st == SPW_OK)
         spw__plan_tapes(p, in);
     if (st == SPW_OK && p->host_bytes > spw__plan_host_room(p, in)) {
-        const uint64_t left = own_room(in);
         char need[32], room[32], apart[32], each[40] = "";
         if (in->local_ranks > 1)
             snprintf(each, sizeof each, " for each of %u ranks", in->local_ranks);
@@ -96,7 +88,7 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
                            "smaller data.seq_length lower it",
                            spw_format_bytes(apart, sizeof apart, p->device_bytes),
                            spw_format_bytes(need, sizeof need, p->host_bytes),
-                           left > 1 ? spw_format_bytes(room, sizeof room, left) : "nothing", each);
+                           in->room_bytes > 1 ? spw_format_bytes(room, sizeof room, in->room_bytes) : "nothing", each);
         else
             st = SPW_RAISE(
                 err, SPW_ENOFIT,
@@ -135,7 +127,7 @@ plan_beside(spw_plan *p, const plan_input *in, uint64_t room, uint64_t host)
 static spw_status
 make_plan(spw_plan *p, const plan_input *in, spw_error *err)
 {
-    const uint64_t room = in->process_bytes + own_room(in);
+    const uint64_t room = in->process_bytes + in->room_bytes;
     spw_error first = {0};
     spw_status st = plan_once(p, in, &first);
     if (st == SPW_ENOFIT && p->lack == SPW_LACK_ROOM && in->device_in_host &&

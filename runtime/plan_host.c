@@ -258,11 +258,9 @@ uint64_t
 spw__plan_host_room(const spw_plan *p, const plan_input *in)
 {
     uint64_t device = in->device_in_host ? p->device_bytes : 0;
-    uint64_t room =
-        in->room_bytes / (in->local_ranks > 1 ? in->local_ranks : 1); /* all ranks here look at the same memory */
     if (in->room_bytes == 0 || in->room_bytes == UINT64_MAX)
         return UINT64_MAX;
-    return in->process_bytes + (room > device ? room - device : 0);
+    return in->process_bytes + (in->room_bytes > device ? in->room_bytes - device : 0);
 }
 
 /* host_memory auto: slots by bytes, in what the machine has left, and no more than there are chunks. */

@@ -118,8 +118,9 @@ typedef struct spw_engine_options {
      * nothing else can be loaded; the files must not change. NULL: all are copied.
      */
     const char *weights_from;
-    uint64_t room_bytes; /* what the process may still take; 0: what this machine and its limits leave now */
-    spw_plan *plan_out;  /* out: the plan, also one that does not fit (its paths point into config); may be NULL */
+    uint64_t
+        room_bytes; /* what the process may still take; 0: what this machine and its limits leave each of its ranks now */
+    spw_plan *plan_out; /* out: the plan, also one that does not fit (its paths point into config); may be NULL */
 } spw_engine_options;
 
 /*

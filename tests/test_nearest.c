@@ -146,7 +146,7 @@ test_room_of_inference(void **state)
     spw_model_destroy(model);
 }
 
-/* What is left is the host's; a rank is told of its share. */
+/* What is left is a rank's share, and said to be one. */
 static void
 test_room_of_ranks(void **state)
 {
@@ -158,7 +158,7 @@ test_room_of_ranks(void **state)
     (void)state;
     assert_int_equal(spw_config_parse(&c, base, "base", overrides, 3, &err), SPW_OK);
     assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
-    assert_int_equal(plan_in_room(&c, model, 40 << 20, &p, &err), SPW_ENOFIT);
+    assert_int_equal(plan_in_room(&c, model, 10 << 20, &p, &err), SPW_ENOFIT);
     assert_true(p.lack == SPW_LACK_ROOM && p.device_bytes > p.host_bytes);
     assert_non_null(strstr(err.message, "has 10.0 MiB left for each of 4 ranks"));
     spw_model_destroy(model);

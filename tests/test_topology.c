@@ -4,6 +4,7 @@
  */
 #include "spw_offload.h"
 #include <dirent.h>
+#include <inttypes.h>
 #include <math.h>
 #include <numaif.h>
 #include <sched.h>
@@ -11,8 +12,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -113,6 +116,37 @@ test_cgroup_memory(void **state)
     put("sys/fs/cgroup/memory.high", "max\n");
     assert_true(spw_cgroup_memory_bytes(root) == UINT64_MAX);
     put("sys/fs/cgroup/memory.max", "8000000000\n");
+}
+
+/* Of what a machine has, each process that wants as much gets its share; a limit on its own mappings is its own. */
+static void
+test_memory_shared(void **state)
+{
+    enum { LEFT = 128 << 20, SHARERS = 8 };
+    pid_t child;
+    int status = -1;
+    (void)state;
+    if (spw_memory_room_bytes(0, 1) / SHARERS < LEFT)
+        skip();
+    fflush(stdout);
+    child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        uint64_t mapped = 0, alone, shared;
+        FILE *f = fopen("/proc/self/statm", "re");
+        bool read = f != NULL && fscanf(f, "%" SCNu64, &mapped) == 1;
+        struct rlimit as = {.rlim_max = RLIM_INFINITY};
+        as.rlim_cur = mapped * (uint64_t)sysconf(_SC_PAGESIZE) + LEFT;
+        if (!read || setrlimit(RLIMIT_AS, &as) != 0)
+            _exit(2);
+        alone = spw_memory_room_bytes(0, 1);
+        shared = spw_memory_room_bytes(0, SHARERS);
+        _exit(alone > LEFT / 2 && alone <= LEFT && shared > LEFT / 2 && shared <= LEFT ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    assert_true(spw_memory_room_bytes(0, SHARERS) <= spw_memory_available_bytes() / (SHARERS / 2));
 }
 
 /* A limit holds for all that is below it: a batch system's or a service's stands in the middle, not at the mount. */
@@ -727,6 +761,7 @@ main(void)
         cmocka_unit_test_setup_teardown(test_cgroup_quota, make_root, remove_root),
         cmocka_unit_test_setup_teardown(test_cgroup_memory, make_root, remove_root),
         cmocka_unit_test_setup_teardown(test_cgroup_memory_above, make_root, remove_root),
+        cmocka_unit_test(test_memory_shared),
         cmocka_unit_test_setup_teardown(test_disks, make_root, remove_root),
     };
     return cmocka_run_group_tests_name("topology", tests, NULL, NULL);

@@ -380,10 +380,11 @@ uint64_t spw_cgroup_memory_room_bytes(const char *root);
 /* MemAvailable of /proc/meminfo; 0 when unknown. */
 uint64_t spw_memory_available_bytes(void);
 /*
- * What this process may still take: the least of that, of what its cgroups have left and of RLIMIT_AS, which counts what is
- * mapped: untouched_bytes is what will be mapped and never be memory. 0 when unknown.
+ * What this process may still take: its share of the least of that and of what its cgroups have left, where so many processes, one or more, want as
+ * much as it does; and no more than RLIMIT_AS, which is each one's own and counts what is mapped: untouched_bytes is what will be
+ * mapped and never be memory. 0 when unknown.
  */
-uint64_t spw_memory_room_bytes(uint64_t untouched_bytes);
+uint64_t spw_memory_room_bytes(uint64_t untouched_bytes, uint32_t sharers);
 
 /* The disk that a path lies on, or will lie on: of a partition the whole disk. Two paths with the same share it; 0: unknown. */
 uint64_t spw_disk_of(const char *path);

@@ -301,7 +301,7 @@ spw_cgroup_memory_room_bytes(const char *root)
 }
 
 uint64_t
-spw_memory_room_bytes(uint64_t untouched_bytes)
+spw_memory_room_bytes(uint64_t untouched_bytes, uint32_t sharers)
 {
     uint64_t room = spw_memory_available_bytes(), cgroup = spw_cgroup_memory_room_bytes("");
     struct rlimit as;
@@ -309,6 +309,7 @@ spw_memory_room_bytes(uint64_t untouched_bytes)
     unsigned long long value;
     if (cgroup != UINT64_MAX)
         room = least(room, cgroup, 0);
+    room = room > sharers ? room / sharers : room;
     if (getrlimit(RLIMIT_AS, &as) == 0 && as.rlim_cur != RLIM_INFINITY &&
         read_line("/proc/self/statm", line, sizeof line) &&
         sscanf(line, "%llu", &value) == 1) /* pages of address space */
