@@ -84,7 +84,8 @@ typedef struct cli_text {
     spw_tokenizer *tokenizer; /* NULL: bytes */
     bool numbers;             /* tokens are written as numbers */
     uint64_t vocab;
-    int32_t begin, end; /* the tokenizer's; -1: none */
+    spw_begin begin; /* the tokenizer's */
+    int32_t end;     /* -1: none */
 } cli_text;
 /*
  * The tokenizer for these weights (SPW_PATH_BYTES), "" for bytes: the one asked for, the one in their folder, or the one

@@ -61,7 +61,6 @@ open_data(job *j, spw_error *err)
         o.end_of_text = j->words.end;
         o.end_of_text_set = j->words.end >= 0;
         o.begin_of_text = j->words.begin;
-        o.begin_of_text_set = j->words.begin >= 0;
     }
     SPW_TRY(cli_chat_open(&j->layout, &j->words, j->chat != NULL ? j->chat : c->data.chat, err));
     o.chat = j->layout;

@@ -304,7 +304,7 @@ open_all(job *j, uint32_t *slots, spw_error *err)
     SPW_TRY(spw_weights_find(&j->weights, j->path, err));
     cli_place_apply(&j->place, &j->weights.config);
     if (j->numbers)
-        j->words = (cli_text){.numbers = true, .begin = -1, .end = -1};
+        j->words = (cli_text){.numbers = true, .end = -1};
     else
         SPW_TRY(cli_text_open(&j->words, &j->weights, j->tokenizer, err));
     SPW_TRY(cli_chat_open(&j->layout, &j->words, j->chat != NULL ? j->chat : "", err));

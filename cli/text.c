@@ -8,15 +8,15 @@
 static bool
 has_made(const char *path, const spw_weights *w)
 {
-    spw_data_options o = {.begin_of_text = -1};
+    spw_data_options o = {.encode_key = 0};
     spw_error ignored = {0};
     spw_tokenizer *t;
     char text[64];
     if (spw_tokenizer_open(&t, path, &ignored) != SPW_OK)
         return false;
     o.encode_key = spw_tokenizer_key(t);
-    o.begin_of_text = spw_tokenizer_begin(t);
-    o.begin_of_text_set = w->config.data.begin_of_text && o.begin_of_text >= 0;
+    if (w->config.data.begin_of_text)
+        o.begin_of_text = spw_tokenizer_begin(t);
     spw_tokenizer_close(t);
     snprintf(text, sizeof text, "tokenizer %016llx", (unsigned long long)spw_data_encode_key(&o));
     return strncmp(w->encoder, text, strlen(text)) == 0;
@@ -44,7 +44,7 @@ spw_status
 cli_text_open(cli_text *t, const spw_weights *w, const char *asked, spw_error *err)
 {
     char path[SPW_PATH_BYTES];
-    *t = (cli_text){.vocab = w->config.model.vocab, .begin = -1, .end = -1};
+    *t = (cli_text){.vocab = w->config.model.vocab, .end = -1};
     if (!cli_text_find(path, w, asked))
         return SPW_RAISE(err, SPW_ENOENT,
                          "%s has no tokenizer.json, and no vocab.json with merges.txt, for its vocabulary of %llu; "
@@ -53,7 +53,8 @@ cli_text_open(cli_text *t, const spw_weights *w, const char *asked, spw_error *e
     if (path[0] == '\0')
         return SPW_OK;
     SPW_TRY(spw_tokenizer_open(&t->tokenizer, path, err));
-    t->begin = w->config.data.begin_of_text ? spw_tokenizer_begin(t->tokenizer) : -1; /* as it was trained */
+    if (w->config.data.begin_of_text) /* as it was trained */
+        t->begin = spw_tokenizer_begin(t->tokenizer);
     t->end = spw_tokenizer_end(t->tokenizer);
     if (spw_tokenizer_vocab_own(t->tokenizer) > t->vocab) {
         spw_status st = SPW_RAISE(
@@ -110,8 +111,7 @@ cli_text_encode(const cli_text *t, const char *text, spw_tokens *out, spw_error 
             SPW_TRY(spw_tokens_push(out, (unsigned char)*text, err));
         return SPW_OK;
     }
-    if (t->begin >= 0)
-        SPW_TRY(spw_tokens_push(out, t->begin, err));
+    SPW_TRY(spw_tokens_push_begin(out, &t->begin, err));
     return spw_tokenizer_encode(t->tokenizer, text, strlen(text), true, out, err);
 }
 

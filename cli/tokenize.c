@@ -40,8 +40,9 @@ typedef struct job {
     /* Fixed during the run. */
     spw_data_format *formats; /* (input_count) text or JSON lines */
     spw_tokenizer *tokenizer;
-    int32_t end_id, begin_id; /* of what is before a document; -1: none */
-    bool wide;                /* uint32 */
+    int32_t end_id; /* of what is before a document, with what begins it; -1: none */
+    spw_begin begin;
+    bool wide; /* uint32 */
     uint64_t bytes_total, start_ns;
     /* The main thread's. */
     piece *pieces;
@@ -64,8 +65,7 @@ add_document(const job *j, piece *p, const char *text, uint64_t bytes, bool firs
         p->documents++;
         if (j->end_id >= 0)
             SPW_TRY(spw_tokens_push(&p->ids, j->end_id, &p->err));
-        if (j->begin_id >= 0)
-            SPW_TRY(spw_tokens_push(&p->ids, j->begin_id, &p->err));
+        SPW_TRY(spw_tokens_push_begin(&p->ids, &j->begin, &p->err));
     }
     return first_part ? spw_tokenizer_encode(j->tokenizer, text, bytes, j->special, &p->ids, &p->err)
                       : spw_tokenizer_encode_rest(j->tokenizer, text, bytes, j->special, &p->ids, &p->err);
@@ -368,14 +368,15 @@ choose_end(job *j, spw_error *err)
 static spw_status
 choose_begin(job *j, spw_error *err)
 {
-    if (j->begin_text == NULL)
-        j->begin_id = spw_tokenizer_begin(j->tokenizer);
-    else
-        j->begin_id = spw_tokenizer_find(j->tokenizer, j->begin_text, strlen(j->begin_text));
-    if (j->begin_id < 0 && j->begin_text != NULL && j->begin_text[0] != '\0')
-        return SPW_RAISE(err, SPW_EINVAL, "%s has no token \"%s\" for --begin", j->tokenizer_path, j->begin_text);
-    if (j->begin_id == j->end_id)
-        j->begin_id = -1;
+    if (j->begin_text == NULL) {
+        j->begin = spw_tokenizer_begin(j->tokenizer);
+    } else if (j->begin_text[0] != '\0') {
+        j->begin = (spw_begin){1, {spw_tokenizer_find(j->tokenizer, j->begin_text, strlen(j->begin_text))}};
+        if (j->begin.ids[0] < 0)
+            return SPW_RAISE(err, SPW_EINVAL, "%s has no token \"%s\" for --begin", j->tokenizer_path, j->begin_text);
+    }
+    if (j->begin.count == 1 && j->begin.ids[0] == j->end_id)
+        j->begin.count = 0;
     return SPW_OK;
 }
 

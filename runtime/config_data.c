@@ -150,8 +150,8 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
         o.encode_key = spw_tokenizer_key(tokenizer);
         o.end_of_text = spw_tokenizer_end(tokenizer);
         o.end_of_text_set = o.end_of_text >= 0;
-        o.begin_of_text = spw_tokenizer_begin(tokenizer);
-        o.begin_of_text_set = c->data.begin_of_text && o.begin_of_text >= 0;
+        if (c->data.begin_of_text)
+            o.begin_of_text = spw_tokenizer_begin(tokenizer);
     } else if (has_unread_tokenizer(c)) { /* which says so when there is text */
         o.encode = unread_tokenizer;
         o.encode_ctx = (void *)(uintptr_t)c;

@@ -523,8 +523,7 @@ test_beginnings(void **state)
     o.end_of_text_set = true;
     o.end_of_text = 2;
     assert_stream(&o, (int32_t[]){'a', 'b', 2, 'c'}, (int32_t[]){'b', 2, 'c', 2}, 4);
-    o.begin_of_text_set = true;
-    o.begin_of_text = 1;
+    o.begin_of_text = (spw_begin){1, {1}};
     assert_stream(&o, (int32_t[]){1, 'a', 'b', 2, 1, 'c'}, (int32_t[]){'a', 'b', 2, 1, 'c', 2}, 6);
     o.documents = SPW_DOCUMENTS_MASK;
     assert_stream(&o, (int32_t[]){1, 'a', 'b', 2, 1, 'c'}, (int32_t[]){'a', 'b', 2, -1, 'c', 2}, 6);
@@ -532,13 +531,23 @@ test_beginnings(void **state)
     dataset_write_text("d.jsonl", "{\"prompt\":\"a\",\"text\":\"b\"}\n{\"prompt\":\"\",\"text\":\"c\"}\n");
     o.prompt_field = "prompt";
     assert_stream(&o, (int32_t[]){1, 'a', 'b', 2, 1, 'c'}, (int32_t[]){-1, 'b', 2, 1, 'c', 2}, 6);
+    o.begin_of_text = (spw_begin){3, {1, 3, 4}}; /* or tokens: the first is the document's first */
+    assert_stream(&o, (int32_t[]){1, 3, 4, 'a', 'b', 2, 1, 3, 4, 'c'}, (int32_t[]){-1, -1, -1, 'b', 2, 1, 3, 4, 'c', 2},
+                  10);
+    o.documents = SPW_DOCUMENTS_MASK;
+    assert_stream(&o, (int32_t[]){1, 3, 4, 'a', 'b', 2, 1, 3, 4, 'c'},
+                  (int32_t[]){-1, -1, -1, 'b', 2, -1, 3, 4, 'c', 2}, 10);
     dataset_write_text("w.txt", "one two\nthree");
     o = dataset_options("w.txt");
     o.encode = encode_words;
     o.encode_ctx = &calls;
-    o.begin_of_text_set = true;
-    o.begin_of_text = 1;
+    o.begin_of_text = (spw_begin){1, {1}};
     assert_stream(&o, (int32_t[]){1, 1003, 1004, 999}, (int32_t[]){1003, 1004, 999, 1005}, 4);
+    o.begin_of_text.count = 2;
+    o.begin_of_text.ids[1] = 7;
+    assert_stream(&o, (int32_t[]){1, 7, 1003, 1004, 999}, (int32_t[]){7, 1003, 1004, 999, 1005}, 5);
+    o.vocab = 2;
+    dataset_refuse(&o, SPW_EINVAL, "texts begin with token 7, the vocabulary has 2", NULL);
     o.vocab = 1;
     dataset_refuse(&o, SPW_EINVAL, "texts begin with token 1, the vocabulary has 1", NULL);
 }
@@ -564,7 +573,7 @@ test_beginning_of_a_tokenizer(void **state)
         snprintf(c->data.documents, sizeof c->data.documents, "packed");
         c->data.seq_length = T;
         assert_int_equal(spw_tokenizer_open(&t, c->data.tokenizer, &err), SPW_OK);
-        begin = spw_tokenizer_begin(t);
+        begin = spw_tokenizer_begin(t).count == 1 ? spw_tokenizer_begin(t).ids[0] : -1;
         c->model.vocab = spw_tokenizer_vocab(t);
         for (int with = 0; with < 2; with++) {
             spw_data *d;

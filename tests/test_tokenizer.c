@@ -16,6 +16,7 @@
 
 static const char *const names[] = {"gpt2",   "llama3", "qwen2", "mixed", "llama2", "mistral",
                                     "across", "bare",   "gemma", "o200k", "alone"};
+#define BOT "{\"SpecialToken\": {\"id\": \"<|begin_of_text|>\", \"type_id\": 0}}" /* in a template */
 enum { NAMES = sizeof names / sizeof names[0], TEXT_MAX = 1 << 20 };
 
 static char *
@@ -33,6 +34,15 @@ read_file(const char *path, uint64_t *bytes)
     data[*bytes] = '\0';
     fclose(f);
     return data;
+}
+
+/* The one token before a text; -1: none. */
+static int32_t
+begin_of(const spw_tokenizer *t)
+{
+    spw_begin b = spw_tokenizer_begin(t);
+    assert_true(b.count <= 1);
+    return b.count == 1 ? b.ids[0] : -1;
 }
 
 static spw_tokenizer *
@@ -497,6 +507,8 @@ test_refusals(void **state)
         {"llama3", "post_processor.processors.1.single",
          "[{\"Sequence\": {\"id\": \"A\"}}, {\"SpecialToken\": {\"id\": \"<|begin_of_text|>\"}}]",
          "single[1]: <|begin_of_text|>", SPW_EUNSUPPORTED},
+        {"llama3", "post_processor.processors.1.single", "[" BOT ", " BOT ", " BOT ", " BOT ", " BOT "]",
+         "single[4]: <|begin_of_text|>: up to 4 tokens before the text", SPW_EUNSUPPORTED},
         {"llama3", "post_processor.processors.1.single.0", "{\"SpecialToken\": {\"id\": \"<x>\"}}", "single[0]",
          SPW_ECORRUPT},
         {"llama3", "added_tokens", "{}", "added_tokens: an object", SPW_EUNSUPPORTED},
@@ -566,7 +578,7 @@ test_characters(void **state)
         spw_tokenizer *t = open_named(cases[i].name);
         assert_true(t->chars && t->words == (strcmp(cases[i].name, "across") != 0));
         assert_int_equal(spw_tokenizer_end(t), 2);
-        assert_int_equal(spw_tokenizer_begin(t), 1);
+        assert_int_equal(begin_of(t), 1);
         encode(t, cases[i].text, strlen(cases[i].text), false, &ids);
         assert_int_equal(decode(t, &ids, &back), strlen(cases[i].back));
         assert_memory_equal(back, cases[i].back, strlen(cases[i].back));
@@ -769,7 +781,7 @@ test_lookup(void **state)
     int32_t ids[3] = {spw_tokenizer_find(t, " the", 4), spw_tokenizer_find(t, "<|eot_id|>", 10), 5000};
     (void)state;
     assert_int_equal(spw_tokenizer_vocab(t), 1107);
-    assert_int_equal(spw_tokenizer_begin(t), 1104);
+    assert_int_equal(begin_of(t), 1104);
     assert_int_equal(spw_tokenizer_end(t), 1105);
     assert_int_equal(ids[1], 1106);
     assert_true(ids[0] >= 0);
@@ -788,7 +800,7 @@ test_lookup(void **state)
     assert_non_null(strstr(err.message, "5000"));
     spw_tokenizer_close(t);
     t = open_named("gpt2");
-    assert_int_equal(spw_tokenizer_begin(t), -1);
+    assert_int_equal(begin_of(t), -1);
     assert_int_equal(spw_tokenizer_end(t), 1200);
     spw_tokenizer_close(t);
     /* Without a token of that name, tokenizer_config.json says which one ends a text. */
@@ -844,10 +856,44 @@ test_begin(void **state)
         write_text(dir, "tokenizer_config.json", cases[i].config);
         json_decref(root);
         assert_int_equal(spw_tokenizer_open(&t, dir, NULL), SPW_OK);
-        if (spw_tokenizer_begin(t) != cases[i].begin)
-            fail_msg("%s: %d", cases[i].config, spw_tokenizer_begin(t));
+        if (begin_of(t) != cases[i].begin)
+            fail_msg("%s: %d", cases[i].config, begin_of(t));
         spw_tokenizer_close(t);
     }
+    tiny_dir_remove(dir);
+}
+
+/* Several tokens before a text, as ChatGLM's tokenizers have them, in the template's order; of Llama's classes tokenizer_config.json decides. */
+static void
+test_begin_of_several(void **state)
+{
+    json_t *root = load_named("llama3");
+    spw_tokens ids = {0};
+    spw_tokenizer *t;
+    spw_begin b;
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    set_at(root, "post_processor.processors.1.special_tokens.<|eot_id|>",
+           "{\"id\": \"<|eot_id|>\", \"ids\": [1106], \"tokens\": [\"<|eot_id|>\"]}");
+    set_at(root, "post_processor.processors.1.single",
+           "[{\"SpecialToken\": {\"id\": \"<|eot_id|>\", \"type_id\": 0}}, " BOT
+           ", {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}]");
+    write_json(dir, "tokenizer.json", root);
+    json_decref(root);
+    assert_int_equal(spw_tokenizer_open(&t, dir, NULL), SPW_OK);
+    b = spw_tokenizer_begin(t);
+    assert_int_equal(b.count, 2);
+    assert_true(b.ids[0] == 1106 && b.ids[1] == 1104);
+    assert_int_equal(spw_tokens_push_begin(&ids, &b, NULL), SPW_OK);
+    assert_true(ids.count == 2 && ids.ids[0] == 1106 && ids.ids[1] == 1104);
+    spw_tokens_free(&ids);
+    spw_tokenizer_close(t);
+    write_text(dir, "tokenizer_config.json",
+               "{\"tokenizer_class\": \"LlamaTokenizer\", \"bos_token\": \"<|begin_of_text|>\"}");
+    assert_int_equal(spw_tokenizer_open(&t, dir, NULL), SPW_OK);
+    assert_int_equal(begin_of(t), 1104);
+    spw_tokenizer_close(t);
     tiny_dir_remove(dir);
 }
 
@@ -1028,23 +1074,15 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vectors),
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_begin),
-        cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_long_pieces),
-        cmocka_unit_test(test_nfc),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_characters),
-        cmocka_unit_test(test_strips),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_pair),
-        cmocka_unit_test(test_lookup),
-        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_hopeless_pattern),
-        cmocka_unit_test(test_training_data),
-        cmocka_unit_test(test_long_training_data),
+        cmocka_unit_test(test_vectors),       cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_begin),         cmocka_unit_test(test_begin_of_several),
+        cmocka_unit_test(test_cut),           cmocka_unit_test(test_long_pieces),
+        cmocka_unit_test(test_nfc),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_characters),    cmocka_unit_test(test_strips),
+        cmocka_unit_test(test_files),         cmocka_unit_test(test_pair),
+        cmocka_unit_test(test_lookup),        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_hopeless_pattern),
+        cmocka_unit_test(test_training_data), cmocka_unit_test(test_long_training_data),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

@@ -311,9 +311,12 @@ check_options(const spw_data_options *o, spw_error *err)
     if (o->end_of_text_set && (o->end_of_text < 0 || (o->vocab > 0 && (uint64_t)o->end_of_text >= o->vocab)))
         return SPW_RAISE(err, SPW_EINVAL, "data: end of text is token %d, the vocabulary has %llu", o->end_of_text,
                          (unsigned long long)o->vocab);
-    if (o->begin_of_text_set && (o->begin_of_text < 0 || (o->vocab > 0 && (uint64_t)o->begin_of_text >= o->vocab)))
-        return SPW_RAISE(err, SPW_EINVAL, "data: texts begin with token %d, the vocabulary has %llu", o->begin_of_text,
-                         (unsigned long long)o->vocab);
+    for (uint32_t i = 0; i < o->begin_of_text.count; i++) {
+        int32_t id = o->begin_of_text.ids[i];
+        if (id < 0 || (o->vocab > 0 && (uint64_t)id >= o->vocab))
+            return SPW_RAISE(err, SPW_EINVAL, "data: texts begin with token %d, the vocabulary has %llu", id,
+                             (unsigned long long)o->vocab);
+    }
     return SPW_OK;
 }
 

@@ -161,8 +161,8 @@ put_text(encoding *e, const char *text, uint64_t bytes, bool rest, uint32_t flag
             }
         }
     }
-    if (count > 0 && !*begun && e->o->begin_of_text_set) {
-        SPW_TRY(put_token(e, e->o->begin_of_text, flags | CACHE_FIRST, err));
+    for (uint32_t i = 0, n = count > 0 && !*begun ? e->o->begin_of_text.count : 0; i < n; i++) {
+        SPW_TRY(put_token(e, e->o->begin_of_text.ids[i], flags | (*begun ? 0 : CACHE_FIRST), err));
         *begun = true;
     }
     for (uint64_t i = 0; i < count; i++) {
@@ -394,8 +394,8 @@ spw__data_chat_key(const spw_data_options *o)
 uint64_t
 spw_data_encode_key(const spw_data_options *o)
 {
-    return o->begin_of_text_set ? spw_checksum_more(o->encode_key, &o->begin_of_text, sizeof o->begin_of_text)
-                                : o->encode_key;
+    const spw_begin *b = &o->begin_of_text;
+    return b->count > 0 ? spw_checksum_more(o->encode_key, b->ids, b->count * sizeof b->ids[0]) : o->encode_key;
 }
 
 /* Whether tokens of f may have no loss, so that windows are worth counting. */
@@ -414,7 +414,7 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
                                 (uint64_t)info->st_mtim.tv_nsec,
                                 (uint64_t)f->format,
                                 o->encode != NULL,
-                                o->encode != NULL || o->begin_of_text_set ? spw_data_encode_key(o) : 0,
+                                o->encode != NULL || o->begin_of_text.count > 0 ? spw_data_encode_key(o) : 0,
                                 o->end_of_text_set ? (uint64_t)o->end_of_text : UINT64_MAX,
                                 wide};
     char *real = realpath(f->path, NULL);

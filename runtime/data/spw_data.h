@@ -17,7 +17,7 @@
 #ifndef SPW_DATA_H
 #define SPW_DATA_H
 
-#include "spw_base.h"
+#include "spw_tokenizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -126,9 +126,8 @@ typedef struct spw_data_options {
      * text, a newline after bytes of JSON lines, 50256 and 128000 in llm.c's 16 and 32 bit streams. */
     int32_t end_of_text;
     bool end_of_text_set;
-    /* Begins every document of text that is encoded, and of JSON lines that are no conversations: its first token. Not set: none. */
-    int32_t begin_of_text;
-    bool begin_of_text_set;
+    /* Begins every document of text that is encoded, and of JSON lines that are no conversations: its first tokens. */
+    spw_begin begin_of_text;
     const char *cache_dir; /* NULL or "": spillway/tokens below $XDG_CACHE_HOME or ~/.cache */
 } spw_data_options;
 uint64_t spw_data_encode_key(const spw_data_options *o); /* of the encoder and what texts begin with */

@@ -114,10 +114,16 @@ int32_t spw_tokenizer_find(const spw_tokenizer *t, const char *text, uint64_t by
  */
 int32_t spw_tokenizer_end(const spw_tokenizer *t);
 /*
- * The token that the post-processor, or transformers' class of the tokenizer, puts before every text (Llama 3: <|begin_of_text|>); -1: none.
- * encode does not; data and prompts do.
+ * The tokens that the post-processor, or transformers' class of the tokenizer, puts before every text (Llama 3: <|begin_of_text|>; GLM-4:
+ * [gMASK] and <sop>). encode does not; data and prompts do.
  */
-int32_t spw_tokenizer_begin(const spw_tokenizer *t);
+enum { SPW_BEGIN_MAX = 4 };
+typedef struct spw_begin {
+    uint32_t count; /* 0: none */
+    int32_t ids[SPW_BEGIN_MAX];
+} spw_begin;
+spw_begin spw_tokenizer_begin(const spw_tokenizer *t);
+spw_status spw_tokens_push_begin(spw_tokens *tokens, const spw_begin *begin, spw_error *err);
 
 #ifdef __cplusplus
 }

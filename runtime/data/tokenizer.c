@@ -115,7 +115,7 @@ spw_tokenizer_open(spw_tokenizer **out, const char *path, spw_error *err)
     if (t == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "tokenizer");
     pthread_mutex_init(&t->lock, NULL);
-    t->end = t->begin = -1;
+    t->end = -1;
     t->memory = pcre2_general_context_create(pcre_take, pcre_give, NULL);
     if (t->memory == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "tokenizer");
@@ -192,6 +192,14 @@ encode_plain(const tok_run *r, const char *text, uint64_t bytes)
         done = m.end;
     }
     return done < bytes ? spw__tok_split(r, text + done, bytes - done) : SPW_OK;
+}
+
+spw_status
+spw_tokens_push_begin(spw_tokens *tokens, const spw_begin *begin, spw_error *err)
+{
+    for (uint32_t i = 0; i < begin->count; i++)
+        SPW_TRY(spw_tokens_push(tokens, begin->ids[i], err));
+    return SPW_OK;
 }
 
 static spw_status
@@ -363,7 +371,7 @@ spw_tokenizer_end(const spw_tokenizer *t)
     return t->end;
 }
 
-int32_t
+spw_begin
 spw_tokenizer_begin(const spw_tokenizer *t)
 {
     return t->begin;

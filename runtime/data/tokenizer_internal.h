@@ -103,7 +103,8 @@ struct spw_tokenizer {
     tok_pattern patterns[TOK_PATTERNS_MAX];
     uint32_t pattern_count;
     pcre2_general_context *memory;
-    int32_t end, begin;
+    int32_t end;
+    spw_begin begin;
     uint64_t key; /* of the files' bytes */
     /* Under lock. */
     pthread_mutex_t lock;

@@ -182,7 +182,7 @@ read_pre_tokenizer(spw_tokenizer *t, const json_t *v, const char *path, const ch
     return SPW_OK;
 }
 
-/* "single": special tokens around the text. One before it is kept for spw_tokenizer_begin(). */
+/* "single": special tokens around the text. Those before it are kept for spw_tokenizer_begin(). */
 static spw_status
 read_template(spw_tokenizer *t, const json_t *v, const char *path, const char *field, spw_error *err)
 {
@@ -206,13 +206,13 @@ read_template(spw_tokenizer *t, const json_t *v, const char *path, const char *f
             (uint64_t)json_integer_value(id) >= t->vocab)
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.single[%zu] is neither a text nor a token of the vocabulary",
                              path, field, i);
-        if (text_seen || t->begin >= 0)
+        if (text_seen || t->begin.count == SPW_BEGIN_MAX)
             return SPW_RAISE(
                 err, SPW_EUNSUPPORTED,
-                "%s: %s.single[%zu]: %s: only one token before the text is supported, and none behind it; a copy "
+                "%s: %s.single[%zu]: %s: up to %d tokens before the text are supported, and none behind it; a copy "
                 "of this file whose post_processor is null leaves all of them out",
-                path, field, i, json_string_value(name));
-        t->begin = (int32_t)json_integer_value(id);
+                path, field, i, json_string_value(name), SPW_BEGIN_MAX);
+        t->begin.ids[t->begin.count++] = (int32_t)json_integer_value(id);
     }
     return SPW_OK;
 }
@@ -461,9 +461,9 @@ choose_begin(spw_tokenizer *t, const json_t *config)
         if (strncmp(name, classes[i].name, n) != 0 || (name[n] != '\0' && strcmp(name + n, "Fast") != 0))
             continue;
         if (!(json_is_boolean(add) ? json_is_true(add) : classes[i].adds))
-            t->begin = -1;
+            t->begin.count = 0;
         else if (found >= 0)
-            t->begin = found;
+            t->begin = (spw_begin){1, {found}};
     }
 }
 
