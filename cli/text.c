@@ -4,22 +4,31 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Whether the tokenizer at path made the tokens that the checkpoint was trained on. */
+static const char tokenizer_sign[] = "tokenizer "; /* how what a tokenizer made begins */
+
+/* Whether the tokenizer made the tokens that the checkpoint was trained on. */
 static bool
-has_made(const char *path, const spw_weights *w)
+has_made(const spw_tokenizer *t, const spw_weights *w)
 {
-    spw_data_options o = {.encode_key = 0};
-    spw_error ignored = {0};
-    spw_tokenizer *t;
+    spw_data_options o = {.encode_key = spw_tokenizer_key(t)};
     char text[64];
-    if (spw_tokenizer_open(&t, path, &ignored) != SPW_OK)
-        return false;
-    o.encode_key = spw_tokenizer_key(t);
     if (w->config.data.begin_of_text)
         o.begin_of_text = spw_tokenizer_begin(t);
-    spw_tokenizer_close(t);
-    snprintf(text, sizeof text, "tokenizer %016llx", (unsigned long long)spw_data_encode_key(&o));
+    snprintf(text, sizeof text, "%s%016llx", tokenizer_sign, (unsigned long long)spw_data_encode_key(&o));
     return strncmp(w->encoder, text, strlen(text)) == 0;
+}
+
+static bool
+made_by(const char *path, const spw_weights *w)
+{
+    spw_error ignored = {0};
+    spw_tokenizer *t;
+    bool has;
+    if (spw_tokenizer_open(&t, path, &ignored) != SPW_OK)
+        return false;
+    has = has_made(t, w);
+    spw_tokenizer_close(t);
+    return has;
 }
 
 bool
@@ -28,7 +37,7 @@ cli_text_find(char *out, const spw_weights *w, const char *asked)
     bool is_named = w->is_checkpoint && strcmp(w->config.data.tokenizer, "auto") != 0;
     const char *path = asked, *said = is_named ? spw_config_tokenizer(&w->config) : NULL;
     bool is_bytes = asked == NULL && is_named && said == NULL;
-    if (path == NULL && said != NULL && said[0] == '/' && has_made(said, w))
+    if (path == NULL && said != NULL && said[0] == '/' && made_by(said, w))
         path = said; /* older checkpoints hold the model's, whatever was said */
     if (path == NULL && !is_bytes &&
         (spw_dir_has(w->path, "tokenizer.json") ||
@@ -56,6 +65,12 @@ cli_text_open(cli_text *t, const spw_weights *w, const char *asked, spw_error *e
     if (w->config.data.begin_of_text) /* as it was trained */
         t->begin = spw_tokenizer_begin(t->tokenizer);
     t->end = spw_tokenizer_end(t->tokenizer);
+    if (strncmp(w->encoder, tokenizer_sign, strlen(tokenizer_sign)) == 0 && !has_made(t->tokenizer, w))
+        fprintf(stderr,
+                "spillway: warning: the tokenizer of %s is not the one that made what %s was trained on: its tokens "
+                "may mean "
+                "others to the model\n",
+                path, w->path);
     if (spw_tokenizer_vocab_own(t->tokenizer) > t->vocab) {
         spw_status st = SPW_RAISE(
             err, SPW_EINVAL, "the tokenizer of %s has tokens up to %llu, the model a vocabulary of %llu, from 0", path,

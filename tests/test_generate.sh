@@ -178,6 +178,11 @@ expect 1 "prompt 2: token 1201 is outside the vocabulary of 1201" "which no prom
 check "eval takes it" run eval "$dir/words2" --data "$dir/data/text"
 check "plan too" run plan "$dir/w2.json"
 check "and train" run train "$dir/w2.json" --set spillway.checkpoint_dir="$dir/words3" --quiet
+other="is not the one that made what"
+check "its checkpoint has that tokenizer" run generate "$dir/words3" --prompt "line 7" --tokens 2
+check "of which nothing is to be said" test ! -s "$dir/err"
+check "another one is taken" run generate "$dir/words3" --prompt "line 7" --tokens 2 --tokenizer tests/vectors/tok_gpt2.json
+check "with a warning" grep -qF -- "$other $dir/words3" "$dir/err"
 { cat "$dir/data/text"; echo "an <image>"; } >"$dir/data/image"
 expect 1 "token 1201 is outside the vocabulary of 1201" "but not in the data" train "$dir/w2.json" --set data.path="$dir/data/image" \
     --set spillway.checkpoint_dir="$dir/words3"
