@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -234,7 +235,8 @@ prompt_main(void *arg)
     uint64_t *slice = arg;
     int nice_before, nice_after;
     bool raised;
-    assert_int_equal(setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 3), 0); /* of this thread */
+    assert_int_equal(setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 19),
+                     0); /* this thread's; the lowest, which all may take */
     slice[0] = slice_of_this_thread(&nice_before);
     raised = spw_thread_be_prompt();
     slice[1] = slice_of_this_thread(&nice_after);
@@ -258,37 +260,56 @@ test_prompt(void **state)
     assert_int_equal(slice[1], 100000);
 }
 
-/* Two threads on one processor: each is ready about half of the time without having it. */
+typedef struct contender {
+    pthread_barrier_t *both;
+    const cpu_set_t *here;
+    uint64_t delay_ns; /* ready without a processor; UINT64_MAX: nobody counts it */
+} contender;
+
+static uint64_t
+own_processor_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 static void *
 delay_main(void *arg)
 {
-    uint64_t end = spw_now_ns() + 100000000, *delay = arg, before;
-    (void)sched_setaffinity(0, sizeof(cpu_set_t), (const cpu_set_t *)(uintptr_t)delay[1]);
-    before = spw_thread_run_delay_ns();
-    while (spw_now_ns() < end) {
+    contender *c = arg;
+    uint64_t before = spw_thread_run_delay_ns(), end;
+    (void)sched_setaffinity(0, sizeof *c->here, c->here);
+    (void)pthread_barrier_wait(c->both);
+    end = own_processor_ns() + 100000000;
+    while (own_processor_ns() < end) {
     }
-    delay[0] = before == UINT64_MAX ? UINT64_MAX : spw_thread_run_delay_ns() - before;
+    c->delay_ns = before == UINT64_MAX ? UINT64_MAX : spw_thread_run_delay_ns() - before;
     return NULL;
 }
 
+/* Two threads want 100 ms of one processor each: one is ready meanwhile without having it, however slow the machine. */
 static void
 test_run_delay(void **state)
 {
-    uint64_t delays[2][2] = {{0}};
+    pthread_barrier_t both;
+    contender two[2];
     cpu_set_t here;
     pthread_t threads[2];
     (void)state;
     CPU_ZERO(&here);
     CPU_SET((size_t)sched_getcpu(), &here);
+    assert_int_equal(pthread_barrier_init(&both, NULL, 2), 0);
     for (int i = 0; i < 2; i++) {
-        delays[i][1] = (uint64_t)(uintptr_t)&here;
-        assert_int_equal(pthread_create(&threads[i], NULL, delay_main, delays[i]), 0);
+        two[i] = (contender){.both = &both, .here = &here};
+        assert_int_equal(pthread_create(&threads[i], NULL, delay_main, &two[i]), 0);
     }
     for (int i = 0; i < 2; i++)
         assert_int_equal(pthread_join(threads[i], NULL), 0);
-    if (delays[0][0] == UINT64_MAX)
+    pthread_barrier_destroy(&both);
+    if (two[0].delay_ns == UINT64_MAX)
         skip(); /* a kernel that keeps no account of it */
-    assert_true(delays[0][0] + delays[1][0] > 50000000);
+    assert_true(two[0].delay_ns + two[1].delay_ns > 50000000);
 }
 
 /* Pieces of a memory against a map of its bytes: each lies in the lowest gap, and what is refused fits nowhere. */
