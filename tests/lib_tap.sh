@@ -1,4 +1,6 @@
 # Sourced by tests in shell: what they report in TAP, and how they run the program $spw. What it says is in $dir/out and $dir/err.
+# Tokens and rates are kept below it too: nobody's own cache is read or filled.
+export XDG_CACHE_HOME=$dir/cache
 n=0
 ok() { n=$((n + 1)); echo "ok $n - $1"; }
 bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 40; }

@@ -7,7 +7,6 @@ spw=$build/spillway
 export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-chat-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
-export XDG_CACHE_HOME=$dir/cache
 . tests/lib_tap.sh
 said() { grep -qF -- "$1" "$dir/err"; }
 python3 - "$dir" <<'PY'

@@ -8,7 +8,6 @@ spw=$build/spillway
 export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-data-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
-export XDG_CACHE_HOME=$dir/cache
 . tests/lib_tap.sh
 small=(--set model.n_embd=64 --set model.n_layer=2 --set model.n_head=4 --set data.seq_length=32 --set data.format=auto
     --set train_micro_batch_size_per_gpu=2 --set spillway.steps=5 --set spillway.eval_interval=5 --set spillway.chunk_elems=16384

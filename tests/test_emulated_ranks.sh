@@ -11,7 +11,7 @@ case $build in *asan | *tsan) echo "1..1"; echo "ok 1 - emulated ranks # SKIP mi
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-emur-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 before=$(ls /dev/shm/spw-nccl-* 2>/dev/null)
-export OPENBLAS_NUM_THREADS=1 XDG_CACHE_HOME=$dir/cache SPW_CUDA_PLUGIN=$(realpath "$build/emulated/spillway-cuda.so") SPW_CUDA_COMPUTE=fp32
+export OPENBLAS_NUM_THREADS=1 SPW_CUDA_PLUGIN=$(realpath "$build/emulated/spillway-cuda.so") SPW_CUDA_COMPUTE=fp32
 export SPW_NCCL=$(realpath "$build/emulated/libnccl.so.2")
 mkdir "$dir/swap"
 awk 'BEGIN { for (i = 0; i < 2000; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"

@@ -11,7 +11,7 @@ case $build in *asan | *tsan) echo "1..1"; echo "ok 1 - emulated training # SKIP
 plugin=$(realpath "$build/emulated/spillway-cuda.so")
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-emu-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
-export OPENBLAS_NUM_THREADS=1 XDG_CACHE_HOME=$dir/cache
+export OPENBLAS_NUM_THREADS=1
 export SPW_EMULATE_GUARD=1 # the host has no way to device memory, as with a GPU
 mkdir "$dir/swap"
 awk 'BEGIN { for (i = 0; i < 2000; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"

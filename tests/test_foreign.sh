@@ -6,7 +6,6 @@ spw=${SPW_BUILD:-build/release}/spillway
 export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-foreign-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
-export XDG_CACHE_HOME=$dir/cache
 . tests/lib_tap.sh
 run() { timeout -s KILL 300 "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
 said() { grep -qF -- "$1" "$dir/err" "$dir/out"; }

@@ -6,7 +6,6 @@ build=${SPW_BUILD:-build/release}
 spw=$build/spillway
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-generate-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
-export XDG_CACHE_HOME=$dir/cache
 . tests/lib_tap.sh
 same() { cmp -s "$dir/$1" "$dir/out"; }
 said() { grep -qF -- "$1" "$dir/err" && [ ! -s "$dir/out" ]; } # and nothing but the message

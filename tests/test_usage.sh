@@ -11,7 +11,6 @@ dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-usage-XXXXXX")
 mounted=""
 cleanup() { [ -n "$mounted" ] && umount -l "$mounted"; rm -rf "$dir"; }
 trap cleanup EXIT
-export XDG_CACHE_HOME=$dir/cache
 . tests/lib_tap.sh
 nothing_left() { [ -z "$(ls -A "$dir/swap")" ]; }
 # comes COMMAND...: within 20 s it is true.
