@@ -21,6 +21,11 @@ expect() {
         bad "$expected"
     fi
 }
+# comes COMMAND...: it is true within two minutes, which is long for any machine.
+comes() {
+    local until=$((SECONDS + 120))
+    until "$@"; do [ $SECONDS -lt $until ] && sleep 0.05 || return 1; done
+}
 # pids TEXT [RANK]: processes of the program that have TEXT in an argument, and are that rank, the oldest first.
 pids() {
     local at

@@ -28,7 +28,7 @@ lane() {
         t0=$(date +%s)
         case $path in *.sh) set -- bash "$path" ;; *) set -- "$path" ;; esac
         [ -n "$python" ] || ! grep -qI python3 "$path" || set -- sh -c 'echo "no python3"; exit 77'
-        timeout 900 "$@" >"$out/$k.log" 2>&1 </dev/null &
+        timeout 2700 "$@" >"$out/$k.log" 2>&1 </dev/null &
         child=$!
         wait $child
         echo "$? $(($(date +%s) - t0))" >"$out/$k.rc" && mv "$out/$k.rc" "$out/$k.done"

@@ -9,7 +9,7 @@ dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-ranks-XXXXXX")
 cleanup() { chmod -R u+w "$dir"; rm -rf "$dir"; }
 trap cleanup EXIT
 . tests/lib_tap.sh
-train() { timeout -s KILL 120 "$spw" train "$dir/tiny.json" --quiet "$@" >"$dir/out" 2>"$dir/err"; }
+train() { timeout -s KILL 400 "$spw" train "$dir/tiny.json" --quiet "$@" >"$dir/out" 2>"$dir/err"; }
 says() { grep -qF -- "$1" "$dir/err" || { echo "# not said: $1"; return 1; }; }
 mkdir "$dir/swap"
 awk 'BEGIN { for (i = 0; i < 1500; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"
@@ -83,7 +83,7 @@ check "become tokens once" test "$(grep -c 'making tokens of' "$dir/err")" -eq 1
 
 # A rank that does not fit: all end with 3, whoever ends first.
 by_hand() { # rank, its options
-    RANK=$1 LOCAL_RANK=$1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout -s KILL 120 \
+    RANK=$1 LOCAL_RANK=$1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout -s KILL 400 \
         "$spw" train "$dir/tiny.json" --quiet "${@:2}" >"$dir/out$1" 2>"$dir/err$1"
 }
 port=$((30000 + $$ % 2700)) # below those that the kernel gives to connections, above those of other tests
@@ -233,39 +233,39 @@ check "-n in a shell of srun's" env PMIX_RANK=0 PMI_RANK=0 SPW_MPI_PLUGIN=/nowhe
 check "one rank there" env PMI_RANK=0 PMI_SIZE=1 SPW_MPI_PLUGIN=/nowhere "$spw" train "$dir/tiny.json" --quiet --set spillway.steps=1
 
 # One of them dies, or fails: all end, and say what happened.
+fifth_step() { grep -q '"step":5,' "$dir/log" 2>/dev/null; }
 rm -f "$dir/log"
 train -n 3 --set spillway.steps=100000 --set spillway.checkpoint_dir="$dir/k" --set spillway.checkpoint_interval=1 --set spillway.keep_last=2 &
 main=$!
-for i in $(seq 200); do
-    sleep 0.05
-    grep -q '"step":5,' "$dir/log" 2>/dev/null && break
-done
+comes fifth_step
 victim=$(pids "$dir/tiny.json" 1 | head -n 1)
 check "ranks are there to be killed" test -n "$victim"
 begin=$(date +%s)
 kill -9 "$victim"
 wait $main
 check "after a kill the run fails" test $? -ne 0
-check "soon" test $(($(date +%s) - begin)) -le 10
+check "soon" test $(($(date +%s) - begin)) -le 60 # and not when train is killed
 check "the launcher names the signal" says "rank 1 was ended by signal 9"
 check "rank 0 says who is missing" sh -c "grep -E 'spillway: rank 0: .*rank 1' '$dir/err' | grep -qE 'ended|gone|died'"
 check "rank 2 too" sh -c "grep -E 'spillway: rank 2: .*rank 1' '$dir/err' | grep -qE 'ended|gone|died'"
 check "the next run clears what it left" train -n 2 --set spillway.steps=1
 check "in the swap folder" nothing_left
 
-# What it had saved is whole, and goes on as a run does that nobody disturbed.
+# What it had saved is whole, and goes on as a run of as many ranks does that nobody disturbed: to the last digit, because it
+# may be of hundreds of steps, after which the rounding of other sums shows.
 loss_of() { sed -n "s/.*\"step\":$1,\"loss\":\([0-9.e+-]*\),.*/\1/p" "$dir/log" | tail -n 1; }
 saved=$(ls "$dir/k" | sed -n 's/^step-\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
 end=$((${saved:-0} + 2))
 check "the killed run left a checkpoint" test -n "$saved"
 check "which is whole" sh -c "$spw inspect $dir/k/step-$saved --digest >$dir/out 2>$dir/err"
 rm -f "$dir/log"
-check "undisturbed" train --set spillway.steps=$end --set spillway.eval_interval=0
+check "undisturbed" train -n 3 --set spillway.steps=$saved --set spillway.eval_interval=0 --set spillway.checkpoint_dir="$dir/u"
+check "and resumed" train -n 2 --set spillway.steps=$end --set spillway.eval_interval=0 --resume "$dir/u"
 want=$(loss_of $end)
 rm -f "$dir/log"
 check "the killed run is resumed on 2 ranks" train -n 2 --set spillway.steps=$end --set spillway.eval_interval=0 --resume "$dir/k"
 got=$(loss_of $end)
-check "and gets to the same loss ($want, $got)" awk -v a="$want" -v b="$got" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(a > 0 && b > 0 && d <= 1e-5 * a) }'
+check "and gets to the same loss ($want, $got)" test -n "$want" -a "$want" = "$got"
 
 train -n 3 --set spillway.steps=1 --set zero_optimization='{"stage":2,"cpu_offload":true}'
 check "what the configuration is warned of is said once" test "$(grep -c 'cpu_offload is deprecated' "$dir/err")" = 1
@@ -274,10 +274,7 @@ for sig in INT USR1; do
     rm -f "$dir/log"
     train -n 3 --set spillway.steps=100000 &
     main=$!
-    for i in $(seq 200); do
-        sleep 0.05
-        grep -q '"step":5,' "$dir/log" 2>/dev/null && break
-    done
+    comes fifth_step
     kill -$sig $(pids "$dir/tiny.json" | head -n 1)
     wait $main
     check "SIG$sig ends all ranks after the same step, with 4" test $? -eq 4
@@ -291,7 +288,7 @@ for i in 01 02 03 04 05 06 07 08 09 10 11 12; do
     kill -TERM $!
     wait $!
 done
-check "SIGTERM at the start ends all ranks at once" test $(($(date +%s) - begin)) -le 60
+check "SIGTERM at the start ends all ranks at once" test $(($(date +%s) - begin)) -le 300
 check "the next run clears what they left" train -n 2 --set spillway.steps=1
 check "all of it" nothing_left
 echo "1..$n"

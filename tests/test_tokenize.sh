@@ -184,7 +184,8 @@ yes "some words about water, and a number: 12345" | head -c 150000000 >"$dir/muc
 rm -f "$dir/out.bin"
 "$spw" tokenize "$dir/much.txt" "${to[@]}" --threads 1 >"$dir/out" 2>"$dir/err" &
 pid=$!
-for _ in $(seq 100); do [ -n "$(find "$dir" -name '*.tmp-*')" ] && break; sleep 0.05; done
+writing() { [ -n "$(find "$dir" -name '*.tmp-*')" ]; }
+comes writing
 kill -INT $pid
 wait $pid
 check "Ctrl-C says that nothing was written" test $? -eq 1 -a -n "$(grep stopped "$dir/err")"
