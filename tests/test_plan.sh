@@ -96,7 +96,8 @@ check "everything" json 'p["rates"]["measured"] == 4'
 echo '{"spillway_rates": 1, "entr' >"$rates"
 check "a damaged cache is no error" run plan "$c" --json
 check "it is measured again" json 'p["rates"]["measured"] == 4'
-check "with one line" test "$(grep -c "$rates" "$dir/err")" -eq 1 -a "$(wc -l <"$dir/err")" -eq 1
+# Who may lock little memory is told that besides.
+check "with one line" test "$(grep -c "$rates" "$dir/err")" -eq 1 -a "$(grep -vc 'io_uring did not register' "$dir/err")" -eq 1
 check "and mended" python3 -m json.tool "$rates" "$dir/mended"
 sed -i 's/"time": [0-9]*/"time": 1000000000/' "$rates"
 check "old rates" run plan "$c" --json
