@@ -901,8 +901,11 @@ test_destroy_in_flight(void **state)
     free(reqs);
 }
 
+enum { HELD_BACK_NS = 200000000 };
+
 typedef struct other_file {
     const spw_aio_file *shortened;
+    uint64_t delay_ns;
     unsigned times;
 } other_file;
 
@@ -913,10 +916,43 @@ fault_late(void *ctx, const spw_aio_request *req, uint64_t offset, uint64_t byte
 {
     other_file *o = ctx;
     (void)offset;
-    *delay_ns = 200000000;
+    *delay_ns = o->delay_ns;
     if (req->file == o->shortened && o->times++ == 0)
         *done_bytes = bytes / 2;
     return 0;
+}
+
+/* False if the machine stood still and nothing was held back any more when the file was to be closed. */
+static bool
+close_spares_others(world *w, uint64_t delay_ns)
+{
+    enum { BYTES = 16 * KIB };
+    spw_aio *aio = aio_test_open(w, BYTES, 4);
+    spw_aio_file *closed = aio_test_file_open(aio, w, "closed", 0), *kept = aio_test_file_open(aio, w, "kept", 0);
+    unsigned char *buf = aio_test_buffer_new(2 * BYTES), *back = aio_test_buffer_new(BYTES);
+    other_file o = {.shortened = kept, .delay_ns = delay_ns};
+    spw_aio_request gone = {.op = SPW_AIO_WRITE, .file = closed, .buf = buf, .bytes = BYTES};
+    spw_aio_request stays = {.op = SPW_AIO_WRITE, .file = kept, .buf = buf + BYTES, .bytes = BYTES};
+    bool held;
+    aio_test_pattern_fill(buf, 2 * BYTES, 3);
+    spw_test_aio_fault(aio, fault_late, &o);
+    aio_test_submit(aio, &gone);
+    aio_test_submit(aio, &stays);
+    held = spw_aio_poll(aio) == NULL;
+    spw_sleep_ns(20000000); /* both have moved, and are held back */
+    held = spw_aio_poll(aio) == NULL && held;
+    if (held) {
+        spw_aio_file_close(closed);
+        assert_ptr_equal(spw_aio_wait(aio, AIO_TEST_LONG_NS), &stays);
+        assert_int_equal(stays.status, SPW_OK);
+        assert_int_equal(o.times, 2);
+        assert_int_equal(aio_test_transfer(aio, kept, SPW_AIO_READ, back, BYTES, 0), SPW_OK);
+        assert_memory_equal(back, buf + BYTES, BYTES);
+    }
+    spw_aio_destroy(aio);
+    free(buf);
+    free(back);
+    return held;
 }
 
 static void
@@ -924,29 +960,11 @@ test_close_spares_others(void **state)
 {
     /* Shows that closing a file while another one's transfer has to be resumed does not cancel that one. */
     world *w = aio_test_world_or_skip(state);
-    enum { BYTES = 16 * KIB };
-    spw_aio *aio = aio_test_open(w, BYTES, 4);
-    spw_aio_file *closed = aio_test_file_open(aio, w, "closed", 0), *kept = aio_test_file_open(aio, w, "kept", 0);
-    unsigned char *buf = aio_test_buffer_new(2 * BYTES), *back = aio_test_buffer_new(BYTES);
-    other_file o = {.shortened = kept};
-    spw_aio_request gone = {.op = SPW_AIO_WRITE, .file = closed, .buf = buf, .bytes = BYTES};
-    spw_aio_request stays = {.op = SPW_AIO_WRITE, .file = kept, .buf = buf + BYTES, .bytes = BYTES};
-    aio_test_pattern_fill(buf, 2 * BYTES, 3);
-    spw_test_aio_fault(aio, fault_late, &o);
-    aio_test_submit(aio, &gone);
-    aio_test_submit(aio, &stays);
-    assert_null(spw_aio_poll(aio));
-    spw_sleep_ns(20000000); /* both have moved, and are held back */
-    assert_null(spw_aio_poll(aio));
-    spw_aio_file_close(closed);
-    assert_ptr_equal(spw_aio_wait(aio, AIO_TEST_LONG_NS), &stays);
-    assert_int_equal(stays.status, SPW_OK);
-    assert_int_equal(o.times, 2);
-    assert_int_equal(aio_test_transfer(aio, kept, SPW_AIO_READ, back, BYTES, 0), SPW_OK);
-    assert_memory_equal(back, buf + BYTES, BYTES);
-    spw_aio_destroy(aio);
-    free(buf);
-    free(back);
+    uint64_t delay_ns = HELD_BACK_NS;
+    while (!close_spares_others(w, delay_ns)) {
+        delay_ns *= 4;
+        assert_true(delay_ns < 5000000000);
+    }
 }
 
 static void
@@ -959,7 +977,7 @@ test_close_before_the_rest(void **state)
     for (int whole = 0; whole < 2; whole++) {
         spw_aio *aio = aio_test_open(w, 4096, 1);
         spw_aio_file *file = aio_test_file_open(aio, w, "data", 0);
-        other_file o = {0};
+        other_file o = {.delay_ns = HELD_BACK_NS};
         spw_aio_request req = {.op = SPW_AIO_WRITE, .file = file, .buf = buf, .bytes = BYTES};
         spw_test_aio_fault(aio, fault_late, &o);
         aio_test_submit(aio, &req);
