@@ -9,6 +9,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#define BLAS_THREADS "OPENBLAS_NUM_THREADS"
+
 static const char usage[] =
     "spillway trains models that do not fit: state streams from host memory and NVMe.\n"
     "\n"
@@ -490,6 +492,27 @@ allow_open_files(void)
     files.rlim_cur = files.rlim_max;
     (void)setrlimit(RLIMIT_NOFILE, &files); /* a refusal leaves what was */
 }
+
+/*
+ * OpenBLAS makes a thread for each CPU while it is loaded, though products here are on threads of ours, and each maps 128 MiB. Under a limit
+ * on mappings they are refused for ever, and exit() waits for them, or OpenBLAS ends the program. So it begins again and tells it of one:
+ * before any library begins, and before libc has taken the environment.
+ */
+static void
+begin_without_blas_threads(int argc, char **argv, char **envp)
+{
+    static const int kinds[] = {RLIMIT_AS, RLIMIT_DATA};
+    struct rlimit most;
+    bool limited = false;
+    (void)argc;
+    environ = envp;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        limited = limited || (getrlimit(kinds[i], &most) == 0 && most.rlim_cur != RLIM_INFINITY);
+    if (limited && getenv(BLAS_THREADS) == NULL && setenv(BLAS_THREADS, "1", 0) == 0)
+        (void)execv("/proc/self/exe", argv); /* a refusal leaves what was */
+}
+__attribute__((section(".preinit_array"), used)) static void (*const first)(int, char **,
+                                                                            char **) = begin_without_blas_threads;
 
 int
 main(int argc, char **argv)

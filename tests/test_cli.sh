@@ -397,6 +397,9 @@ case $build in
 *)
     little() { (ulimit -v 300000 && timeout -s KILL 60 "$spw" train "$c" >"$dir/out" 2>"$dir/err"); test $? -eq 3 && grep -q 'ulimit -v' "$dir/err"; }
     check "address space too small for what threads map is exit 3" little
+    least() { (ulimit "-$1" "$2" && timeout -s KILL 20 "$spw" --version >"$dir/out" 2>"$dir/err"); }
+    check "where OpenBLAS's own threads would find no memory it begins without them (ulimit -v)" least v 150000
+    check "and ends (ulimit -d)" least d 40000
     free_kib=$(df -k --output=avail "$dir" | tail -n 1)
     if [ "$free_kib" -lt 4000000 ]; then n=$((n + 1)); echo "ok $n - large model # SKIP less than 4 GB of disk"; else
         large="--set model={\"model_type\":\"gpt2\",\"vocab_size\":50304,\"n_positions\":64,\"n_embd\":768,\"n_layer\":12,\"n_head\":12}"
