@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 enum { OVERRIDES_MAX = 256, LIST_MAX = 16 };
@@ -380,6 +381,30 @@ add_rope(spw_plan *p, const spw_config *c)
     snprintf(d->reason, sizeof d->reason, "%s", reason);
 }
 
+/* Of all swap folders of a file system, and all ranks here, once. What a killed run left there is removed by the next one, which is not foreseen. */
+static void
+warn_of_swap_room(const spw_plan *p, uint32_t path_idx)
+{
+    char a[32], b[32];
+    struct stat here, other;
+    struct statvfs fs;
+    uint64_t need = 0, room;
+    if (stat(p->paths[path_idx], &here) != 0 || statvfs(p->paths[path_idx], &fs) != 0 || fs.f_blocks == 0)
+        return;
+    for (uint32_t i = 0; i < p->path_count; i++) {
+        bool same = stat(p->paths[i], &other) == 0 && other.st_dev == here.st_dev;
+        if (same && i < path_idx)
+            return;
+        need += same ? p->path_bytes[i] * (p->path_ranks[i] > 0 ? p->path_ranks[i] : 1) : 0;
+    }
+    room = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if (need > room)
+        fprintf(stderr,
+                "spillway: warning: train will not start here unless room is made: swap takes %s of the disk of %s, "
+                "which has %s free\n",
+                spw_format_bytes(a, sizeof a, need), p->paths[path_idx], spw_format_bytes(b, sizeof b, room));
+}
+
 /* A plan may be for another machine; here is where it would be refused: a folder in which nothing is to lie is not looked at. */
 static void
 warn_of_folders(const spw_config *c, const spw_plan *p)
@@ -393,6 +418,8 @@ warn_of_folders(const spw_config *c, const spw_plan *p)
                                                                   : NULL;
         if (why != NULL && p->path_bytes[i] > 0)
             fprintf(stderr, "spillway: warning: train will not start here: folder %s: %s\n", p->paths[i], why);
+        else
+            warn_of_swap_room(p, i);
     }
     if (c->run.checkpoint_dir[0] != '\0' &&
         cli_check_folder("spillway.checkpoint_dir", c->run.checkpoint_dir, &err) != SPW_OK)

@@ -324,6 +324,8 @@ if mount -t tmpfs -o size=2m tmpfs "$dir/small" 2>/dev/null; then
     mounted=$dir/small
     expect 1 "free" "a full nvme_path names needed and free bytes" train "$c" --set "zero_optimization.offload_param.nvme_path=$dir/small" --set "zero_optimization.offload_optimizer.nvme_path=$dir/small"
     check "and is left clean" test -z "$(ls -A "$dir/small")"
+    check "plan shows it too" run plan "$c" --no-measure --set "zero_optimization.offload_param.nvme_path=$dir/small" --set "zero_optimization.offload_optimizer.nvme_path=$dir/small"
+    check "and says what is lacking" grep -q "unless room is made: swap takes .* of the disk of $dir/small, which has 2.00 MiB free" "$dir/err"
     expect 1 "swap space in $dir/small" "a full second path is named" train "$c" $(both "[{\"path\":\"$dir/swap\",\"weight\":0.001},\"$dir/small\"]")
     check "alone" names_only "$dir/small" "$dir/swap"
     check "and both are left clean" test -z "$(ls -A "$dir/small")$(ls -A "$dir/swap")"
