@@ -154,7 +154,8 @@ threads_create(void **out, const spw_aio_options *options, int wake_fd, spw_erro
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (rc != 0) {
-        st = SPW_RAISE_SYS(err, rc, "start aio thread %u of %u", b->thread_count + 1, options->thread_count);
+        st = SPW_RAISE_SYS(err, rc, "start of aio thread %u of %u " SPW_THREAD_LIMITS, b->thread_count + 1,
+                           options->thread_count);
         goto fail;
     }
     *out = b;

@@ -144,7 +144,7 @@ build(spw_act *a, spw_error *err)
     SPW_TRY(spw_gpu_queue_create(&a->h2d, cfg->gpu, SPW_QUEUE_H2D, err));
     rc = pthread_create(&a->driver, NULL, spw__act_driver, a);
     if (rc != 0)
-        return SPW_RAISE_SYS(err, rc, "start of the activations' thread");
+        return SPW_RAISE_SYS(err, rc, "start of the activations' thread " SPW_THREAD_LIMITS);
     a->driver_started = true;
     return SPW_OK;
 }

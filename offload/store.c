@@ -86,7 +86,7 @@ start_workers(spw_store *s, uint32_t worker_count, spw_error *err)
         uint32_t i = s->worker_started;
         int rc = pthread_create(&s->workers[i], NULL, spw__store_worker_main, s);
         if (rc != 0) {
-            st = SPW_RAISE_SYS(err, rc, "start of optimizer thread %u", i + 1);
+            st = SPW_RAISE_SYS(err, rc, "start of optimizer thread %u " SPW_THREAD_LIMITS, i + 1);
         } else {
             spw_seat_apply(&seats[i], s->workers[i]);
             s->worker_started++;
@@ -151,7 +151,7 @@ build(spw_store *s, spw_error *err)
     {
         int rc = pthread_create(&s->mover, NULL, spw__store_mover_main, s);
         if (rc != 0)
-            return SPW_RAISE_SYS(err, rc, "start of the mover thread");
+            return SPW_RAISE_SYS(err, rc, "start of the mover thread " SPW_THREAD_LIMITS);
         s->mover_started = true;
     }
     return SPW_OK;

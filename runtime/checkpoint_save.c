@@ -503,7 +503,7 @@ start_work(spw_checkpoint_job *job, spw_error *err)
         (void)pthread_setname_np(job->thread, "spw-save");
     return job->threaded || spw__engine_world(job->e) == 1
                ? SPW_OK
-               : SPW_RAISE_SYS(err, rc, "start of the thread that saves (limits: ulimit -u, pids.max)");
+               : SPW_RAISE_SYS(err, rc, "start of the thread that saves " SPW_THREAD_LIMITS);
 }
 
 /* The first rank makes the files, the others open them, and all of them know whether all of them could. */

@@ -536,10 +536,10 @@ open_ranks(spw_ranks *r, spw_error *err)
     SPW_TRY(spw__ranks_open_channels(&r->channels, r->comm, &e->zeropp, e->config.run.comm_timeout, err));
     SPW_TRY(spw__wire_open(&r->wire, e, &r->channels, e->wire_memory, err));
     if ((rc = pthread_create(&r->gather.thread, NULL, gather_main, r)) != 0)
-        return SPW_RAISE_SYS(err, rc, "start of the gather thread");
+        return SPW_RAISE_SYS(err, rc, "start of the gather thread " SPW_THREAD_LIMITS);
     r->gather.started = true;
     if ((rc = pthread_create(&r->reduce.thread, NULL, reduce_main, r)) != 0)
-        return SPW_RAISE_SYS(err, rc, "start of the reduce thread");
+        return SPW_RAISE_SYS(err, rc, "start of the reduce thread " SPW_THREAD_LIMITS);
     r->reduce.started = true;
     return SPW_OK;
 }

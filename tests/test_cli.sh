@@ -365,6 +365,14 @@ if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
     nobody train "$c" --set "data.path=$dir/secret.txt" --set spillway.checkpoint_dir=
     code=$?
     check "unreadable data is named" test $code -eq 1 -a -n "$(grep "$dir/secret.txt.*Permission" "$dir/err")"
+    # Each thread in turn is the first that the user may not have.
+    chmod 777 "$dir/swap"
+    threads() { (ulimit -u "$1" && exec setpriv --reuid=64321 --regid=64321 --clear-groups "$dir/spw-copy" train "$c" --set spillway.checkpoint_dir= --set spillway.run_log= >"$dir/out" 2>"$dir/err"); }
+    for few in 2 3 4 5 6 7 8 9 10 11 12 13 14; do
+        threads $few && break
+        grep -q "^spillway: start of .* (limits: ulimit -v, ulimit -u, pids.max)" "$dir/err" || break
+    done
+    check "a thread that does not start names the limit, whichever it is" test $few -gt 4 -a ! -s "$dir/err"
     chmod 777 "$dir/swap" && chmod 555 "$dir/swap2"
     nobody train "$c" $(both "[\"$dir/swap\",\"$dir/swap2\"]") --set spillway.checkpoint_dir= --set spillway.run_log=
     code=$?

@@ -410,7 +410,7 @@ spw__cpu_queue_create(spw_gpu_queue **out, spw_gpu *gpu, spw_gpu_queue_kind kind
         rc = pthread_create(&q->thread, NULL, queue_main, q);
         if (rc != 0) {
             spw__cpu_queue_destroy(&q->base);
-            return SPW_RAISE_SYS(err, rc, "start of a copy thread");
+            return SPW_RAISE_SYS(err, rc, "start of a copy thread " SPW_THREAD_LIMITS);
         }
         q->started = true;
     }

@@ -125,8 +125,8 @@ spw_pool_create(spw_pool **out, uint32_t thread_count, const char *name, spw_err
         rc = pthread_create(&pool->threads[started], NULL, worker_main, &pool->workers[started]);
         if (rc != 0) {
             spw_pool_destroy(pool);
-            return SPW_RAISE_SYS(err, rc, "start of thread %u of %u for %s (limits: ulimit -v, ulimit -u, pids.max)",
-                                 started + 2, wanted, name);
+            return SPW_RAISE_SYS(err, rc, "start of thread %u of %u for %s " SPW_THREAD_LIMITS, started + 2, wanted,
+                                 name);
         }
         pool->thread_count++;
         snprintf(thread_name, sizeof thread_name, "%.11s-%u", name, (started + 1) % 1000);

@@ -70,6 +70,7 @@ void spw_error_wrap(spw_error *err, const char *fmt, ...) SPW_PRINTF(2, 3);
 void spw_error_keep_first(spw_error *dst, const spw_error *src);
 #define SPW_RAISE(err, st, ...)         spw_error_raise((err), (st), __VA_ARGS__)
 #define SPW_RAISE_SYS(err, errnum, ...) spw_error_raise_sys((err), (errnum), __VA_ARGS__)
+#define SPW_THREAD_LIMITS               "(limits: ulimit -v, ulimit -u, pids.max)" /* of messages that a thread did not start */
 
 /* Runs expr (a spw_status); returns it from the enclosing function unless SPW_OK. For functions with nothing to undo. */
 #define SPW_TRY(expr)                                                                                                  \

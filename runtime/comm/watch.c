@@ -503,7 +503,7 @@ spw__watch_start(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
         comm->watch = w;
         rc = pthread_create(&w->thread, NULL, watch_main, w);
         if (rc != 0)
-            st = SPW_RAISE_SYS(err, rc, "start of the watcher of ranks");
+            st = SPW_RAISE_SYS(err, rc, "start of the watcher of ranks " SPW_THREAD_LIMITS);
     }
     if (st != SPW_OK) {
         comm->watch = NULL;
