@@ -346,7 +346,7 @@ const key_row spw__config_rows[] = {
          "field of JSON lines that comes before it and gets no loss; empty: none"),
     PATH("data.chat", data.chat, "\"\"",
          "layout of conversations in JSON lines, whose assistant's turns alone get loss: auto (by the tokenizer's "
-         "special tokens), "
+         "special tokens and the chat_template beside it), "
          "chatml, llama3, mistral, mistral-tekken, mistral-v7, mistral-v1, gemma, phi3, phi4, deepseek, zephyr, or a "
          "file that describes one and ends in .json; empty: lines are text"),
     TEXT("data.messages_field", data.messages_field, "\"\"", NULL,

@@ -279,6 +279,32 @@ test_auto(void **state)
     spw_tokenizer_close(t);
 }
 
+/* A layout whose tokens the vocabulary has and the folder's chat template does not use is not the model's; of two the template decides. */
+static void
+test_auto_by_template(void **state)
+{
+    spw_tokenizer *t = open_spelled("qwen2", "[]");
+    spw_chat *c;
+    (void)state;
+    dataset_write_text("tokenizer_config.json", "{\"model_max_length\": 1000000000000000019884624838656,"
+                                                "\"chat_template\": \"{{ '<|user|>' + content }}\"}");
+    refuse_layout("auto", t, SPW_ECONFIG, "has the special tokens of chatml, but the chat template", "name one");
+    spw_chat_close(open_chat("chatml", t));
+    dataset_write_text("tokenizer_config.json",
+                       "{\"chat_template\": [{\"name\": \"default\", \"template\": \"{{ '<|user|>' + content }}\"}]}");
+    refuse_layout("auto", t, SPW_ECONFIG, "does not use them", "name one");
+    dataset_write_text("chat_template.jinja", "{{ '<|im_start|>' + role }}");
+    spw_chat_close(open_chat("auto", t));
+    spw_tokenizer_close(t);
+    t = open_spelled("gpt2", IM_TOKENS ",{\"content\":\"<bos>\",\"special\":true},{\"content\":\"<start_of_turn>\","
+                                       "\"special\":true},{\"content\":\"<end_of_turn>\",\"special\":true}]");
+    dataset_write_text("chat_template.jinja", "{{ '<start_of_turn>' + role }}");
+    c = open_chat("auto", t);
+    assert_non_null(strstr(spw_chat_says(c), "auto: gemma, "));
+    spw_chat_close(c);
+    spw_tokenizer_close(t);
+}
+
 /* A layout of a file, of plain text but for its end: where a turn begins and ends is found in bytes, after NFC too. */
 static void
 test_file(void **state)
@@ -586,8 +612,9 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        IN_DIR(test_vectors), IN_DIR(test_text_stays), IN_DIR(test_auto), IN_DIR(test_file),      IN_DIR(test_forms),
-        IN_DIR(test_refused), IN_DIR(test_prompt),     IN_DIR(test_data), IN_DIR(test_no_memory),
+        IN_DIR(test_vectors), IN_DIR(test_text_stays), IN_DIR(test_auto),    IN_DIR(test_auto_by_template),
+        IN_DIR(test_file),    IN_DIR(test_forms),      IN_DIR(test_refused), IN_DIR(test_prompt),
+        IN_DIR(test_data),    IN_DIR(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,8 +9,12 @@
 #include "tokenizer_internal.h"
 #include <stdio.h>
 #include <strings.h>
+#include <unistd.h>
 
-enum { FILE_BYTES_MAX = 1 << 20 };
+enum {
+    FILE_BYTES_MAX = 1 << 20,
+    TEMPLATES_BYTES_MAX = 64 << 20 /* of a file that also has thousands of added tokens */
+};
 
 #define IM(role)                                                                                                       \
     {                                                                                                                  \
@@ -139,36 +143,118 @@ has_all_of(const chat_layout *l, const chat_layout *other)
 }
 
 static bool
-fits(const chat_layout *l, const spw_tokenizer *t)
+has_tokens(const chat_layout *l, const spw_tokenizer *t)
 {
     return !l->named_only && missing(l, t) == NULL &&
            (l->vocabulary == CHAT_ANY || (l->vocabulary == CHAT_BY_CHARS) == t->chars);
+}
+
+/* A vocabulary has tokens of layouts that its model was not tuned with, too: OLMo 2's has those of chatml. */
+static bool
+is_used(const chat_layout *l, const json_t *templates)
+{
+    bool used = json_array_size(templates) == 0;
+    for (size_t i = 0; i < json_array_size(templates); i++) {
+        for (uint32_t k = 0; l->tokens[k] != NULL; k++)
+            used = used || strstr(json_string_value(json_array_get(templates, i)), l->tokens[k]) != NULL;
+    }
+    return used;
+}
+
+static bool
+fits(const chat_layout *l, const spw_tokenizer *t, const json_t *templates)
+{
+    return has_tokens(l, t) && is_used(l, templates);
+}
+
+static void
+add_template(json_t *list, json_t *template)
+{
+    if (json_is_string(template))
+        (void)json_array_append(list, template);
+}
+
+/* Beside the tokenizer, in a file of that name; the text is NULL where there is none. */
+static spw_status
+read_beside(char **text, const spw_tokenizer *t, const char *name, spw_error *err)
+{
+    char path[TOK_PATH_BYTES + 64];
+    const char *slash = strrchr(t->path, '/');
+    *text = NULL;
+    snprintf(path, sizeof path, "%.*s%s", slash != NULL ? (int)(slash + 1 - t->path) : 0, t->path, name);
+    return access(path, F_OK) == 0 ? spw_file_read_text(path, TEMPLATES_BYTES_MAX, text, err) : SPW_OK;
+}
+
+/* The chat templates that the tokenizer's folder has. */
+static spw_status
+read_templates(json_t *list, const spw_tokenizer *t, spw_error *err)
+{
+    char *text;
+    json_t *config, *v, *one;
+    size_t i;
+    SPW_TRY(read_beside(&text, t, "chat_template.jinja", err));
+    if (text != NULL)
+        (void)json_array_append_new(list, json_string(text));
+    spw_mem_free(text);
+    SPW_TRY(read_beside(&text, t, "tokenizer_config.json", err));
+    config = text != NULL ? json_loads(text, JSON_DECODE_INT_AS_REAL, NULL) : NULL;
+    spw_mem_free(text);
+    v = json_object_get(config, "chat_template");
+    add_template(list, v);
+    json_array_foreach(v, i, one)
+    {
+        add_template(list, json_object_get(one, "template"));
+    }
+    json_decref(config);
+    return SPW_OK;
+}
+
+/* Of those that have all their tokens the larger one; what says why there is none. */
+static spw_status
+choose_layout(const chat_layout **out, const spw_tokenizer *t, const json_t *templates, spw_error *err)
+{
+    const chat_layout *best = NULL, *unused = NULL;
+    char several[200] = "";
+    for (int i = 0; i < LAYOUTS; i++) {
+        if (fits(&layouts[i], t, templates) && (best == NULL || has_all_of(&layouts[i], best)))
+            best = &layouts[i];
+        if (has_tokens(&layouts[i], t))
+            unused = &layouts[i];
+    }
+    if (best == NULL && unused != NULL)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "chat \"auto\": %s has the special tokens of %s, but the chat template beside it, by which the "
+            "model was tuned, does not use them; name one: %s, or a file that ends in .json",
+            t->path, unused->name, spw_chat_names());
+    if (best == NULL)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "chat \"auto\": %s has the special tokens of no layout; name one: %s, or a file that ends in .json",
+            t->path, spw_chat_names());
+    for (int i = 0; i < LAYOUTS; i++) {
+        size_t used = strlen(several);
+        if (fits(&layouts[i], t, templates) && !has_all_of(best, &layouts[i]))
+            snprintf(several + used, sizeof several - used, " and %s", layouts[i].name);
+    }
+    *out = best;
+    return several[0] == '\0'
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_ECONFIG, "chat \"auto\": %s has the special tokens of %s%s; name one: %s", t->path,
+                           best->name, several, spw_chat_names());
 }
 
 static spw_status
 find_auto(chat_layout *out, char *says, size_t bytes, const spw_tokenizer *t, spw_error *err)
 {
     const chat_layout *best = NULL;
-    char several[200];
+    json_t *templates = json_array();
+    spw_status st = read_templates(templates, t, err);
     int n;
-    for (int i = 0; i < LAYOUTS; i++) {
-        if (fits(&layouts[i], t) && (best == NULL || has_all_of(&layouts[i], best)))
-            best = &layouts[i];
-    }
-    if (best == NULL)
-        return SPW_RAISE(
-            err, SPW_ECONFIG,
-            "chat \"auto\": %s has the special tokens of no layout; name one: %s, or a file that ends in .json",
-            t->path, spw_chat_names());
-    several[0] = '\0';
-    for (int i = 0; i < LAYOUTS; i++) {
-        size_t used = strlen(several);
-        if (fits(&layouts[i], t) && !has_all_of(best, &layouts[i]))
-            snprintf(several + used, sizeof several - used, " and %s", layouts[i].name);
-    }
-    if (several[0] != '\0')
-        return SPW_RAISE(err, SPW_ECONFIG, "chat \"auto\": %s has the special tokens of %s%s; name one: %s", t->path,
-                         best->name, several, spw_chat_names());
+    if (st == SPW_OK)
+        st = choose_layout(&best, t, templates, err);
+    json_decref(templates);
+    SPW_TRY(st);
     *out = *best;
     n = snprintf(says, bytes, "auto: %s, whose", best->name);
     for (uint32_t i = 0; best->tokens[i] != NULL && n > 0 && (size_t)n < bytes; i++)

@@ -19,7 +19,8 @@ extern "C" {
 /*
  * spw_chat_open - a layout for a tokenizer, which is borrowed until close.
  *   layout   a name of spw_chat_names(); a file that describes one (its name ends in .json); or "auto": the one whose
- *            special tokens the tokenizer has; of several the one that has all tokens of the others too
+ *            special tokens the tokenizer has and the chat_template beside it, if there is one, uses; of several the one that
+ *            has all tokens of the others too
  *
  * A file: {"begin": "", "system": [BEFORE, AFTER], "user": [BEFORE, AFTER], "assistant": [BEFORE, AFTER], "tool": [BEFORE, AFTER],
  * "end": "", "tokens": ["<|im_end|>", ...], "trim": false}. user, assistant and tokens (the special ones) are needed. Without "system" the
