@@ -461,9 +461,6 @@ settle_all(const config_reader *r, const json_t *root)
                          (unsigned long long)c->aio.block_size);
     if (c->data.seq_length == 0)
         c->data.seq_length = c->model.positions < 1024 ? c->model.positions : 1024;
-    if (c->model.vocab < 256)
-        spw_log(SPW_LOG_WARN, "%s: model.vocab_size %llu is below the 256 byte tokens", r->name,
-                (unsigned long long)c->model.vocab);
     return SPW_OK;
 }
 

@@ -52,6 +52,8 @@ for kind in "a.bin|llm.c u16" "b.bin|llm.c u32" "m|megatron i32" "m.idx|megatron
     check "is said" grep -qF "1 file(s) (${kind#*|}), " "$dir/out"
     check "and gives the losses of the text" same text.log "$given.log"
 done
+check "tokens of a small vocabulary" train small.log --set "data.path=$dir/a.bin" --set model.vocab_size=128
+check "are no reason for a warning" test ! -s "$dir/err"
 cached() { ls "$dir"/cache/spillway/tokens/*.tokens 2>/dev/null | wc -l; }
 check "JSON lines are in the cache" test "$(cached)" -eq 1
 check "a second run" train l2.log --set "data.path=$dir/l.jsonl"
