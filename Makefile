@@ -1,5 +1,8 @@
 # Spillway. `make help` lists the targets; sources are found by folder, so a new file needs no line here.
 
+# Scripts compute with awk, which reads 1.5 as 1 where numbers are written 1,5.
+export LC_ALL := C
+
 VARIANT ?= release
 CC      ?= gcc
 BUILD   := build/$(VARIANT)
