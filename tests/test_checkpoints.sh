@@ -229,7 +229,7 @@ if mount -t tmpfs -o size=1500k tmpfs "$dir/small" 2>/dev/null; then
     rm -rf "$dir/small"/*
     head -c 1200000 /dev/zero >"$dir/small/other"
     expect 1 "spillway.checkpoint_dir $dir/small/new/deep has" "too little room is said before the first step" --set spillway.checkpoint_dir="$dir/small/new/deep"
-    check "first of all" sh -c 'head -n 1 "$1" | grep -q "saving will fail unless room is made"' - "$dir/err"
+    check "first of all" sh -c 'grep -v "refuses O_DIRECT" "$1" | head -n 1 | grep -q "saving will fail unless room is made"' - "$dir/err"
     rm -rf "$dir/small"/*
     train --set spillway.checkpoint_dir="$dir/small" --set spillway.steps=1
     check "and not where there is room" test "$(grep -c "saving will fail" "$dir/err")" -eq 0

@@ -50,6 +50,13 @@ if setpriv --bounding-set=-sys_nice true 2>/dev/null && [ "$(ulimit -e)" = 0 ]; 
     meek() { setpriv --bounding-set=-sys_nice "$spw" doctor "$dir" >"$dir/out" 2>"$dir/err" && grep -q 'missing  priority' "$dir/out" && grep -q 'ulimit -e' "$dir/out"; }
     check "doctor says what a refused priority needs" meek
 fi
+if setpriv --bounding-set=-ipc_lock true 2>/dev/null; then
+    unpinned() {
+        (ulimit -l 64 && exec setpriv --bounding-set=-ipc_lock "$spw" doctor "$dir") >"$dir/out" 2>"$dir/err"
+        grep -q 'missing  memlock  *64.0 KiB$' "$dir/out"
+    }
+    check "doctor says that a container's root may not lock memory" unpinned
+fi
 last=$(taskset -cp $$ | sed 's/.*[^0-9]//') # of the CPUs that this test may use
 on_last() { taskset -c "$last" "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
 check "doctor on CPU $last alone" on_last doctor "$dir"
@@ -405,7 +412,7 @@ check "with all tensors in bf16" test "$(grep -c bf16 "$dir/out")" -ge 26
 case $build in
 *asan* | *tsan*) n=$((n + 1)); echo "ok $n - large model # SKIP under a sanitizer" ;;
 *)
-    little() { (ulimit -v 300000 && timeout -s KILL 60 "$spw" train "$c" >"$dir/out" 2>"$dir/err"); test $? -eq 3 && grep -q 'ulimit -v' "$dir/err"; }
+    little() { (ulimit -v 300000 && timeout -s KILL 60 "$spw" train "$c" --set spillway.optimizer_threads=16 >"$dir/out" 2>"$dir/err"); test $? -eq 3 && grep -q 'ulimit -v' "$dir/err"; }
     check "address space too small for what threads map is exit 3" little
     least() { (ulimit "-$1" "$2" && timeout -s KILL 20 "$spw" --version >"$dir/out" 2>"$dir/err"); }
     check "where OpenBLAS's own threads would find no memory it begins without them (ulimit -v)" least v 150000
