@@ -298,6 +298,8 @@ parse(job *j, int argc, char **argv)
         else if (name[0] != '-') {
             if (j->dir_count == SPW_AIO_BENCH_DIRS_MAX)
                 return cli_usage("bench io", "it takes at most %d paths", SPW_AIO_BENCH_DIRS_MAX);
+            if (name[0] == '\0')
+                return cli_usage("bench io", "a path is empty");
             j->dirs[j->dir_count++] = name;
         } else {
             bool ok;

@@ -208,10 +208,12 @@ cli_doctor(int argc, char **argv)
     spw_gpu *gpu = NULL;
     spw_error err = {0};
     bool ok = true;
-    const char *tmp = getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp";
+    const char *given = getenv("TMPDIR"), *tmp = given != NULL && given[0] != '\0' ? given : "/tmp";
     for (int i = 1; i < argc; i++) {
         if (argv[i][0] == '-')
             return cli_usage("doctor", "unknown option %s", argv[i]);
+        if (argv[i][0] == '\0')
+            return cli_usage("doctor", "a path is empty");
     }
     printf("spillway %s\n", SPW_VERSION);
     row("libraries", true, "OpenBLAS, libnuma, jansson, xxhash, ISA-L%s",

@@ -43,6 +43,8 @@ cli_check_file(const char *what, const char *path, spw_error *err)
 {
     char folder[SPW_PATH_BYTES], *slash;
     struct stat info;
+    if (path[0] == '\0')
+        return SPW_RAISE(err, SPW_EINVAL, "%s: the name of the file is empty", what);
     if (stat(path, &info) == 0) {
         if (S_ISDIR(info.st_mode))
             return SPW_RAISE_SYS(err, EISDIR, "%s %s", what, path);

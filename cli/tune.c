@@ -294,6 +294,8 @@ parse(tuning *t, int argc, char **argv)
         if (name[0] != '-') {
             if (t->dir_count == SPW_AIO_BENCH_DIRS_MAX)
                 return cli_usage("tune", "at most %d paths", SPW_AIO_BENCH_DIRS_MAX);
+            if (name[0] == '\0') /* of a variable that is not set; with a "/" behind it, it would be the root */
+                return cli_usage("tune", "a path is empty");
             t->dirs[t->dir_count++] = name;
             continue;
         }

@@ -170,6 +170,12 @@ check "help bench" run help bench
 check "is that of all" test "$(grep -c '^spillway bench' "$dir/out")" -eq 4
 expect 2 "no benchmark foo" "help bench foo" help bench foo
 
+# A variable that is not set is not the root of the file system.
+expect 2 "doctor: a path is empty" "doctor of an empty path" doctor ""
+expect 2 "bench io: a path is empty" "bench io of one" bench io "$dir" "" --smoke
+expect 2 "tune: a path is empty" "tune of one" tune "" --seconds 5
+expect 1 "-o: the name of the file is empty" "tune into a file without a name, before it measures" tune "$dir" --seconds 5 -o ""
+expect 1 "--trace: the name of the file is empty" "and a timeline" train examples/demo.json --set spillway.checkpoint_dir= --set data.path=README.md --trace ""
 # doctor: a folder that is missing is one mistake, beside what this machine has not.
 misses() { grep -c 'missing  \(io_uring\|threads\|path\)' "$dir/out"; }
 run doctor "$dir/swap"
