@@ -45,6 +45,8 @@ extern volatile int cli_stop;
 void cli_catch_signals(void);
 /* Whether a file can be written at the command's end, or a folder be made or written to; what names it in the message. */
 spw_status cli_check_file(const char *what, const char *path, spw_error *err);
+/* The same of a file that a finished one takes the place of: a device, a pipe or a link would be gone. */
+spw_status cli_check_replaced(const char *what, const char *path, spw_error *err);
 spw_status cli_check_folder(const char *what, const char *path, spw_error *err);
 /* A folder that this process alone writes to: a file in it is locked, where the file system has locks. */
 typedef struct cli_folder {

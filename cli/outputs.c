@@ -59,6 +59,19 @@ cli_check_file(const char *what, const char *path, spw_error *err)
     return access(folder, W_OK | X_OK) == 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "%s %s", what, path);
 }
 
+spw_status
+cli_check_replaced(const char *what, const char *path, spw_error *err)
+{
+    struct stat info;
+    SPW_TRY(cli_check_file(what, path, err));
+    if (lstat(path, &info) != 0 || S_ISREG(info.st_mode))
+        return SPW_OK;
+    return S_ISLNK(info.st_mode)
+               ? SPW_RAISE(err, SPW_EINVAL, "%s %s is a link, whose place the file would take: name the file itself",
+                           what, path)
+               : SPW_RAISE(err, SPW_EINVAL, "%s %s is not a regular file", what, path);
+}
+
 /* Opened for whoever may write it: locks need no more than that it can be read. */
 static int
 open_lock(const char *file)

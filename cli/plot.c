@@ -547,7 +547,9 @@ cli_plot(int argc, char **argv)
         return cli_usage("plot", "-o OUT.svg is needed");
     if (same_file(c.path, out))
         return cli_usage("plot", "%s would be overwritten by its picture", c.path);
-    st = chart_read(&c, &err);
+    st = cli_check_replaced("-o", out, &err);
+    if (st == SPW_OK)
+        st = chart_read(&c, &err);
     if (st == SPW_OK) {
         choose_scale(&c);
         st = chart_write(&c, out, &err);

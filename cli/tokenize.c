@@ -328,8 +328,7 @@ check_inputs(job *j, spw_error *err)
 {
     struct stat in, out;
     bool there = stat(j->out_path, &out) == 0, lines = false, warned = false;
-    if (there && !S_ISREG(out.st_mode))
-        return SPW_RAISE(err, SPW_EINVAL, "-o %s is not a regular file", j->out_path);
+    SPW_TRY(cli_check_replaced("-o", j->out_path, err));
     for (uint64_t i = 0; i < j->input_count; i++) {
         if (stat(j->inputs[i], &in) != 0)
             return SPW_RAISE_SYS(err, errno, "input %s", j->inputs[i]);

@@ -332,7 +332,7 @@ cli_tune(int argc, char **argv)
     int rc = parse(&t, argc, argv);
     if (rc >= 0)
         return rc;
-    if (t.out_path != NULL && cli_check_file("-o", t.out_path, &err) != SPW_OK)
+    if (t.out_path != NULL && cli_check_replaced("-o", t.out_path, &err) != SPW_OK)
         return cli_fail(&err);
     cli_catch_signals();
     candidates_make(&t);

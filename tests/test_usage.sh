@@ -176,6 +176,16 @@ expect 2 "bench io: a path is empty" "bench io of one" bench io "$dir" "" --smok
 expect 2 "tune: a path is empty" "tune of one" tune "" --seconds 5
 expect 1 "-o: the name of the file is empty" "tune into a file without a name, before it measures" tune "$dir" --seconds 5 -o ""
 expect 1 "--trace: the name of the file is empty" "and a timeline" train examples/demo.json --set spillway.checkpoint_dir= --set data.path=README.md --trace ""
+# What a finished file takes the place of is a file.
+mkfifo "$dir/pipe"
+echo '{"op": "copy", "size": 4096, "gb_s": 1}' >"$dir/rows.json"
+check "a row is drawn" run plot "$dir/rows.json" -o "$dir/rows.svg"
+expect 1 "-o $dir/pipe is not a regular file" "a picture in place of a pipe" plot "$dir/rows.json" -o "$dir/pipe"
+expect 1 "-o $dir/pipe is not a regular file" "settings" tune "$dir" --seconds 5 -o "$dir/pipe"
+expect 1 "-o $dir/pipe is not a regular file" "tokens" tokenize "$c" --tokenizer tests/vectors/tok_gpt2.json -o "$dir/pipe"
+check "which it still is" test -p "$dir/pipe"
+ln -s rows.svg "$dir/link.svg"
+expect 1 "-o $dir/link.svg is a link" "a picture in place of a link" plot "$dir/rows.json" -o "$dir/link.svg"
 # doctor: a folder that is missing is one mistake, beside what this machine has not.
 misses() { grep -c 'missing  \(io_uring\|threads\|path\)' "$dir/out"; }
 run doctor "$dir/swap"
