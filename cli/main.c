@@ -250,8 +250,8 @@ static const char tune_usage[] =
     "  --size S     bytes of the file in each path, at least 256MiB (default 1GiB)\n"
     "  --params P   predict for a model of P parameters, such as 7e9 (default: a few sizes)\n"
     "  --json       one JSON object per measurement instead of tables; spillway plot draws it\n"
-    "  -o FILE      writes the aio section and the paths with their weights; a configuration takes it\n"
-    "               with \"include\": \"FILE\"\n";
+    "  -o FILE      writes the aio section and the paths, from the root on, with their weights; a\n"
+    "               configuration takes it with \"include\": \"FILE\"\n";
 
 static const char plot_usage[] =
     "spillway plot BENCH.json -o OUT.svg\n"

@@ -8,6 +8,7 @@
  */
 #include "bench_io.h"
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -195,13 +196,16 @@ print_prediction(const tuning *t, double gb_s)
     }
 }
 
+/* Paths as they are from anywhere: the file is there to be included, and a relative one would be another folder in another working directory. */
 static void
 write_paths(FILE *f, const tuning *t, const double *weights)
 {
+    char path[PATH_MAX];
     fputs("{\"nvme_path\": [", f);
     for (uint32_t d = 0; d < t->dir_count; d++) {
+        bool relative = t->dirs[d][0] != '/' && realpath(t->dirs[d], path) != NULL;
         fputs(d > 0 ? ", {\"path\": " : "{\"path\": ", f);
-        cli_bench_write_text(f, t->dirs[d]);
+        cli_bench_write_text(f, relative ? path : t->dirs[d]);
         fprintf(f, ", \"weight\": %.3f}", weights[d]);
     }
     fputs("]}", f);

@@ -52,8 +52,9 @@ for sig in INT TERM; do
     ok $? "SIG$sig ends bench io with 1"
 done
 
-timeout 200 "$bin" tune "$dir/a" "$dir/b" --seconds 5 --size 256MiB --params 7e9 -o "$dir/aio.json" >"$dir/out" 2>"$dir/err"
-ok $? "tune two paths"
+bin=$(realpath "$bin")
+(cd "$dir" && exec timeout 200 "$bin" tune a "$dir/b" --seconds 5 --size 256MiB --params 7e9 -o aio.json) >"$dir/out" 2>"$dir/err"
+ok $? "tune two paths, one of them from where it is"
 grep -q '<- chosen' "$dir/out" && grep -q '####' "$dir/out"
 ok $? "tune prints its candidates with a plot"
 grep -Eq '^ +7.00 +98.0 +84.0 +[0-9.]+ +70.0 +70.0 +[0-9.]+$' "$dir/out"
