@@ -6,47 +6,46 @@
 #include "files_internal.h"
 #include <string.h>
 
-/* Which families a key belongs to. */
-enum {
-    GPT2 = 1 << SPW_FAMILY_GPT2,
-    LLAMA = 1 << SPW_FAMILY_LLAMA,
-    MISTRAL = 1 << SPW_FAMILY_MISTRAL | 1 << SPW_FAMILY_MINISTRAL3,
-    QWEN = 1 << SPW_FAMILY_QWEN2 | 1 << SPW_FAMILY_QWEN3,
-    MIXTRAL = 1 << SPW_FAMILY_MIXTRAL,
-    QWEN2_MOE = 1 << SPW_FAMILY_QWEN2_MOE,
-    QWEN_MOE = QWEN2_MOE | 1 << SPW_FAMILY_QWEN3_MOE,
-    EXPERTS = MIXTRAL | QWEN_MOE,
-    PHI3 = 1 << SPW_FAMILY_PHI3,
-    SMOLLM3 = 1 << SPW_FAMILY_SMOLLM3,
-    OLMO3 = 1 << SPW_FAMILY_OLMO3,
-    OLMO = 1 << SPW_FAMILY_OLMO2 | OLMO3,
-    GEMMA2 = 1 << SPW_FAMILY_GEMMA2,
-    GEMMA3 = 1 << SPW_FAMILY_GEMMA3,
-    GEMMA = GEMMA2 | GEMMA3,
-    GPT_OSS = 1 << SPW_FAMILY_GPT_OSS,
-    GLM = 1 << SPW_FAMILY_GLM4_MOE,
-    MINIMAX = 1 << SPW_FAMILY_MINIMAX_M2,
-    DEEPSEEK_V2 = 1 << SPW_FAMILY_DEEPSEEK_V2,
-    DEEPSEEK_V3 = 1 << SPW_FAMILY_DEEPSEEK_V3,
-    GLM_LITE = 1 << SPW_FAMILY_GLM4_LITE,
-    LATENT = DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE,
-    SHARED = GLM | LATENT, /* an expert of all rows beside the others, by DeepSeek's names */
-    GEMMA1 = 1 << SPW_FAMILY_GEMMA,
-    GRANITE = 1 << SPW_FAMILY_GRANITE,
-    OLMOE = 1 << SPW_FAMILY_OLMOE,
-    SEED_OSS = 1 << SPW_FAMILY_SEED_OSS,
-    GLM_DENSE = 1 << SPW_FAMILY_GLM | 1 << SPW_FAMILY_GLM4,
-    ERNIE = 1 << SPW_FAMILY_ERNIE,
-    EXAONE = 1 << SPW_FAMILY_EXAONE4,
-    FULL = GEMMA1 | GRANITE | OLMOE | SEED_OSS | SHARED | MINIMAX | GLM_DENSE | ERNIE, /* without a window */
-    LLAMAS = FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | EXAONE,
-    ALL = GPT2 | LLAMAS
-};
-_Static_assert(SPW_FAMILY_COUNT <= 31, "a bit of an int for each family");
+/* Which families a key belongs to: a bit for each. */
+#define OF(family) (UINT64_C(1) << SPW_FAMILY_##family)
+#define GPT2 OF(GPT2)
+#define LLAMA OF(LLAMA)
+#define MISTRAL (OF(MISTRAL) | OF(MINISTRAL3))
+#define QWEN (OF(QWEN2) | OF(QWEN3))
+#define MIXTRAL OF(MIXTRAL)
+#define QWEN2_MOE OF(QWEN2_MOE)
+#define QWEN_MOE (QWEN2_MOE | OF(QWEN3_MOE))
+#define EXPERTS (MIXTRAL | QWEN_MOE)
+#define PHI3 OF(PHI3)
+#define SMOLLM3 OF(SMOLLM3)
+#define OLMO3 OF(OLMO3)
+#define OLMO (OF(OLMO2) | OLMO3)
+#define GEMMA2 OF(GEMMA2)
+#define GEMMA3 OF(GEMMA3)
+#define GEMMA (GEMMA2 | GEMMA3)
+#define GPT_OSS OF(GPT_OSS)
+#define GLM OF(GLM4_MOE)
+#define MINIMAX OF(MINIMAX_M2)
+#define DEEPSEEK_V2 OF(DEEPSEEK_V2)
+#define DEEPSEEK_V3 OF(DEEPSEEK_V3)
+#define GLM_LITE OF(GLM4_LITE)
+#define LATENT (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE)
+#define SHARED (GLM | LATENT) /* an expert of all rows beside the others, by DeepSeek's names */
+#define GEMMA1 OF(GEMMA)
+#define GRANITE OF(GRANITE)
+#define OLMOE OF(OLMOE)
+#define SEED_OSS OF(SEED_OSS)
+#define GLM_DENSE (OF(GLM) | OF(GLM4))
+#define ERNIE OF(ERNIE)
+#define EXAONE OF(EXAONE4)
+#define FULL (GEMMA1 | GRANITE | OLMOE | SEED_OSS | SHARED | MINIMAX | GLM_DENSE | ERNIE) /* without a window */
+#define LLAMAS (FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | EXAONE)
+#define ALL (GPT2 | LLAMAS)
+_Static_assert(SPW_FAMILY_COUNT <= 64, "a bit for each family");
 
 static const struct {
     const char *key;
-    unsigned families;
+    uint64_t families;
 } keys[] = {
     {"model_type", ALL},
     {"architectures", ALL},
@@ -178,7 +177,7 @@ spw_hf_config_has_key(spw_family family, const char *key)
 {
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         if (strcmp(keys[i].key, key) == 0)
-            return (keys[i].families & 1u << family) != 0;
+            return (keys[i].families & UINT64_C(1) << family) != 0;
     }
     return false;
 }
