@@ -392,6 +392,7 @@ settled(const spw_attention_shape *shape, bool cached)
     spw_attention_shape s = *shape;
     s.Dv = s.Dv > 0 ? s.Dv : s.D;
     s.v_stride = s.v_stride > 0 ? s.v_stride : s.kv_stride;
+    s.qk_head = s.qk_head > 0 ? s.qk_head : s.D;
     s.v_head = s.v_head > 0 ? s.v_head : s.Dv;
     SPW_ASSERT(s.Dv <= s.D);
     if (!cached && s.window >= s.T)
@@ -425,15 +426,16 @@ spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, const act
 }
 
 void
-spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n)
+spw_gpu_curve(spw_gpu_queue *q, spw_curve kind, act *y, const act *x, uint64_t n)
 {
-    q->calls->gelu(q, y, x, n);
+    q->calls->curve(q, kind, y, x, n);
 }
 
 void
-spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags)
+spw_gpu_curve_backward(spw_gpu_queue *q, spw_curve kind, act *dx, const act *dy, const act *x, uint64_t n,
+                       unsigned flags)
 {
-    q->calls->gelu_backward(q, dx, dy, x, n, flags);
+    q->calls->curve_backward(q, kind, dx, dy, x, n, flags);
 }
 
 void

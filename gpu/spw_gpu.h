@@ -293,7 +293,7 @@ void spw_gpu_sum_heads(spw_gpu_queue *q, act *y, uint64_t y_stride, const act *x
 
 /*
  * Causal attention with grouped heads, tiled online softmax, never a T x T matrix (Dao et al. 2022, FlashAttention).
- * Row r = b T + t. q at q + r q_stride, head h at + h D; k and v likewise with kv_stride; query head h reads head
+ * Row r = b T + t. q at q + r q_stride, head h at + h qk_head; k and v likewise with kv_stride; query head h reads head
  * h / (Hq / Hk). out rows of Hq D. lse (B, Hq, T) fp32 out: log-sum-exp of the scaled scores.
  * Strides are in elements, so that packed qkv needs no copy. Values may have heads of another size and lie elsewhere: head h then at v + r
  * v_stride + h v_head, with Dv elements, and rows of out and dout have Hq Dv. With a window, row t reads keys t - window + 1 to t only, and
@@ -306,6 +306,7 @@ void spw_gpu_sum_heads(spw_gpu_queue *q, act *y, uint64_t y_stride, const act *x
 typedef struct spw_attention_shape {
     uint64_t B, T, Hq, Hk, D;
     uint64_t q_stride, kv_stride;
+    uint64_t qk_head;              /* from a head of q or k to the next one; 0: D */
     uint64_t Dv, v_stride, v_head; /* of values; Dv is at most D; 0: D, kv_stride, Dv */
     float scale;
     uint64_t window;              /* keys that a row reads, its own included; 0: all before it */
@@ -340,9 +341,14 @@ typedef struct spw_attention_cache {
 } spw_attention_cache;
 void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, const act *new_key, const act *new_value,
                               const spw_attention_cache *cache, const spw_attention_shape *shape);
-/* GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). */
-void spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n);
-void spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags);
+/*
+ * A function of each element by itself. GELU: its tanh form, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). GELU_ERF: 0.5 x (1 +
+ * erf(x / sqrt(2))). RELU: x above 0, else 0, with a slope of 0 at 0. A NaN gives a NaN.
+ */
+typedef enum spw_curve { SPW_CURVE_GELU, SPW_CURVE_GELU_ERF, SPW_CURVE_RELU, SPW_CURVE_COUNT } spw_curve;
+void spw_gpu_curve(spw_gpu_queue *q, spw_curve kind, act *y, const act *x, uint64_t n);
+void spw_gpu_curve_backward(spw_gpu_queue *q, spw_curve kind, act *dx, const act *dy, const act *x, uint64_t n,
+                            unsigned flags);
 /*
  * y (M,C) = silu(gate) * up, or gelu(gate) * up; rows of gate and up, and of their gradients, begin stride apart: both may be halves of
  * one array. Clamped (of gpt-oss): y = (u + 1) g sigmoid(1.702 g), where g is gate, at most 7, and u is up between -7 and 7; what is

@@ -26,7 +26,7 @@ parity_documents(uint64_t B, uint64_t T, uint64_t length, int32_t *begins, int32
         }
 }
 
-/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, documents' length or 0, cap in quarters, sinks, Dv or 0 */
+/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, documents' length or 0, cap in quarters, sinks, Dv or 0, woven */
 
 static spw_attention_shape
 shape_of(const subject *s)
@@ -40,18 +40,30 @@ shape_of(const subject *s)
                                  .D = d[4],
                                  .q_stride = stride,
                                  .kv_stride = stride,
+                                 .qk_head =
+                                     d[10] > 0 ? 3 * d[4] : 0, /* a head's query, key and value beside each other */
                                  .Dv = d[9],
                                  .v_stride = d[9] > 0 ? stride : 0,
-                                 .v_head = d[9] > 0 ? d[4] : 0, /* their last elements: what lies between heads stays */
+                                 .v_head = d[10] > 0  ? 3 * d[4]
+                                           : d[9] > 0 ? d[4]
+                                                      : 0, /* their last elements: what lies between heads stays */
                                  .scale = 1 / sqrtf((float)d[4]),
                                  .window = d[5],
                                  .cap = (float)d[7] / 4};
 }
 
-/* Where in a row the values begin. */
+/* Where in a row the keys begin, and the values. */
+static uint64_t
+keys_at(const spw_attention_shape *s)
+{
+    return s->qk_head > 0 ? s->D : s->Hq * s->D;
+}
+
 static uint64_t
 values_at(const spw_attention_shape *s)
 {
+    if (s->qk_head > 0)
+        return 2 * s->D;
     return (s->Hq + s->Hk) * s->D + (s->Dv > 0 ? s->D - s->Dv : 0);
 }
 
@@ -65,7 +77,7 @@ static void
 run_attention(const subject *s, spw_gpu_queue *q, void **p)
 {
     spw_attention_shape shape = shape_of(s);
-    uint64_t k = s->d[2] * s->d[4], v = values_at(&shape);
+    uint64_t k = keys_at(&shape), v = values_at(&shape);
     shape.begins = s->d[6] > 0 ? p[5] : NULL;
     shape.ends = s->d[6] > 0 ? p[6] : NULL;
     shape.sinks = s->d[8] > 0 ? p[7] : NULL;
@@ -78,7 +90,7 @@ static void
 run_attention_cached(const subject *s, spw_gpu_queue *q, void **p)
 {
     spw_attention_shape shape = shape_of(s);
-    uint64_t k = s->d[2] * s->d[4], v = values_at(&shape);
+    uint64_t k = keys_at(&shape), v = values_at(&shape);
     spw_attention_cache cache = {p[2], p[3], s->d[6], p[4], p[5]};
     shape.sinks = s->d[8] > 0 ? p[6] : NULL;
     spw_gpu_attention_cached(q, p[1], p[0], subject_elem(p[0], k), subject_elem(p[0], v), &cache, &shape);
@@ -108,7 +120,10 @@ fill_documents(const subject *s, float **host, int32_t **ints)
         parity_documents(s->d[0], s->d[1], s->d[6], ints[5], ints[6]);
 }
 
-static const uint64_t attentions[][10] = {
+static const uint64_t attentions[][11] = {
+    {2, 70, 3, 3, 24, 0, 0, 0, 0, 0, 1},
+    {1, 90, 2, 2, 80, 9, 30, 0, 0, 0, 1},
+    {1, 65, 2, 2, 22, 0, 0, 0, 0, 0, 1},
     {1, 90, 4, 2, 192, 0, 0, 0, 0, 128},
     {2, 70, 2, 2, 48, 9, 0, 0, 1, 32},
     {1, 130, 2, 1, 24, 0, 40, 0, 0, 16},
@@ -159,8 +174,10 @@ static const uint64_t attentions[][10] = {
     {1, 1000, 8, 4, 256, 0, 0, 4},
     {1, 2048, 8, 2, 128, 300, 0, 2},
     {2, 2048, 64, 8, 64, 128, 0, 0, 1},
+    {1, 1000, 8, 8, 96, 0, 0, 0, 0, 0, 1},
+    {2, 700, 4, 4, 256, 0, 100, 0, 0, 0, 1},
 };
-enum { SMALL_ATTENTIONS = 36, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
+enum { SMALL_ATTENTIONS = 39, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
 
 void
 parity_attention(const parity *p)
@@ -178,7 +195,7 @@ parity_attention(const parity *p)
                                             {INT, rows, 1, 0},
                                             {ACT, d[2], 0, 0},
                                             {FP32, d[2], 0, 0}},
-                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9]},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10]},
                                       .row = {d[4], value_width(d), 0, 0, d[4]},
                                       /* With one token to see, q and k have no gradient. */
                                       .heads = {[4] = d[1] == 1 || d[5] == 1 ? 1 : d[2] + 2 * d[3]},
@@ -194,7 +211,8 @@ parity_attention(const parity *p)
 void
 parity_attention_cached(const parity *p)
 {
-    static const uint64_t sizes[][10] = {
+    static const uint64_t sizes[][11] = {
+        {2, 9, 3, 3, 24, 0, 70, 0, 0, 0, 1},
         {2, 9, 2, 2, 192, 0, 70, 0, 0, 128},
         {3, 1, 4, 2, 24, 5, 40, 0, 0, 13},
         {2, 9, 2, 1, 24, 5, 40, 1},
@@ -209,7 +227,7 @@ parity_attention_cached(const parity *p)
         {2, 9, 2, 1, 24, 0, 70, 0, 1},
         {8, 1, 12, 12, 64, 0, 1024},
     };
-    for (size_t i = 0; i < (p->large ? 13 : 12); i++) {
+    for (size_t i = 0; i < (p->large ? 14 : 13); i++) {
         const uint64_t *d = sizes[i];
         uint64_t rows = d[0] * d[1];
         subject_examine(p, &(subject){.name = "attention cached",
@@ -220,7 +238,7 @@ parity_attention_cached(const parity *p)
                                             {INT, d[0], 1, 0},
                                             {INT, d[0], 1, 0},
                                             {ACT, d[2], 0, 0}},
-                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9]},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10]},
                                       .worst = {5e-7, 3e-3, 4e-4},
                                       .reference = reference_attention_cached,
                                       .ways = 2,
@@ -236,7 +254,7 @@ static void
 attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed, uint64_t piece, void *out)
 {
     spw_attention_shape shape = shape_of(s);
-    uint64_t T = shape.T, width = shape.Hk * shape.D, capacity = T + 3, k = shape.Hq * shape.D, v = values_at(&shape);
+    uint64_t T = shape.T, width = shape.Hk * shape.D, capacity = T + 3, k = keys_at(&shape), v = values_at(&shape);
     uint64_t out_width = shape.Hq * value_width(s->d);
     uint64_t bytes = spw_dtype_bytes(subject_type()), cache_bytes = 3 * capacity * width * bytes;
     unsigned char *nan = subject_need(cache_bytes);
@@ -269,7 +287,7 @@ attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed,
 static void
 attend_to_prefix(spw_gpu *gpu, spw_gpu_queue *q, spw_attention_shape shape, uint64_t t, void *packed, void *out)
 {
-    uint64_t k = shape.Hq * shape.D, v = values_at(&shape);
+    uint64_t k = keys_at(&shape), v = values_at(&shape);
     uint64_t y_bytes = t * shape.Hq * (shape.Dv > 0 ? shape.Dv : shape.D) * spw_dtype_bytes(subject_type());
     void *y = NULL, *lse = NULL;
     assert_int_equal(spw_gpu_alloc(gpu, &y, y_bytes, NULL), SPW_OK);
@@ -289,13 +307,13 @@ attend_to_prefix(spw_gpu *gpu, spw_gpu_queue *q, spw_attention_shape shape, uint
 void
 parity_attention_bits(const parity *p)
 {
-    static const uint64_t sizes[][8] = {
-        {1, 90, 2, 2, 192, 0, 0, 128}, {1, 7, 2, 2, 8, 0},      {1, 65, 2, 1, 24, 0},
-        {1, 150, 2, 1, 8, 0},          {1, 140, 2, 1, 8, 37},   {1, 70, 2, 1, 24, 0, 1},
-        {1, 1000, 4, 2, 128, 0},       {1, 700, 2, 2, 64, 300}, {1, 700, 2, 2, 256, 0, 2}};
-    for (size_t i = 0; i < (p->large ? 9 : 6); i++) {
+    static const uint64_t sizes[][9] = {
+        {1, 65, 3, 3, 24, 0, 0, 0, 1}, {1, 90, 2, 2, 192, 0, 0, 128}, {1, 7, 2, 2, 8, 0},      {1, 65, 2, 1, 24, 0},
+        {1, 150, 2, 1, 8, 0},          {1, 140, 2, 1, 8, 37},         {1, 70, 2, 1, 24, 0, 1}, {1, 1000, 4, 2, 128, 0},
+        {1, 700, 2, 2, 64, 300},       {1, 700, 2, 2, 256, 0, 2}};
+    for (size_t i = 0; i < (p->large ? 10 : 7); i++) {
         const uint64_t *d = sizes[i];
-        subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6], 0, d[7]}};
+        subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6], 0, d[7], d[8]}};
         spw_attention_shape shape = shape_of(&s);
         uint64_t elems = shape.T * shape.q_stride, k = shape.Hq * value_width(s.d), n = shape.T * k;
         spw_dtype type = spw_gpu_get_info(p->gpu)->compute_dtype;

@@ -170,11 +170,12 @@ parity_linear_by_row(const parity *p)
 
 /* ---------------------------------------------------------------- element-wise: d = n */
 
+/* d = n, kind */
 static void
-run_gelu(const subject *s, spw_gpu_queue *q, void **p)
+run_curve(const subject *s, spw_gpu_queue *q, void **p)
 {
-    spw_gpu_gelu(q, p[1], p[0], s->d[0]);
-    spw_gpu_gelu_backward(q, p[3], p[2], p[0], s->d[0], s->flags);
+    spw_gpu_curve(q, (spw_curve)s->d[1], p[1], p[0], s->d[0]);
+    spw_gpu_curve_backward(q, (spw_curve)s->d[1], p[3], p[2], p[0], s->d[0], s->flags);
 }
 
 /* d = n, which gradient is not wanted, kind */
@@ -276,18 +277,19 @@ void
 parity_elements(const parity *p)
 {
     examine_packed(p);
+    static const char *const curves[SPW_CURVE_COUNT] = {"gelu", "gelu, exact", "relu"};
     static const uint64_t lengths[] = {1, 15, 16, 17, 100, 2049, 4100, 1000003};
     for (size_t i = 0; i < (p->large ? 8 : 7); i++) {
         uint64_t n = lengths[i];
         for (unsigned f = 0; f < 4; f++) {
             subject_kind dx = f & 1 ? ACT : ACT_OUT, dx2 = f & 2 ? ACT : ACT_OUT;
             unsigned flags = (f & 1 ? SPW_OP_ACC_DX : 0) | (f & 2 ? SPW_OP_ACC_DX2 : 0);
-            if (f < 2)
-                subject_examine(p, &(subject){.name = "gelu",
+            for (uint64_t kind = 0; f < 2 && kind < SPW_CURVE_COUNT; kind++)
+                subject_examine(p, &(subject){.name = curves[kind],
                                               .a = {{ACT, n, 0, 0}, {ACT_OUT, n, 0, 0}, {ACT, n, 0, 0}, {dx, n, 0, 0}},
-                                              .d = {n},
+                                              .d = {n, kind},
                                               .flags = flags,
-                                              .run = run_gelu});
+                                              .run = run_curve});
             for (uint64_t kind = SPW_GATE_SILU; kind <= SPW_GATE_GELU; kind++)
                 subject_examine(p, &(subject){.name = kind == SPW_GATE_GELU ? "gelu_mul" : "silu_mul",
                                               .a = {{ACT, n, 0, 0},
@@ -589,7 +591,7 @@ static void
 run_nan(const subject *s, spw_gpu_queue *q, void **p)
 {
     uint64_t C = s->d[1];
-    spw_gpu_gelu(q, p[2], p[0], C);
+    spw_gpu_curve(q, SPW_CURVE_GELU, p[2], p[0], C);
     spw_gpu_gate_mul(q, SPW_GATE_SILU, subject_elem(p[2], C), p[0], p[1], 1, C, C);
     spw_gpu_layernorm(q, subject_elem(p[2], 2 * C), p[4], (float *)p[4] + 1, p[0], p[1], p[1], 1, C, 1e-5f);
     spw_gpu_rmsnorm(q, subject_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 0, 1, C, 1e-5f);

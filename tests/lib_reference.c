@@ -17,7 +17,7 @@ stored(spw_dtype type, double x)
 typedef struct view {
     const uint64_t *d; /* as a subject of attention has them */
     const float *q, *key, *value, *sinks;
-    uint64_t q_stride, k_stride, v_stride, Dv, v_head;
+    uint64_t q_stride, k_stride, v_stride, Dv, v_head, q_head, k_head;
     double scale, cap;
 } view;
 
@@ -35,7 +35,8 @@ static double
 score(const view *w, uint64_t row, uint64_t h, uint64_t col, double *slope)
 {
     uint64_t D = w->d[4], group = w->d[2] / w->d[3];
-    double s = w->scale * dot(w->q + row * w->q_stride + h * D, w->key + col * w->k_stride + h / group * D, D);
+    double s =
+        w->scale * dot(w->q + row * w->q_stride + h * w->q_head, w->key + col * w->k_stride + h / group * w->k_head, D);
     double t = w->cap > 0 ? tanh(s / w->cap) : 0;
     *slope = 1 - t * t;
     return w->cap > 0 ? w->cap * t : s;
@@ -91,13 +92,15 @@ attend_backward(const view *w, spw_dtype type, uint64_t row, uint64_t h, uint64_
     for (uint64_t j = from; j <= to; j++) {
         double slope, p = exp(score(w, row, h, j, &slope) - lse), ds, rounded = stored(type, p);
         const float *value = w->value + j * w->v_stride + h / group * w->v_head;
-        const float *q = w->q + row * w->q_stride + h * D, *key = w->key + j * w->k_stride + h / group * D;
-        double *to_key = dk + j * w->k_stride + h / group * D, *to_value = dv + j * w->v_stride + h / group * w->v_head;
+        const float *q = w->q + row * w->q_stride + h * w->q_head;
+        const float *key = w->key + j * w->k_stride + h / group * w->k_head;
+        double *to_key = dk + j * w->k_stride + h / group * w->k_head,
+               *to_value = dv + j * w->v_stride + h / group * w->v_head;
         ds = w->scale * stored(type, p * (dot(dout, value, w->Dv) - delta) * slope);
         for (uint64_t c = 0; c < w->Dv; c++)
             to_value[c] += rounded * (double)dout[c];
         for (uint64_t c = 0; c < D; c++) {
-            dq[row * w->q_stride + h * D + c] += ds * (double)key[c];
+            dq[row * w->q_stride + h * w->q_head + c] += ds * (double)key[c];
             to_key[c] += ds * (double)q[c];
         }
     }
@@ -108,15 +111,18 @@ view_of(const subject *s, float *packed)
 {
     const uint64_t *d = s->d;
     uint64_t stride = (d[2] + 2 * d[3]) * d[4], Dv = d[9] > 0 ? d[9] : d[4];
+    uint64_t head = d[10] > 0 ? 3 * d[4] : d[4];
     return (view){.d = d,
                   .q = packed,
-                  .key = packed + d[2] * d[4],
-                  .value = packed + (d[2] + d[3]) * d[4] + d[4] - Dv,
+                  .key = packed + (d[10] > 0 ? d[4] : d[2] * d[4]),
+                  .value = packed + (d[10] > 0 ? 2 * d[4] : (d[2] + d[3]) * d[4] + d[4] - Dv),
                   .q_stride = stride,
                   .k_stride = stride,
                   .v_stride = stride,
                   .Dv = Dv,
-                  .v_head = d[4],
+                  .q_head = head,
+                  .k_head = head,
+                  .v_head = head,
                   .scale = (double)(1 / sqrtf((float)d[4])),
                   .cap = (double)d[7] / 4};
 }
@@ -179,16 +185,18 @@ reference_attention_cached(const subject *s, spw_dtype type, unsigned way, float
     w.sinks = d[8] > 0 ? a[6] : NULL;
     w.k_stride = Hk * D;
     w.v_stride = Hk * w.Dv;
+    w.k_head = D;
     w.v_head = w.Dv;
     for (uint64_t b = 0; b < d[0]; b++) {
         float *keys = a[2] + (uint64_t)ints[4][b] * capacity * w.k_stride;
         float *values = a[3] + (uint64_t)ints[4][b] * capacity * w.v_stride;
         for (uint64_t t = 0; t < T; t++) {
             uint64_t at = (uint64_t)ints[5][b] + t;
-            memcpy(keys + at * w.k_stride, key + (b * T + t) * w.q_stride, w.k_stride * sizeof *keys);
-            for (uint64_t h = 0; h < Hk; h++)
-                memcpy(values + at * w.v_stride + h * w.Dv, value + (b * T + t) * w.q_stride + h * D,
-                       w.Dv * sizeof *values);
+            for (uint64_t h = 0; h < Hk; h++) {
+                uint64_t from = (b * T + t) * w.q_stride + h * w.q_head;
+                memcpy(keys + at * w.k_stride + h * D, key + from, D * sizeof *keys);
+                memcpy(values + at * w.v_stride + h * w.Dv, value + from, w.Dv * sizeof *values);
+            }
         }
         w.key = keys;
         w.value = values;

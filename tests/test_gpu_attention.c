@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-/* --------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters, Dv or 0; packed */
+/* --------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters, Dv or 0, woven; packed */
 
 typedef struct heads {
     const int32_t *begins, *ends; /* in ops_ids */
-    uint64_t B, T, Hq, Hk, D, Dv, window, q_stride, kv_stride, k_at, v_at;
+    uint64_t B, T, Hq, Hk, D, Dv, window, q_stride, kv_stride, k_at, v_at, head;
     float cap;
     const float *sinks;
 } heads;
@@ -36,6 +36,12 @@ heads_of(const ops_subject *s)
     h.Dv = s->d[8] > 0 ? s->d[8] : h.D;
     h.v_at = (h.Hq + h.Hk) * h.D + h.D - h.Dv; /* heads D apart still: what lies between them is nobody's */
     h.cap = (float)s->d[7] / 4;
+    h.head = h.D;
+    if (s->d[9] > 0) { /* q, k and v of a head beside each other */
+        h.k_at = h.D;
+        h.v_at = 2 * h.D;
+        h.head = 3 * h.D;
+    }
     return h;
 }
 
@@ -48,14 +54,14 @@ attention_ref(const ops_subject *s, double *const *in, double *out)
     for (uint64_t b = 0; b < h.B; b++)
         for (uint64_t head = 0; head < h.Hq; head++)
             for (uint64_t t = 0; t < h.T; t++) {
-                const double *q = in[0] + (b * h.T + t) * h.q_stride + head * h.D;
+                const double *q = in[0] + (b * h.T + t) * h.q_stride + head * h.head;
                 uint64_t hk = head / (h.Hq / h.Hk);
                 double sum = s->inputs > 1 ? exp(in[1][head]) : 0, *o = out + (b * h.T + t) * h.Hq * h.Dv + head * h.Dv;
                 uint64_t first = h.window > 0 && t + 1 > h.window ? t + 1 - h.window : 0;
                 if (h.begins != NULL && (uint64_t)h.begins[b * h.T + t] > first)
                     first = (uint64_t)h.begins[b * h.T + t];
                 for (uint64_t u = first; u <= t; u++) {
-                    const double *k = in[0] + (b * h.T + u) * h.kv_stride + h.k_at + hk * h.D;
+                    const double *k = in[0] + (b * h.T + u) * h.kv_stride + h.k_at + hk * h.head;
                     double dot = 0;
                     for (uint64_t d = 0; d < h.D; d++)
                         dot += q[d] * k[d];
@@ -65,7 +71,7 @@ attention_ref(const ops_subject *s, double *const *in, double *out)
                 for (uint64_t d = 0; d < h.Dv; d++) {
                     o[d] = 0;
                     for (uint64_t u = first; u <= t; u++)
-                        o[d] += p[u] / sum * in[0][(b * h.T + u) * h.kv_stride + h.v_at + hk * h.D + d];
+                        o[d] += p[u] / sum * in[0][(b * h.T + u) * h.kv_stride + h.v_at + hk * h.head + d];
                 }
             }
     free(p);
@@ -82,8 +88,9 @@ shape_of(const heads *h)
                                  .q_stride = h->q_stride,
                                  .kv_stride = h->kv_stride,
                                  .Dv = h->Dv < h->D ? h->Dv : 0,
+                                 .qk_head = h->head > h->D ? h->head : 0,
                                  .v_stride = h->Dv < h->D ? h->kv_stride : 0,
-                                 .v_head = h->Dv < h->D ? h->D : 0,
+                                 .v_head = h->head > h->D || h->Dv < h->D ? h->head : 0,
                                  .scale = 1 / sqrtf((float)h->D),
                                  .window = h->window,
                                  .begins = h->begins,
@@ -119,48 +126,51 @@ attention_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const fl
 /*
  * Causal attention on packed qkv: one token, tiles cut off and several tiles, plain and grouped heads, odd head sizes,
  * windows of one key, inside a tile, across tiles, and one that leaves tiles unread; documents, inside tiles and over several; scores with a
- * cap.
+ * cap; a head's query, key and value beside each other.
  */
 static void
 test_attention(void **state)
 {
-    static const uint64_t sizes[][9] = {{1, 1, 1, 1, 8, 0},
-                                        {2, 7, 2, 2, 8, 0},
-                                        {1, 65, 2, 1, 20, 0},
-                                        {2, 33, 6, 2, 4, 0},
-                                        {1, 150, 2, 1, 8, 0},
-                                        {1, 200, 1, 1, 4, 0},
-                                        {1, 40, 2, 1, 4, 1},
-                                        {2, 33, 4, 2, 6, 5},
-                                        {1, 150, 2, 2, 8, 149},
-                                        {1, 200, 2, 1, 4, 100},
-                                        {1, 300, 1, 1, 4, 37},
-                                        {1, 290, 1, 1, 4, 129},
-                                        {2, 40, 2, 1, 4, 0, 1},
-                                        {1, 150, 2, 1, 8, 0, 12},
-                                        {1, 290, 2, 2, 4, 0, 90},
-                                        {1, 200, 1, 1, 4, 21, 40},
-                                        {2, 7, 2, 2, 8, 0, 0, 1},
-                                        {1, 150, 4, 2, 8, 37, 0, 1},
-                                        {1, 200, 1, 1, 4, 0, 40, 3},
-                                        {2, 7, 2, 2, 8, 0, 0, 0, 5},
-                                        {1, 150, 4, 2, 6, 0, 0, 0, 4},
-                                        {1, 200, 2, 1, 4, 37, 40, 0, 1},
-                                        {1, 140, 2, 2, 4, 0, 0, 1, 3}};
+    static const uint64_t sizes[][10] = {{1, 1, 1, 1, 8, 0},
+                                         {2, 7, 2, 2, 8, 0},
+                                         {1, 65, 2, 1, 20, 0},
+                                         {2, 33, 6, 2, 4, 0},
+                                         {1, 150, 2, 1, 8, 0},
+                                         {1, 200, 1, 1, 4, 0},
+                                         {1, 40, 2, 1, 4, 1},
+                                         {2, 33, 4, 2, 6, 5},
+                                         {1, 150, 2, 2, 8, 149},
+                                         {1, 200, 2, 1, 4, 100},
+                                         {1, 300, 1, 1, 4, 37},
+                                         {1, 290, 1, 1, 4, 129},
+                                         {2, 40, 2, 1, 4, 0, 1},
+                                         {1, 150, 2, 1, 8, 0, 12},
+                                         {1, 290, 2, 2, 4, 0, 90},
+                                         {1, 200, 1, 1, 4, 21, 40},
+                                         {2, 7, 2, 2, 8, 0, 0, 1},
+                                         {1, 150, 4, 2, 8, 37, 0, 1},
+                                         {1, 200, 1, 1, 4, 0, 40, 3},
+                                         {2, 7, 2, 2, 8, 0, 0, 0, 5},
+                                         {1, 150, 4, 2, 6, 0, 0, 0, 4},
+                                         {1, 200, 2, 1, 4, 37, 40, 0, 1},
+                                         {1, 140, 2, 2, 4, 0, 0, 1, 3},
+                                         {2, 7, 2, 2, 8, 0, 0, 0, 0, 1},
+                                         {1, 200, 3, 3, 4, 37, 0, 0, 0, 1},
+                                         {1, 150, 2, 2, 6, 0, 40, 0, 0, 1}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         uint64_t rows = sizes[i][0] * sizes[i][1], Hq = sizes[i][2], Hk = sizes[i][3], D = sizes[i][4];
         uint64_t Dv = sizes[i][8] > 0 ? sizes[i][8] : D;
-        ops_examine(
-            &(ops_subject){"attention",
-                           1,
-                           {rows * (Hq + 2 * Hk) * D},
-                           rows * Hq * Dv,
-                           {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6], sizes[i][7], sizes[i][8]},
-                           0,
-                           attention_ref,
-                           attention_fwd,
-                           attention_bwd});
+        ops_examine(&(ops_subject){
+            "attention",
+            1,
+            {rows * (Hq + 2 * Hk) * D},
+            rows * Hq * Dv,
+            {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6], sizes[i][7], sizes[i][8], sizes[i][9]},
+            0,
+            attention_ref,
+            attention_fwd,
+            attention_bwd});
     }
 }
 
@@ -234,14 +244,14 @@ attend_in_pieces(spw_gpu_queue *q, const heads *h, const float *packed, uint64_t
 static void
 test_attention_cached(void **state)
 {
-    static const uint64_t sizes[][8] = {{1, 90, 4, 2, 8, 0, 0, 5}, {1, 40, 2, 2, 6, 9, 0, 4}, {1, 1, 1, 1, 8, 0},
-                                        {1, 7, 2, 2, 8, 0},        {1, 65, 2, 1, 20, 0},      {1, 150, 4, 2, 8, 0},
-                                        {1, 300, 2, 1, 4, 0},      {1, 40, 2, 1, 4, 1},       {1, 200, 2, 1, 4, 37},
-                                        {1, 290, 1, 1, 4, 129},    {1, 200, 2, 1, 4, 37, 1}};
+    static const uint64_t sizes[][9] = {
+        {1, 90, 4, 2, 8, 0, 0, 5}, {1, 40, 2, 2, 6, 9, 0, 4}, {1, 1, 1, 1, 8, 0},       {1, 7, 2, 2, 8, 0},
+        {1, 65, 2, 1, 20, 0},      {1, 150, 4, 2, 8, 0},      {1, 300, 2, 1, 4, 0},     {1, 40, 2, 1, 4, 1},
+        {1, 200, 2, 1, 4, 37},     {1, 290, 1, 1, 4, 129},    {1, 200, 2, 1, 4, 37, 1}, {1, 90, 3, 3, 8, 0, 0, 0, 1}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         const uint64_t *d = sizes[i];
-        ops_subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6], d[7]}};
+        ops_subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6], d[7], d[8]}};
         heads h = heads_of(&s);
         spw_attention_shape shape;
         uint64_t n = h.T * h.Hq * h.Dv, seed = i;
@@ -280,10 +290,11 @@ test_attention_cached(void **state)
                 memcpy(rows + (uint64_t)k * h.q_stride, packed + at[k] * h.q_stride, h.q_stride * 4);
                 for (uint64_t t = 0; t < at[k]; t++) {
                     uint64_t to = ((uint64_t)slots[k] * h.T + t) * width;
-                    memcpy(key + to, packed + t * h.q_stride + h.k_at, width * 4);
-                    for (uint64_t head = 0; head < h.Hk; head++)
+                    for (uint64_t head = 0; head < h.Hk; head++) {
+                        memcpy(key + to + head * h.D, packed + t * h.q_stride + h.k_at + head * h.head, h.D * 4);
                         memcpy(value + ((uint64_t)slots[k] * h.T + t) * h.Hk * h.Dv + head * h.Dv,
-                               packed + t * h.q_stride + h.v_at + head * h.D, h.Dv * 4);
+                               packed + t * h.q_stride + h.v_at + head * h.head, h.Dv * 4);
+                    }
                 }
             }
             shape.B = 3;

@@ -109,7 +109,7 @@ static void
 linear_gelu_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout,
                 float *const *g)
 {
-    spw_gpu_gelu_backward(q, ops_saved[1], dout, ops_saved[0], s->out_n, 0);
+    spw_gpu_curve_backward(q, SPW_CURVE_GELU, ops_saved[1], dout, ops_saved[0], s->out_n, 0);
     linear_bwd(s, q, in, out, ops_saved[1], g);
 }
 
@@ -127,7 +127,7 @@ gelu_linear_ref(const ops_subject *s, double *const *in, double *out)
 static void
 gelu_linear_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_gelu(q, ops_saved[0], in[0], s->n[0]);
+    spw_gpu_curve(q, SPW_CURVE_GELU, ops_saved[0], in[0], s->n[0]);
     spw_gpu_linear(q, out, ops_saved[0], in[1], in[2], s->d[0], s->d[1], s->d[2], s->flags);
 }
 
@@ -230,6 +230,16 @@ gelu_ref(const ops_subject *s, double *const *in, double *out)
     }
 }
 
+/* The other curves; the kind is d[1]. No input is so near 0 that differences would straddle it. */
+static void
+curve_ref(const ops_subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0; i < s->d[0]; i++) {
+        double x = 4 * in[0][i];
+        out[i] = s->d[1] == SPW_CURVE_RELU ? fmax(x, 0) : 0.5 * x * erfc(-x / sqrt(2));
+    }
+}
+
 static void
 stretch(float *to, const float *from, uint64_t n)
 {
@@ -241,7 +251,24 @@ static void
 gelu_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
     stretch(ops_saved[0], in[0], s->d[0]);
-    spw_gpu_gelu(q, out, ops_saved[0], s->d[0]);
+    spw_gpu_curve(q, SPW_CURVE_GELU, out, ops_saved[0], s->d[0]);
+}
+
+static void
+curve_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    stretch(ops_saved[0], in[0], s->d[0]);
+    spw_gpu_curve(q, (spw_curve)s->d[1], out, ops_saved[0], s->d[0]);
+}
+
+static void
+curve_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout,
+          float *const *g)
+{
+    (void)in;
+    (void)out;
+    spw_gpu_curve_backward(q, (spw_curve)s->d[1], g[0], dout, ops_saved[0], s->d[0], s->flags);
+    stretch(g[0], g[0], s->d[0]);
 }
 
 static void
@@ -249,7 +276,7 @@ gelu_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *
 {
     (void)in;
     (void)out;
-    spw_gpu_gelu_backward(q, g[0], dout, ops_saved[0], s->d[0], s->flags);
+    spw_gpu_curve_backward(q, SPW_CURVE_GELU, g[0], dout, ops_saved[0], s->d[0], s->flags);
     stretch(g[0], g[0], s->d[0]);
 }
 
@@ -424,6 +451,9 @@ test_elementwise(void **state)
         uint64_t n = lengths[i];
         ops_examine(&(ops_subject){"gelu", 1, {n}, n, {n}, 0, gelu_ref, gelu_fwd, gelu_bwd});
         ops_examine(&(ops_subject){"gelu, added", 1, {n}, n, {n}, SPW_OP_ACC_DX, gelu_ref, gelu_fwd, gelu_bwd});
+        for (uint64_t kind = SPW_CURVE_GELU_ERF; kind < SPW_CURVE_COUNT; kind++)
+            for (unsigned f = 0; f <= SPW_OP_ACC_DX; f += SPW_OP_ACC_DX)
+                ops_examine(&(ops_subject){"curve", 1, {n}, n, {n, kind}, f, curve_ref, curve_fwd, curve_bwd});
         ops_examine(&(ops_subject){"silu_mul", 2, {n, n}, n, {n}, 0, silu_ref, silu_fwd, silu_bwd});
         ops_examine(&(ops_subject){
             "silu_mul, added", 2, {n, n}, n, {n}, SPW_OP_ACC_DX | SPW_OP_ACC_DX2, silu_ref, silu_fwd, silu_bwd});
@@ -860,8 +890,11 @@ test_nan_spreads(void **state)
     for (int i = 0; i < V * C; i++)
         w[i] = 0.01f;
     x[21] = NAN;
-    spw_gpu_gelu(q, y, x, C);
-    assert_true(isnan(y[21]));
+    for (int kind = 0; kind < SPW_CURVE_COUNT; kind++) {
+        y[21] = 0;
+        spw_gpu_curve(q, (spw_curve)kind, y, x, C);
+        assert_true(isnan(y[21]));
+    }
     spw_gpu_gate_mul(q, SPW_GATE_SILU, y, x, w, 1, C, C);
     assert_true(isnan(y[21]));
     spw_gpu_gate_mul(q, SPW_GATE_GELU, y, x, w, 1, C, C);

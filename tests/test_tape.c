@@ -351,7 +351,7 @@ static void
 makes_elsewhere(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
     (void)at;
-    out[0] = spw_nn_gelu(call->tape, in[0]);
+    out[0] = spw_nn_curve(call->tape, SPW_CURVE_GELU, in[0]);
 }
 
 static void
@@ -368,7 +368,7 @@ is_fine(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **ou
 {
     (void)at;
     spw_nn_into(call->tape, 0);
-    out[0] = spw_nn_gelu(call->tape, in[0]);
+    out[0] = spw_nn_curve(call->tape, SPW_CURVE_GELU, in[0]);
 }
 
 static void
@@ -480,7 +480,8 @@ enum { SIDE = 6, CELLS = SIDE * SIDE, GRAPHS = 12 };
 static spw_value *
 gelu_layer(spw_tape *t, spw_value *x, spw_value *w, bool plain)
 {
-    return plain ? spw_nn_gelu(t, spw_nn_linear(t, x, w, NULL, 0)) : spw_nn_linear_gelu(t, x, w, NULL, 0);
+    return plain ? spw_nn_curve(t, SPW_CURVE_GELU, spw_nn_linear(t, x, w, NULL, 0))
+                 : spw_nn_linear_gelu(t, x, w, NULL, 0);
 }
 
 static spw_value *

@@ -15,6 +15,7 @@ typedef struct attention {
     float *out, *lse, *dq, *dk, *dv, *dsinks;
     const float *q, *key, *value, *dout, *fwd_out, *fwd_lse;
     spw_attention_shape s;
+    uint64_t k_head;                  /* from a head of keys to the next one */
     const spw_attention_cache *cache; /* forward: where keys and values are; NULL: beside the queries */
 } attention;
 
@@ -60,7 +61,7 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     uint64_t tiles = (s->T + TILE_Q - 1) / TILE_Q, out_stride = s->Hq * s->Dv;
     uint64_t tile = part_idx % tiles, h = part_idx / tiles % s->Hq, b = part_idx / tiles / s->Hq;
     uint64_t q0 = tile * TILE_Q, nq = min_u64(TILE_Q, s->T - q0), hk = h / (s->Hq / s->Hk);
-    const float *q = a->q + (b * s->T + q0) * s->q_stride + h * s->D;
+    const float *q = a->q + (b * s->T + q0) * s->q_stride + h * s->qk_head;
     float *out = a->out + (b * s->T + q0) * out_stride + h * s->Dv;
     float scores[TILE_Q * TILE_K], max[TILE_Q], sum[TILE_Q];
     bool started[TILE_Q] = {false};
@@ -70,7 +71,7 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     (void)worker_idx;
     for (uint64_t k0 = first; k0 < p0 + nq; k0 += TILE_K) {
         uint64_t nk = min_u64(TILE_K, p0 + nq - k0); /* later keys are seen by no row of this tile */
-        const float *key = a->key + (kv_row + k0) * s->kv_stride + hk * s->D;
+        const float *key = a->key + (kv_row + k0) * s->kv_stride + hk * a->k_head;
         const float *value = a->value + (kv_row + k0) * s->v_stride + hk * s->v_head;
         spw__cpu_gemm_here(false, true, nq, nk, s->D, s->scale, q, s->q_stride, key, s->kv_stride, 0.0f, scores,
                            TILE_K);
@@ -114,8 +115,14 @@ void
 spw__cpu_attention(spw_gpu_queue *queue, act *out, float *lse, const act *query, const act *key, const act *value,
                    const spw_attention_shape *shape)
 {
-    attention a = {
-        .k = spw__cpu_kernels(queue), .out = out, .lse = lse, .q = query, .key = key, .value = value, .s = *shape};
+    attention a = {.k = spw__cpu_kernels(queue),
+                   .out = out,
+                   .lse = lse,
+                   .q = query,
+                   .key = key,
+                   .value = value,
+                   .s = *shape,
+                   .k_head = shape->qk_head};
     uint64_t tiles = (shape->T + TILE_Q - 1) / TILE_Q;
     spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hq * tiles), forward_part, &a);
 }
@@ -145,7 +152,7 @@ spw__cpu_attention_cached(spw_gpu_queue *queue, act *out, const act *query, cons
 {
     const spw_attention_shape *s = shape;
     uint64_t tiles = (s->T + TILE_Q - 1) / TILE_Q;
-    put key = {cache->key, new_key, cache, s->T, s->kv_stride, s->Hk, s->D, s->D};
+    put key = {cache->key, new_key, cache, s->T, s->kv_stride, s->Hk, s->qk_head, s->D};
     put value = {cache->value, new_value, cache, s->T, s->v_stride, s->Hk, s->v_head, s->Dv};
     attention a = {.k = spw__cpu_kernels(queue),
                    .out = out,
@@ -153,6 +160,7 @@ spw__cpu_attention_cached(spw_gpu_queue *queue, act *out, const act *query, cons
                    .key = cache->key,
                    .value = cache->value,
                    .s = *s,
+                   .k_head = s->D,
                    .cache = cache};
     for (uint64_t b = 0; b < s->B; b++)
         SPW_ASSERT((uint64_t)cache->starts[b] + s->T <= cache->capacity);
@@ -170,7 +178,8 @@ backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t 
 {
     const spw_attention_shape *s = &a->s;
     uint64_t nq = min_u64(TILE_Q, s->T - q0), hk = h / (s->Hq / s->Hk), out_stride = s->Hq * s->Dv;
-    uint64_t q_at = (b * s->T + q0) * s->q_stride + h * s->D, kv_at = (b * s->T + k0) * s->kv_stride + hk * s->D;
+    uint64_t q_at = (b * s->T + q0) * s->q_stride + h * s->qk_head;
+    uint64_t kv_at = (b * s->T + k0) * s->kv_stride + hk * s->qk_head;
     uint64_t out_at = (b * s->T + q0) * out_stride + h * s->Dv, v_at = (b * s->T + k0) * s->v_stride + hk * s->v_head;
     const float *lse = a->fwd_lse + (b * s->Hq + h) * s->T + q0;
     float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
@@ -209,10 +218,11 @@ backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     uint64_t hk = part_idx % s->Hk, b = part_idx / s->Hk, group = s->Hq / s->Hk;
     (void)worker_idx;
     for (uint64_t t = 0; t < s->T; t++) {
-        uint64_t kv_at = (b * s->T + t) * s->kv_stride + hk * s->D;
+        uint64_t kv_at = (b * s->T + t) * s->kv_stride + hk * s->qk_head;
         memset(a->dk + kv_at, 0, s->D * sizeof(float));
         memset(a->dv + (b * s->T + t) * s->v_stride + hk * s->v_head, 0, s->Dv * sizeof(float));
-        memset(a->dq + (b * s->T + t) * s->q_stride + hk * group * s->D, 0, group * s->D * sizeof(float));
+        for (uint64_t h = hk * group; h < (hk + 1) * group; h++)
+            memset(a->dq + (b * s->T + t) * s->q_stride + h * s->qk_head, 0, s->D * sizeof(float));
     }
     for (uint64_t k0 = 0; k0 < s->T; k0 += TILE_K) {
         uint64_t nk = min_u64(TILE_K, s->T - k0);

@@ -9,8 +9,8 @@
 
 typedef struct cpu_kernels {
     void (*add)(float *y, const float *a, const float *b, uint64_t n);
-    void (*gelu)(float *y, const float *x, uint64_t n);
-    void (*gelu_backward)(float *dx, const float *dy, const float *x, uint64_t n, bool acc);
+    void (*curve[SPW_CURVE_COUNT])(float *y, const float *x, uint64_t n);
+    void (*curve_backward[SPW_CURVE_COUNT])(float *dx, const float *dy, const float *x, uint64_t n, bool acc);
     void (*gate_mul[SPW_GATE_COUNT])(float *y, const float *gate, const float *up, uint64_t n);
     void (*gate_mul_backward[SPW_GATE_COUNT])(float *dg, float *du, const float *dy, const float *gate, const float *up,
                                               uint64_t n, bool acc_g, bool acc_u);

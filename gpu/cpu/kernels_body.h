@@ -82,6 +82,52 @@ k_gelu_backward(float *dx, const float *dy, const float *x, uint64_t n, bool acc
     }
 }
 
+/* The normal distribution up to x, without the cancellation that 1 + erf() has, and its density. */
+static inline float
+normal_share(float x)
+{
+    return 0.5f * erfcf(-0.70710678118654752f * x);
+}
+
+static inline float
+normal_density(float x)
+{
+    return 0.39894228040143268f * exp_fast(-0.5f * x * x);
+}
+
+static void
+k_gelu_erf(float *restrict y, const float *restrict x, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = x[i] * normal_share(x[i]);
+}
+
+static void
+k_gelu_erf_backward(float *dx, const float *dy, const float *x, uint64_t n, bool acc)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float d = dy[i] * (normal_share(x[i]) + x[i] * normal_density(x[i]));
+        dx[i] = acc ? dx[i] + d : d;
+    }
+}
+
+static void
+k_relu(float *restrict y, const float *restrict x, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = x[i] <= 0.0f ? 0.0f : x[i];
+}
+
+static void
+k_relu_backward(float *dx, const float *dy, const float *x, uint64_t n, bool acc)
+{
+#pragma GCC ivdep
+    for (uint64_t i = 0; i < n; i++) {
+        float d = x[i] <= 0.0f ? 0.0f : dy[i];
+        dx[i] = acc ? dx[i] + d : d;
+    }
+}
+
 static void
 k_silu_mul(float *restrict y, const float *restrict gate, const float *restrict up, uint64_t n)
 {
@@ -405,8 +451,8 @@ k_sumsq(const float *x, uint64_t n)
 }
 
 const cpu_kernels KERNELS = {k_add,
-                             k_gelu,
-                             k_gelu_backward,
+                             {k_gelu, k_gelu_erf, k_relu},
+                             {k_gelu_backward, k_gelu_erf_backward, k_relu_backward},
                              {k_silu_mul, k_gelu_mul, k_clamped_mul},
                              {k_silu_mul_backward, k_gelu_mul_backward, k_clamped_mul_backward},
                              k_layernorm_row,

@@ -17,6 +17,7 @@ typedef struct args {
     float eps, offset, cap;
     int sign;
     spw_gate gate;
+    spw_curve curve;
     unsigned flags;
     uint64_t key, counter, at;
     double *sums;
@@ -68,8 +69,9 @@ at(void *base, uint64_t i)
 }
 
 ELEMENT_PART(add_part, g->k->add(at(g->out, i), g->a + i, g->b + i, n))
-ELEMENT_PART(gelu_part, g->k->gelu(at(g->out, i), g->a + i, n))
-ELEMENT_PART(gelu_backward_part, g->k->gelu_backward(at(g->out, i), g->a + i, g->b + i, n, g->flags &SPW_OP_ACC_DX))
+ELEMENT_PART(curve_part, g->k->curve[g->curve](at(g->out, i), g->a + i, n))
+ELEMENT_PART(curve_backward_part,
+             g->k->curve_backward[g->curve](at(g->out, i), g->a + i, g->b + i, n, g->flags &SPW_OP_ACC_DX))
 
 void
 spw__cpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t n)
@@ -116,15 +118,17 @@ spw__cpu_soft_cap(spw_gpu_queue *q, act *y, const act *x, float cap, uint64_t n)
 }
 
 void
-spw__cpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n)
+spw__cpu_curve(spw_gpu_queue *q, spw_curve kind, act *y, const act *x, uint64_t n)
 {
-    run(q, &(args){.out = y, .a = x, .n = n}, n, ELEMENT_GRAIN, gelu_part);
+    run(q, &(args){.out = y, .a = x, .n = n, .curve = kind}, n, ELEMENT_GRAIN, curve_part);
 }
 
 void
-spw__cpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags)
+spw__cpu_curve_backward(spw_gpu_queue *q, spw_curve kind, act *dx, const act *dy, const act *x, uint64_t n,
+                        unsigned flags)
 {
-    run(q, &(args){.out = dx, .a = dy, .b = x, .n = n, .flags = flags}, n, ELEMENT_GRAIN, gelu_backward_part);
+    run(q, &(args){.out = dx, .a = dy, .b = x, .n = n, .curve = kind, .flags = flags}, n, ELEMENT_GRAIN,
+        curve_backward_part);
 }
 
 /* How many of n elements from the first on lie in one row; at: where they do when rows begin stride apart. */
@@ -361,7 +365,7 @@ spw__cpu_linear_gelu(spw_gpu_queue *q, act *y, act *gelu_in, const act *x, const
                      uint64_t N, uint64_t K, unsigned flags)
 {
     spw__cpu_linear(q, gelu_in, x, w, b, M, N, K, flags);
-    spw__cpu_gelu(q, y, gelu_in, M * N);
+    spw__cpu_curve(q, SPW_CURVE_GELU, y, gelu_in, M * N);
 }
 
 void
@@ -371,7 +375,7 @@ spw__cpu_linear_gelu_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, c
     SPW_ASSERT((flags & SPW_OP_ACC_DX) == 0);
     spw__cpu_linear_backward(q, dx, dw, db, dy, x, w, M, N, K, flags);
     if (dx != NULL)
-        spw__cpu_gelu_backward(q, dx, dx, gelu_in, M * K, 0);
+        spw__cpu_curve_backward(q, SPW_CURVE_GELU, dx, dx, gelu_in, M * K, 0);
 }
 
 /* ---------------------------------------------------------------- embedding */

@@ -29,12 +29,13 @@ args_of(const spw_attention_shape *s, const void *q, const void *key, const void
     args.D = (int)s->D;
     args.Dv = (int)s->Dv;
     args.v_stride = s->v_stride;
+    args.q_head = args.k_head = s->qk_head;
     args.v_head = s->v_head;
     args.group = (int)(s->Hq / s->Hk);
     args.scale = s->scale;
     args.cap = s->cap;
     args.wide = s->D % 8 == 0 && s->q_stride % 8 == 0 && s->kv_stride % 8 == 0 && s->Dv % 8 == 0 &&
-                s->v_stride % 8 == 0 && s->v_head % 8 == 0 && spw__cuda_aligned(q, key, value);
+                s->v_stride % 8 == 0 && s->qk_head % 8 == 0 && s->v_head % 8 == 0 && spw__cuda_aligned(q, key, value);
     return args;
 }
 
@@ -92,6 +93,7 @@ forward(cuda_queue *q, void *out, float *lse, const void *query, const void *key
     args.lse = lse;
     args.wide = args.wide && spw__cuda_aligned(out);
     if (cache != NULL) {
+        args.k_head = s->D;
         args.capacity = cache->capacity;
         args.slots = cache->slots;
         args.starts = cache->starts;
@@ -126,7 +128,7 @@ spw__cuda_attention_cached(spw_gpu_queue *queue, act *out, const act *query, con
     spw_attention_shape s = *shape;
     if (s.B == 0 || s.T == 0 || !head_fits(q, &s))
         return;
-    BY_TYPE(q, put<T>(q, (T *)cache->key, (const T *)new_key, cache, &s, s.kv_stride, s.D, s.D));
+    BY_TYPE(q, put<T>(q, (T *)cache->key, (const T *)new_key, cache, &s, s.kv_stride, s.qk_head, s.D));
     BY_TYPE(q, put<T>(q, (T *)cache->value, (const T *)new_value, cache, &s, s.v_stride, s.v_head, s.Dv));
     s.kv_stride = s.Hk * s.D;
     s.v_stride = s.Hk * s.Dv;

@@ -11,7 +11,8 @@ template <class E> struct attention_args {
     const E *q, *key, *value, *dout;
     E *out, *dq, *dk, *dv;
     float *lse, *delta; /* (B, Hq, T) */
-    uint64_t T, q_stride, kv_stride, v_stride, v_head, window, capacity;
+    uint64_t T, q_stride, kv_stride, v_stride, window, capacity;
+    uint64_t q_head, k_head, v_head; /* from a head to the next one */
     int Hq, Hk, D, Dv, group;
     float scale, cap;              /* scores scale q k; with a cap above 0 cap tanh(scale q k / cap) */
     const int32_t *slots, *starts; /* NULL: keys beside the queries */

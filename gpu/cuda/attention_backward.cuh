@@ -96,7 +96,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
     uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - q0);
     uint64_t keys = q0 + (uint64_t)rows, k0 = g.window > 0 && q0 + 1 > g.window ? (q0 + 1 - g.window) / BN * BN : 0;
-    const E *key = g.key + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const E *key = g.key + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     const E *value = g.value + (uint64_t)b * g.T * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0;
     float dq[MT][DP / 8][4] = {}, lse2[MT][2], delta[MT][2], scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
@@ -108,7 +108,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
             lse2[m][r] = row < rows ? g.lse[stats + (uint64_t)row] * SPW_LOG2E : INFINITY;
             delta[m][r] = row < rows ? g.delta[stats + (uint64_t)row] : 0.0f;
         }
-    load_tile<BM, DP, ATTENTION_THREADS>(q_tile, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D,
+    load_tile<BM, DP, ATTENTION_THREADS>(q_tile, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head,
                                          g.q_stride, rows, g.D, g.wide);
     load_tile<BM, VP, ATTENTION_THREADS>(do_tile, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * g.Dv,
                                          out_stride, rows, g.Dv, g.wide);
@@ -160,7 +160,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
         load_keys(next);
         copy_commit();
     }
-    store_gradients<MT, DP>(g.dq + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * (uint64_t)g.D, g.q_stride, dq,
+    store_gradients<MT, DP>(g.dq + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head, g.q_stride, dq,
                             my_row, rows, g.D, g.wide, g.scale);
 }
 
@@ -184,7 +184,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
              out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv; /* the first have most queries */
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - k0);
     uint64_t first = k0 / BN * BN, end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
-    uint64_t k_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
+    uint64_t k_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * g.k_head;
     uint64_t v_at = ((uint64_t)b * g.T + k0) * g.v_stride + (uint64_t)hk * g.v_head;
     float dk[DK ? MT : 1][DK ? DP / 8 : 1][4] = {}, dv[DV ? MT : 1][DV ? VP / 8 : 1][4] = {};
     float scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
@@ -195,7 +195,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
     if (DK)
         load_tile<BM, VP, ATTENTION_THREADS>(v_tile, g.value + v_at, g.v_stride, rows, g.Dv, g.wide);
     for (int h = hk * g.group; h < (hk + 1) * g.group; h++) {
-        const E *q = g.q + (uint64_t)b * g.T * g.q_stride + (uint64_t)h * (uint64_t)g.D;
+        const E *q = g.q + (uint64_t)b * g.T * g.q_stride + (uint64_t)h * g.q_head;
         const E *dout = g.dout + (uint64_t)b * g.T * out_stride + (uint64_t)h * (uint64_t)g.Dv;
         const float *lse = g.lse + ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
         const float *delta = g.delta + ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;

@@ -79,10 +79,10 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
     uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + (uint64_t)rows;
     uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
     uint64_t k0 = first_tile(g, b, p0);
-    const float *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
+    const float *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     const float *value = g.value + kv_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     float o[F32_TILE][2] = {};
-    load_f32(q, ld, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * (uint64_t)g.D, g.q_stride, rows, g.D);
+    load_f32(q, ld, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head, g.q_stride, rows, g.D);
     if (threadIdx.x < F32_TILE) {
         max[threadIdx.x] = -INFINITY;
         sum[threadIdx.x] = 0.0f;
@@ -181,9 +181,9 @@ __launch_bounds__(F32_THREADS) attention_f32_dq_kernel(attention_args<float> g)
     int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - q0);
     uint64_t keys = q0 + (uint64_t)rows;
     uint64_t k0 = first_tile(g, b, q0);
-    uint64_t k_at = (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
+    uint64_t k_at = (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     uint64_t v_at = (uint64_t)b * g.T * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
-    uint64_t q_at = ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * (uint64_t)g.D;
+    uint64_t q_at = ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head;
     uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
     float dq[F32_TILE][2] = {};
     load_f32(q, ld, g.q + q_at, g.q_stride, rows, g.D);
@@ -228,7 +228,7 @@ __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
     int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - k0);
     uint64_t end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
     end = g.ends != NULL ? least(end, (uint64_t)g.ends[(uint64_t)b * g.T + k0 + (uint64_t)rows - 1]) : end;
-    uint64_t k_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
+    uint64_t k_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * g.k_head;
     uint64_t v_at = ((uint64_t)b * g.T + k0) * g.v_stride + (uint64_t)hk * g.v_head;
     float dk[F32_TILE][2] = {}, dv[F32_TILE][2] = {};
     load_f32(k, ld, g.key + k_at, g.kv_stride, rows, g.D);
@@ -236,7 +236,7 @@ __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
     for (int h = hk * g.group; h < (hk + 1) * g.group; h++)
         for (uint64_t q0 = k0; q0 < end; q0 += F32_TILE) {
             uint64_t row = (uint64_t)b * g.T + q0;
-            load_f32(q, ld, g.q + row * g.q_stride + (uint64_t)h * (uint64_t)g.D, g.q_stride, (int64_t)(g.T - q0), g.D);
+            load_f32(q, ld, g.q + row * g.q_stride + (uint64_t)h * g.q_head, g.q_stride, (int64_t)(g.T - q0), g.D);
             load_f32(dout, ld, g.dout + row * out_stride + (uint64_t)h * (uint64_t)g.Dv, out_stride,
                      (int64_t)(g.T - q0), g.Dv);
             __syncthreads();

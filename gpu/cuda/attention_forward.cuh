@@ -234,8 +234,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
     uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + (uint64_t)rows;
     uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
     uint64_t k0 = g.window > 0 && p0 + 1 > g.window ? (p0 + 1 - g.window) / BN * BN : 0;
-    const E *q = g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D;
-    const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const E *q = g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head;
+    const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     const E *value = g.value + kv_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     const float scale = CAP ? g.cap : g.scale; /* of what is left of a score in registers */
     float o[MT][VP / 8][4] = {}, max[MT][2], sum[MT][2] = {}, scale2 = scale * SPW_LOG2E;

@@ -47,7 +47,7 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_forward_hopper_kernel(attenti
     uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + (uint64_t)rows;
     uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
     uint64_t k0 = g.window > 0 && p0 + 1 > g.window ? (p0 + 1 - g.window) / BN * BN : 0;
-    const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     const E *value = g.value + kv_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     float o[1][DP / 8][4] = {}, max[2] = {-INFINITY, -INFINITY}, sum[2] = {}, scale2 = g.scale * SPW_LOG2E;
     int now = 0;
@@ -57,8 +57,8 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_forward_hopper_kernel(attenti
     };
     if (g.begins != NULL)
         k0 = most(k0, (uint64_t)g.begins[(uint64_t)b * g.T + q0] / BN * BN);
-    load_swizzled<BM, DP, THREADS>(q_tile, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D, g.q_stride,
-                                   rows, g.D);
+    load_swizzled<BM, DP, THREADS>(q_tile, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head,
+                                   g.q_stride, rows, g.D);
     load(tiles, k0);
     copy_commit();
     for (; k0 < keys; k0 += BN, now = 2 * BN * DP - now) {
@@ -94,7 +94,7 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dq_hopper_kernel(attention_ar
     uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - q0);
     uint64_t keys = q0 + (uint64_t)rows, k0 = g.window > 0 && q0 + 1 > g.window ? (q0 + 1 - g.window) / BN * BN : 0;
-    const E *key = g.key + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const E *key = g.key + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     const E *value = g.value + (uint64_t)b * g.T * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0;
     float dq[1][DP / 8][4] = {}, lse2[2], delta[2], scale2 = g.scale * SPW_LOG2E;
@@ -105,8 +105,8 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dq_hopper_kernel(attention_ar
     };
     if (g.begins != NULL)
         k0 = most(k0, (uint64_t)g.begins[(uint64_t)b * g.T + q0] / BN * BN);
-    load_swizzled<BM, DP, THREADS>(q_tile, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D, g.q_stride,
-                                   rows, g.D);
+    load_swizzled<BM, DP, THREADS>(q_tile, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head,
+                                   g.q_stride, rows, g.D);
     load_swizzled<BM, DP, THREADS>(do_tile, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * g.Dv,
                                    out_stride, rows, g.Dv);
     load(tiles, k0);
@@ -142,7 +142,7 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dq_hopper_kernel(attention_ar
         products_wait<0>();
         products_end(dq[0]);
     }
-    store_gradients<1, DP>(g.dq + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * (uint64_t)g.D, g.q_stride, dq,
+    store_gradients<1, DP>(g.dq + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head, g.q_stride, dq,
                            my_row, rows, g.D, true, g.scale);
 }
 
@@ -161,7 +161,7 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dkv_hopper_kernel(attention_a
     uint64_t k0 = (uint64_t)blockIdx.x * BM, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - k0);
     uint64_t first = k0 / BN * BN, end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
-    uint64_t k_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
+    uint64_t k_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * g.k_head;
     uint64_t v_at = ((uint64_t)b * g.T + k0) * g.v_stride + (uint64_t)hk * g.v_head;
     float dk[1][DK ? DP / 8 : 1][4] = {}, dv[1][DV ? DP / 8 : 1][4] = {}, scale2 = g.scale * SPW_LOG2E;
     static_assert(2 * BN <= WARPGROUP, "a thread for each lse and delta");
@@ -171,7 +171,7 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dkv_hopper_kernel(attention_a
     if (DK)
         load_swizzled<BM, DP, THREADS>(v_tile, g.value + v_at, g.v_stride, rows, g.Dv);
     for (int h = hk * g.group; h < (hk + 1) * g.group; h++) {
-        const E *q = g.q + (uint64_t)b * g.T * g.q_stride + (uint64_t)h * (uint64_t)g.D;
+        const E *q = g.q + (uint64_t)b * g.T * g.q_stride + (uint64_t)h * g.q_head;
         const E *dout = g.dout + (uint64_t)b * g.T * out_stride + (uint64_t)h * (uint64_t)g.Dv;
         uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
         const float *mine = (threadIdx.x < BN ? g.lse : g.delta) + stats;

@@ -68,9 +68,39 @@ gelu_slope(float x, float s)
     return s + x * s * (1.0f - s) * du2;
 }
 
-template <class T>
+/* The normal distribution up to x, without the cancellation that 1 + erf() has. */
+SPW_DEVICE float
+normal_share(float x)
+{
+    return 0.5f * erfcf(-0.70710678118654752f * x);
+}
+
+template <spw_curve kind>
+SPW_DEVICE float
+curve_at(float x)
+{
+    switch (kind) {
+    case SPW_CURVE_GELU_ERF: return x * normal_share(x);
+    case SPW_CURVE_RELU: return x <= 0.0f ? 0.0f : x;
+    default: return x * gelu_sigmoid(x);
+    }
+}
+
+/* What comes back to x where d comes back to the curve. */
+template <spw_curve kind>
+SPW_DEVICE float
+curve_back(float x, float d)
+{
+    switch (kind) {
+    case SPW_CURVE_GELU_ERF: return d * (normal_share(x) + x * (0.39894228040143268f * expf(-0.5f * x * x)));
+    case SPW_CURVE_RELU: return x <= 0.0f ? 0.0f : d;
+    default: return d * gelu_slope(x, gelu_sigmoid(x));
+    }
+}
+
+template <class T, spw_curve kind>
 __global__ void
-gelu_kernel(T *y, const T *x, uint64_t n, bool wide)
+curve_kernel(T *y, const T *x, uint64_t n, bool wide)
 {
     uint64_t i = my_eight();
     float v[8];
@@ -79,13 +109,13 @@ gelu_kernel(T *y, const T *x, uint64_t n, bool wide)
     load8(v, x + i, n - i, wide);
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        v[j] *= gelu_sigmoid(v[j]);
+        v[j] = curve_at<kind>(v[j]);
     store8(y + i, v, n - i, wide);
 }
 
-template <class T>
+template <class T, spw_curve kind>
 __global__ void
-gelu_backward_kernel(T *dx, const T *dy, const T *x, uint64_t n, bool add, bool wide)
+curve_backward_kernel(T *dx, const T *dy, const T *x, uint64_t n, bool add, bool wide)
 {
     uint64_t i = my_eight();
     eight<T> of_x, of_dy, of_dx = {};
@@ -101,7 +131,7 @@ gelu_backward_kernel(T *dx, const T *dy, const T *x, uint64_t n, bool add, bool 
     widen8(old, of_dx);
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        d[j] = old[j] + d[j] * gelu_slope(v[j], gelu_sigmoid(v[j]));
+        d[j] = old[j] + curve_back<kind>(v[j], d[j]);
     store8(dx + i, d, n - i, wide);
 }
 

@@ -41,9 +41,9 @@ spw__cuda_gemm(cuda_queue *q, const cuda_product *p)
     plain.C = p->after == AFTER_GELU ? p->gelu_in : p->C;
     plain_gemm(q, &plain);
     if (p->after == AFTER_GELU)
-        spw__cuda_gelu(&q->base, p->C, p->gelu_in, p->M * p->N);
+        spw__cuda_curve(&q->base, SPW_CURVE_GELU, p->C, p->gelu_in, p->M * p->N);
     else if (p->after == AFTER_GELU_BACKWARD)
-        spw__cuda_gelu_backward(&q->base, p->C, p->C, p->gelu_in, p->M * p->N, 0);
+        spw__cuda_curve_backward(&q->base, SPW_CURVE_GELU, p->C, p->C, p->gelu_in, p->M * p->N, 0);
 }
 
 template <class T>
@@ -104,7 +104,7 @@ spw__cuda_linear_gelu(spw_gpu_queue *queue, act *y, act *gelu_in, const act *x, 
     p.gelu_in = gelu_in;
     linear(spw__cuda_queue_of(queue), &p, flags);
     if (by_row)
-        spw__cuda_gelu(queue, y, gelu_in, M * N);
+        spw__cuda_curve(queue, SPW_CURVE_GELU, y, gelu_in, M * N);
 }
 
 /* gelu_in NULL: x is no gelu. */

@@ -47,24 +47,48 @@ spw__cuda_soft_cap(spw_gpu_queue *queue, act *y, const act *x, float cap, uint64
                       spw__cuda_aligned(y, x)));
 }
 
-void
-spw__cuda_gelu(spw_gpu_queue *queue, act *y, const act *x, uint64_t n)
+template <spw_curve kind>
+static void
+curve(cuda_queue *q, act *y, const act *x, uint64_t n)
 {
-    cuda_queue *q = spw__cuda_queue_of(queue);
-    if (n == 0)
-        return;
-    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (gelu_kernel<T>), (T *)y, (const T *)x, n,
+    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (curve_kernel<T, kind>), (T *)y, (const T *)x, n,
                       spw__cuda_aligned(y, x)));
 }
 
 void
-spw__cuda_gelu_backward(spw_gpu_queue *queue, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags)
+spw__cuda_curve(spw_gpu_queue *queue, spw_curve kind, act *y, const act *x, uint64_t n)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     if (n == 0)
         return;
-    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (gelu_backward_kernel<T>), (T *)dx, (const T *)dy,
-                      (const T *)x, n, (flags & SPW_OP_ACC_DX) != 0, spw__cuda_aligned(dx, dy, x)));
+    switch (kind) {
+    case SPW_CURVE_GELU_ERF: curve<SPW_CURVE_GELU_ERF>(q, y, x, n); break;
+    case SPW_CURVE_RELU: curve<SPW_CURVE_RELU>(q, y, x, n); break;
+    default: curve<SPW_CURVE_GELU>(q, y, x, n); break;
+    }
+}
+
+template <spw_curve kind>
+static void
+curve_backward(cuda_queue *q, act *dx, const act *dy, const act *x, uint64_t n, bool add)
+{
+    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (curve_backward_kernel<T, kind>), (T *)dx,
+                      (const T *)dy, (const T *)x, n, add, spw__cuda_aligned(dx, dy, x)));
+}
+
+void
+spw__cuda_curve_backward(spw_gpu_queue *queue, spw_curve kind, act *dx, const act *dy, const act *x, uint64_t n,
+                         unsigned flags)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool add = (flags & SPW_OP_ACC_DX) != 0;
+    if (n == 0)
+        return;
+    switch (kind) {
+    case SPW_CURVE_GELU_ERF: curve_backward<SPW_CURVE_GELU_ERF>(q, dx, dy, x, n, add); break;
+    case SPW_CURVE_RELU: curve_backward<SPW_CURVE_RELU>(q, dx, dy, x, n, add); break;
+    default: curve_backward<SPW_CURVE_GELU>(q, dx, dy, x, n, add); break;
+    }
 }
 
 /* Eight elements of a row are loaded at once when every row begins where they can be. */

@@ -120,12 +120,12 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
                  spw_value *sinks, const spw_attention_shape *shape)
 {
     uint64_t rows = shape->B * shape->T, Dv = shape->Dv > 0 ? shape->Dv : shape->D;
-    uint64_t v_head = shape->v_head > 0 ? shape->v_head : Dv;
+    uint64_t v_head = shape->v_head > 0 ? shape->v_head : Dv, head = shape->qk_head > 0 ? shape->qk_head : shape->D;
     spw_value *y;
     float *lse;
     spw__op *o;
     if (q == NULL || k == NULL || v == NULL || q->rows != rows || k->rows != rows || v->rows != rows ||
-        q_col + shape->Hq * shape->D > q->cols || k_col + shape->Hk * shape->D > k->cols ||
+        q_col + (shape->Hq - 1) * head + shape->D > q->cols || k_col + (shape->Hk - 1) * head + shape->D > k->cols ||
         v_col + (shape->Hk - 1) * v_head + Dv > v->cols || Dv > shape->D || (sinks != NULL && sinks->cols != shape->Hq))
         return spw__tape_fail(t);
     if (t->cache != NULL && (t->cache_taken || t->cache_width != shape->Hk * shape->D))

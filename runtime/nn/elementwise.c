@@ -1,31 +1,32 @@
 /*
- * Operations on the tape that make each element of those in its place: gelu, gated products, sums, scales, caps, dropout. Each
+ * Operations on the tape that make each element of those in its place: curves, gated products, sums, scales, caps, dropout. Each
  * one's backward stands behind its forward.
  */
 #include "tape_internal.h"
 
 spw_value *
-spw_nn_gelu(spw_tape *t, spw_value *x)
+spw_nn_curve(spw_tape *t, spw_curve kind, spw_value *x)
 {
     spw_value *y = x == NULL ? NULL : spw__tape_value(t, x->rows, x->cols, NULL);
     spw__op *o;
-    if (y == NULL || (o = spw__tape_op(t, T_GELU, y)) == NULL)
+    if (y == NULL || (o = spw__tape_op(t, T_CURVE, y)) == NULL)
         return spw__tape_fail(t);
     if (spw__tape_computes(t))
-        spw_gpu_gelu(t->queue, y->data, x->data, x->rows * x->cols);
+        spw_gpu_curve(t->queue, kind, y->data, x->data, x->rows * x->cols);
     o->in[0] = x;
+    o->curve = kind;
     return y;
 }
 
 void
-spw__gelu_backward(spw_tape *t, const spw__op *o)
+spw__curve_backward(spw_tape *t, const spw__op *o)
 {
     const spw_value *y = o->out;
     spw_value *x = o->in[0];
     unsigned flags = o->flags;
     act *dx = spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags);
     if (!t->dry && dx != NULL)
-        spw_gpu_gelu_backward(t->queue, dx, y->grad, x->data, y->rows * y->cols, flags);
+        spw_gpu_curve_backward(t->queue, o->curve, dx, y->grad, x->data, y->rows * y->cols, flags);
 }
 
 void

@@ -94,7 +94,7 @@ spw__fp8_forward(spw_tape *t, const spw__op *o)
                                            .N = y->cols,
                                            .K = x->cols});
     if (y->gelu_in != NULL)
-        spw_gpu_gelu(t->queue, y->data, y->gelu_in, y->rows * y->cols);
+        spw_gpu_curve(t->queue, SPW_CURVE_GELU, y->data, y->gelu_in, y->rows * y->cols);
 }
 
 /* dw += dy^T x, or the transpose of that. */

@@ -68,7 +68,7 @@ after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_va
     if (call->block->adapter_at[FC_W] == 0)
         h = spw_nn_linear_gelu(t, h, p[FC_W], p[FC_B], SPW_OP_W_IN_OUT);
     else
-        h = spw_nn_gelu(t, spw__nn_adapted(call, NULL, h, FC_W, p[FC_B], SPW_OP_W_IN_OUT));
+        h = spw_nn_curve(t, SPW_CURVE_GELU, spw__nn_adapted(call, NULL, h, FC_W, p[FC_B], SPW_OP_W_IN_OUT));
     out[0] = spw__nn_add_half(call, x, h, OUT_W, p[OUT_B], SPW_OP_W_IN_OUT, site + 1, true);
 }
 

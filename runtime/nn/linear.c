@@ -109,14 +109,14 @@ spw__linear_backward(spw_tape *t, const spw__op *o)
     if (spw__tape_begins(t, w))
         flags |= SPW_OP_SET_DW;
     if (!t->dry && y->gelu_in != NULL && !y->grad_of_gelu_in)
-        spw_gpu_gelu_backward(t->queue, y->grad, y->grad, y->gelu_in, M * N, 0);
+        spw_gpu_curve_backward(t->queue, SPW_CURVE_GELU, y->grad, y->grad, y->gelu_in, M * N, 0);
     if (spw__fp8_takes(x, w)) {
         float *db = t->dry ? NULL : spw__tape_sum(t, o->param[1]);
         spw__fp8_backward(t, o, dx, flags);
         if (db != NULL)
             spw_gpu_linear_backward(t->queue, NULL, NULL, db, y->grad, x->data, w->data, M, N, K, o->flags);
         if (!t->dry && through_gelu)
-            spw_gpu_gelu_backward(t->queue, dx, dx, x->gelu_in, M * K, 0);
+            spw_gpu_curve_backward(t->queue, SPW_CURVE_GELU, dx, dx, x->gelu_in, M * K, 0);
         spw__tape_hand_over(t, o->in[1], y);
         return;
     }

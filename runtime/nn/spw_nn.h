@@ -158,7 +158,7 @@ spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64
  * shape's strides are the values'; its v_head counts. */
 spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
                             uint64_t v_col, spw_value *sinks, const spw_attention_shape *shape);
-spw_value *spw_nn_gelu(spw_tape *t, spw_value *x);
+spw_value *spw_nn_curve(spw_tape *t, spw_curve kind, spw_value *x);
 spw_value *spw_nn_gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up);
 /* The same of one value's halves: gate has the first columns, up the last; of SPW_GATE_CLAMPED, which is in one value always, they take turns. */
 spw_value *spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x);

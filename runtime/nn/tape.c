@@ -361,7 +361,7 @@ backward_op(spw_tape *t, spw__op *o)
     case T_COLUMNS: spw__columns_backward(t, o); return;
     case T_KEYS: spw__keys_backward(t, o); return;
     case T_ATTENTION: spw__attention_backward(t, o); return;
-    case T_GELU: spw__gelu_backward(t, o); return;
+    case T_CURVE: spw__curve_backward(t, o); return;
     case T_GATE_MUL: spw__gate_mul_backward(t, o); return;
     case T_ROUTE: spw__experts_route_backward(t, o); return;
     case T_DISPATCH:

@@ -16,7 +16,7 @@ typedef enum spw__op_kind {
     T_COLUMNS,
     T_KEYS,
     T_ATTENTION,
-    T_GELU,
+    T_CURVE,
     T_GATE_MUL,
     T_ROUTE,
     T_DISPATCH,
@@ -48,6 +48,7 @@ typedef struct spw__op {
     spw_value *param[2];
     unsigned flags;
     spw_gate gate;
+    spw_curve curve;
     const int32_t *ids;
     float *saved[2]; /* mean and rstd, or log-sum-exp */
     const float *cos_sin;
@@ -177,7 +178,7 @@ void spw__columns_backward(spw_tape *t, const spw__op *o);
 void spw__keys_backward(spw_tape *t, const spw__op *o);
 void spw__attention_backward(spw_tape *t, const spw__op *o);
 /* elementwise.c */
-void spw__gelu_backward(spw_tape *t, const spw__op *o);
+void spw__curve_backward(spw_tape *t, const spw__op *o);
 void spw__gate_mul_backward(spw_tape *t, spw__op *o);
 void spw__add_gated_backward(spw_tape *t, const spw__op *o);
 void spw__add_backward(spw_tape *t, const spw__op *o);
