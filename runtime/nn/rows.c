@@ -251,7 +251,7 @@ static void
 settle_grads(spw_tape *t, const spw__rows *r, const input_grads *g, const tile_values *v)
 {
     const spw_value *x = v->in[0];
-    if (t->dry)
+    if (t->dry || t->status != SPW_OK)
         return;
     for (uint32_t k = 0; k < r->in_count; k++) {
         uint64_t bytes = v->in[k]->rows * v->in[k]->cols * t->act_bytes;
@@ -290,10 +290,10 @@ spw__rows_backward(spw_tape *t, const spw__op *o)
         kept += p->used;
         set_grads(t, r, &g, first, &v);
         spw__tape_run_backward(p);
+        t->status = p->status;
         settle_grads(t, r, &g, &v);
         t->linear_flops += p->linear_flops;
         note_peak(t);
-        t->status = p->status;
     }
     if (g.passes)
         spw__tape_hand_over(t, r->in[0], r->out[0]);
