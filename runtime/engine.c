@@ -258,6 +258,9 @@ check_passes(const spw_engine *e, const spw_engine_options *o, uint32_t accumula
 static spw_status
 build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err)
 {
+    const char *table = e->model->config.family == SPW_FAMILY_GPT2 ? "n_positions"
+                        : e->model->config.learned_places          ? "max_position_embeddings"
+                                                                   : NULL;
     const spw_config *c = &e->config;
     uint64_t chunk = c->run.chunk_elems;
     uint32_t accumulation = o->inference ? 1 : (uint32_t)c->accumulation, group;
@@ -300,9 +303,9 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     e->group_max = group;
     e->chain_max = e->model->block_count + o->chain_extra;
     SPW_TRY(check_passes(e, o, accumulation, shared, err));
-    if (e->T > e->model->config.positions && e->model->config.family == SPW_FAMILY_GPT2)
-        return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's n_positions %llu",
-                         (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
+    if (e->T > e->model->config.positions && table != NULL)
+        return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's %s %llu",
+                         (unsigned long long)e->T, table, (unsigned long long)e->model->config.positions);
     SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_bits, piece_rows,
                             e->rank % parts, parts, err));
     if (o->weights_from != NULL && spw__in_place_wanted(e))

@@ -110,7 +110,7 @@ spw_terms_sum(float *sums, const float *terms, uint64_t count)
 bool
 spw_model_has_rope(const spw_model_config *c, uint64_t layer_idx)
 {
-    return c->rope_skip_every == 0 || (layer_idx + 1) % c->rope_skip_every != 0;
+    return !c->learned_places && (c->rope_skip_every == 0 || (layer_idx + 1) % c->rope_skip_every != 0);
 }
 
 /* The place among the frequencies, a real number, of one that turns so often over the original positions. */

@@ -23,7 +23,7 @@ spw_gpt2_embed_forward(const spw_call *call, spw_value *x)
     const spw_batch *b = call->batch;
     (void)x;
     x = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
-    x = spw_nn_embedding_add(call->tape, x, b->places, call->params[1]);
+    x = spw_nn_embedding_add(call->tape, x, b->places, call->params[1], 0);
     return call->training ? spw_nn_dropout(call->tape, x, call->model->config.dropout, b, 0) : x;
 }
 

@@ -7,10 +7,11 @@
  * DeepSeek-V2, V3 and GLM-4.7-Flash (latent attention besides), Gemma (Gemma 3's norms where Llama has them), Granite (four factors),
  * OLMoE (OLMo 2's norms of q and k, experts), Seed-OSS (biases), GLM-4 (gate and up in one, pairs that are turned are neighbors;
  * since 0414 norms where Gemma 2 has them), ERNIE 4.5 (such pairs) and EXAONE 4 (OLMo 2's norms, Qwen3's of q and k, no rope without
- * a window) and Ministral 3 (queries that grow with their place) apart are flags of the configuration, not functions.
+ * a window), Ministral 3 (queries that grow with their place), GPT-NeoX (LayerNorm, an MLP without a gate beside attention), OPT (LayerNorm,
+ * learned places), Starcoder2 (LayerNorm, an MLP without a gate) and StableLM (LayerNorm) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
- * (2501.00656), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
+ * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
  * 2412.19437).
  */
 #include "nn_internal.h"
@@ -24,6 +25,8 @@ spw_llama_embed_forward(const spw_call *call, spw_value *x)
     const spw_model_config *c = &call->model->config;
     (void)x;
     x = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
+    if (c->learned_places)
+        return spw_nn_embedding_add(call->tape, x, b->places, call->params[1], c->places_before);
     if (c->embedding_scaled)
         return spw_nn_scale(call->tape, x, spw_nn_rounded(call->tape, sqrtf((float)c->width)));
     return c->embedding_scale > 0 ? spw_nn_scale(call->tape, x, (float)c->embedding_scale) : x;
@@ -55,6 +58,8 @@ norm(const spw_call *call, uint32_t *at, spw_value *x)
 {
     const spw_model_config *c = &call->model->config;
     spw_value *w = call->params[(*at)++];
+    if (c->layer_norm)
+        return spw_nn_layernorm(call->tape, x, w, call->params[(*at)++], (float)c->norm_eps);
     return c->norms_from_one ? spw_nn_rmsnorm_from_one(call->tape, x, w, (float)c->norm_eps)
                              : spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps);
 }
@@ -75,6 +80,19 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_
         return x;
     return spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, call->batch->positions, heads,
                        c->head_dim, spw_model_rope_width(c), c->rope_paired);
+}
+
+/* Queries, keys and values of the heads in turn. */
+static spw_value *
+woven(const spw_call *call, uint32_t *at, spw_value *x)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_nn_into(call->tape, 0);
+    x = linear(call, at, x, c->qkv_bias);
+    for (uint64_t k = 0; k < 2; k++)
+        x = spw_nn_rope(call->tape, x, k * c->head_dim, k == 0 ? call->query_cos_sin : call->cos_sin,
+                        call->batch->positions, c->heads, 3 * c->head_dim, spw_model_rope_width(c), c->rope_paired);
+    return x;
 }
 
 static spw_value *
@@ -135,22 +153,46 @@ experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_v
     return spw_nn_combine(t, onto, x, routing);
 }
 
+/* The curve of a linear layer; a gelu is made with it where no adapter is beside it. */
+static spw_value *
+curved(const spw_call *call, uint32_t *at, spw_value *h)
+{
+    const spw_model_config *c = &call->model->config;
+    uint32_t w = *at;
+    if (c->curve != SPW_CURVE_GELU || call->block->adapter_at[w] > 0)
+        return spw_nn_curve(call->tape, c->curve, linear(call, at, h, c->mlp_bias));
+    *at += c->mlp_bias ? 2 : 1;
+    return spw_nn_linear_gelu(call->tape, h, call->params[w], c->mlp_bias ? call->params[w + 1] : NULL, 0);
+}
+
 /* onto (or NULL) + the MLP of h. */
 static spw_value *
 mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
-    h = c->gate_packed ? spw_nn_gate_mul_packed(call->tape, c->gate, linear(call, at, h, c->mlp_bias))
-                       : gated(call, at, h);
+    h = c->ungated       ? curved(call, at, h)
+        : c->gate_packed ? spw_nn_gate_mul_packed(call->tape, c->gate, linear(call, at, h, c->mlp_bias))
+                         : gated(call, at, h);
     return linear_onto(call, at, onto, h, c->mlp_bias, true);
 }
 
-/* Queries, keys and values, or all in one. */
+/* Queries, keys and values, or all in one; behind them what they are made of, where the MLP reads it too. */
 static void
 before_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
     const spw_model_config *c = &call->model->config;
-    spw_value *h = c->norms != SPW_NORMS_AFTER ? norm(call, at, in[0]) : in[0];
+    bool shares = c->parallel && !c->parallel_norm;
+    spw_value *h = in[0];
+    if (shares)
+        spw_nn_into(call->tape, c->packed ? 1 : 3);
+    if (c->norms != SPW_NORMS_AFTER)
+        h = norm(call, at, h);
+    if (shares)
+        out[c->packed ? 1 : 3] = h;
+    if (c->woven) {
+        out[0] = woven(call, at, h);
+        return;
+    }
     out[0] = turned(call, at, h, c->heads + (c->packed ? c->kv_heads : 0), 0);
     if (c->packed)
         return;
@@ -214,6 +256,15 @@ after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_va
     out[0] = h;
 }
 
+/* Of the block's input, what attention gives, and what it was made of where the MLP reads that. */
+static void
+beside_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_value *x = linear_onto(call, at, in[0], in[1], c->out_bias, false);
+    out[0] = mlp(call, at, x, c->parallel_norm ? norm(call, at, in[0]) : in[2]);
+}
+
 /* What attention gives is added to the block's input; what experts read of the sum, and the logits of who reads it. */
 static void
 before_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
@@ -263,19 +314,24 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
     uint64_t Q = c->packed ? c->heads * c->head_dim : 0, KV = c->packed ? c->kv_heads * c->head_dim : 0;
     uint64_t N = c->head_dim - c->rope_dim;
     uint32_t at = 0;
-    spw_value *qkv[3], *h, *y, *sinks;
+    uint32_t qkv_count = c->packed ? 1 : 3, shares = c->parallel && !c->parallel_norm;
+    spw_value *qkv[4], *h, *y, *sinks;
     if (c->kv_rank > 0) {
         Q = 0;
         KV = N; /* where values begin */
         shape.v_head = N + shape.Dv;
+    } else if (c->woven) {
+        Q = KV = c->head_dim;
+        shape.qk_head = shape.v_head = 3 * c->head_dim;
     }
     spw_nn_rows(call, &at, c->kv_rank > 0 ? before_latent_attention : before_attention, (spw_value *[]){x}, 1, qkv,
-                c->packed ? 1 : 3);
+                qkv_count + shares);
     sinks = c->sinks ? call->params[at++] : NULL;
     h = spw_nn_attention(call->tape, qkv[0], 0, qkv[c->packed ? 0 : 1], Q, qkv[c->packed ? 0 : 2], Q + KV, sinks,
                          &shape);
     if (spw_model_experts(c, call->block->layer_idx) == 0)
-        spw_nn_rows(call, &at, after_attention, (spw_value *[]){x, h}, 2, &y, 1);
+        spw_nn_rows(call, &at, c->parallel ? beside_attention : after_attention,
+                    (spw_value *[]){x, h, shares ? qkv[qkv_count] : NULL}, 2 + shares, &y, 1);
     else
         y = mixture(call, &at, x, h);
     return y;
@@ -382,8 +438,12 @@ static void
 own_mlp(spw_model *m, spw_block *b, const char *prefix)
 {
     const spw_model_config *c = &m->config;
+    const spw__names *names = spw__nn_names(c->family);
     if (spw_model_experts(c, b->layer_idx) > 0) {
         own_experts(m, b, prefix);
+    } else if (c->ungated) {
+        own_linear(m, b, prefix, names->up, c->mlp_width, c->width, c->mlp_bias);
+        own_linear(m, b, prefix, names->down, c->width, c->mlp_width, c->mlp_bias);
     } else if (c->gate_packed) {
         own_linear(m, b, prefix, "mlp.gate_up_proj", 2 * c->mlp_width, c->width, c->mlp_bias);
         own_linear(m, b, prefix, "mlp.down_proj", c->width, c->mlp_width, c->mlp_bias);
@@ -398,6 +458,9 @@ own_norm(spw_model *m, spw_block *b, const char *prefix, const char *name, uint6
     char full[64];
     snprintf(full, sizeof full, "%s.weight", name);
     spw__nn_own(m, b, prefix, full, 1, cols, 1, m->config.norms_from_one ? SPW_INIT_ZEROS : SPW_INIT_ONES, 0);
+    snprintf(full, sizeof full, "%s.bias", name);
+    if (m->config.layer_norm)
+        spw__nn_own(m, b, prefix, full, 1, cols, 1, SPW_INIT_ZEROS, 0);
 }
 
 static void
@@ -421,22 +484,23 @@ static void
 own_qkv(spw_model *m, spw_block *b, const char *prefix)
 {
     const spw_model_config *c = &m->config;
+    const spw__names *names = spw__nn_names(c->family);
     uint64_t H = c->width, D = c->head_dim, Q = c->heads * D, KV = c->kv_heads * D;
     if (c->kv_rank > 0) {
         own_latent(m, b, prefix);
         return;
     }
     if (c->packed) {
-        own_linear(m, b, prefix, "self_attn.qkv_proj", Q + 2 * KV, H, c->qkv_bias);
+        own_linear(m, b, prefix, names->qkv, Q + 2 * KV, H, c->qkv_bias);
         return;
     }
-    own_linear(m, b, prefix, "self_attn.q_proj", Q, H, c->qkv_bias);
+    own_linear(m, b, prefix, names->q, Q, H, c->qkv_bias);
     if (c->qk_norm)
         own_norm(m, b, prefix, "self_attn.q_norm", c->qk_norm_whole ? Q : D);
-    own_linear(m, b, prefix, "self_attn.k_proj", KV, H, c->qkv_bias);
+    own_linear(m, b, prefix, names->k, KV, H, c->qkv_bias);
     if (c->qk_norm)
         own_norm(m, b, prefix, "self_attn.k_norm", c->qk_norm_whole ? KV : D);
-    own_linear(m, b, prefix, "self_attn.v_proj", KV, H, c->qkv_bias);
+    own_linear(m, b, prefix, names->v, KV, H, c->qkv_bias);
     if (c->sinks)
         spw__nn_own(m, b, prefix, "self_attn.sinks", 1, c->heads, 1, SPW_INIT_NORMAL, (float)c->init_std);
 }
@@ -445,24 +509,31 @@ void
 spw__nn_build_llama(spw_model *m)
 {
     const spw_model_config *c = &m->config;
+    const spw__names *names = spw__nn_names(c->family);
     uint64_t H = c->width;
+    char own[48];
     bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE, glm = c->family == SPW_FAMILY_GLM4;
     float std = (float)c->init_std;
     spw_block *b = spw_model_add_block(m, "embed", spw_llama_embed_forward);
-    spw__nn_own(m, b, "model.", "embed_tokens.weight", c->vocab, H, 2, SPW_INIT_NORMAL, std);
+    snprintf(own, sizeof own, "%s.weight", names->embedding);
+    spw__nn_own(m, b, names->base, own, c->vocab, H, 2, SPW_INIT_NORMAL, std);
+    if (c->learned_places)
+        spw__nn_own(m, b, names->base, "embed_positions.weight", c->places_before + c->positions, H, 2, SPW_INIT_NORMAL,
+                    std);
     for (uint32_t l = 0; l < c->layers; l++) {
         char h[40];
         snprintf(h, sizeof h, "layers.%u", l);
         b = spw_model_add_block(m, h, spw_llama_layer_forward);
         b->layer_idx = l;
-        snprintf(h, sizeof h, "model.layers.%u.", l);
+        snprintf(h, sizeof h, "%slayers.%u.", names->base, l);
         if (before)
-            own_norm(m, b, h, "input_layernorm", H);
+            own_norm(m, b, h, names->norm, H);
         own_qkv(m, b, h);
-        own_linear(m, b, h, "self_attn.o_proj", H, c->heads * spw_model_value_dim(c), c->out_bias);
+        own_linear(m, b, h, names->out, H, c->heads * spw_model_value_dim(c), c->out_bias);
         if (glm)
             own_norm(m, b, h, "post_self_attn_layernorm", H);
-        own_norm(m, b, h, "post_attention_layernorm", H); /* of what the MLP reads where no norm is after attention */
+        if (!c->parallel || c->parallel_norm)
+            own_norm(m, b, h, names->mlp_norm, H); /* of what the MLP reads where no norm is after attention */
         if (before && after && !glm)
             own_norm(m, b, h, "pre_feedforward_layernorm", H);
         own_mlp(m, b, h);
@@ -470,9 +541,9 @@ spw__nn_build_llama(spw_model *m)
             own_norm(m, b, h, glm ? "post_mlp_layernorm" : "post_feedforward_layernorm", H);
     }
     b = spw_model_add_block(m, "head", spw_llama_head_forward);
-    own_norm(m, b, "model.", "norm", H);
+    own_norm(m, b, names->base, names->last_norm, H);
     if (c->tied)
         spw_block_use(m, b, m->blocks[0].param_ids[0]);
     else
-        spw__nn_own(m, b, "", "lm_head.weight", c->vocab, H, 2, SPW_INIT_NORMAL, std);
+        own_linear(m, b, "", names->head, c->vocab, H, false);
 }

@@ -207,6 +207,7 @@ check(const spw_model_config *c, spw_error *err)
                  {"head_dim", c->head_dim},
                  {"MLP width", c->mlp_width},
                  {"positions", c->positions}};
+    bool turns = c->family != SPW_FAMILY_GPT2 && !c->learned_places;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].value == 0 || sizes[i].value > (1ull << 31))
             return SPW_RAISE(err, SPW_ECONFIG, "model: %s is %llu, it must be between 1 and 2^31", sizes[i].key,
@@ -229,11 +230,16 @@ check(const spw_model_config *c, spw_error *err)
             "it must be an even number below all, and each head has keys of its own",
             (unsigned long long)c->rope_dim, (unsigned long long)c->head_dim, (unsigned long long)c->heads,
             (unsigned long long)c->kv_heads);
+    if (c->woven && (!c->packed || c->kv_heads != c->heads))
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: %llu heads and %llu key/value heads; where a head's query, key and value are beside "
+                         "each other, each has its own",
+                         (unsigned long long)c->heads, (unsigned long long)c->kv_heads);
     if (spw_model_value_dim(c) > c->head_dim)
         return SPW_RAISE(err, SPW_ECONFIG,
                          "model: a head's values have %llu elements, its keys %llu; not supported yet",
                          (unsigned long long)c->value_dim, (unsigned long long)c->head_dim);
-    if (c->family != SPW_FAMILY_GPT2 && c->kv_rank == 0 && c->head_dim % 2 != 0)
+    if (turns && c->kv_rank == 0 && c->head_dim % 2 != 0)
         return SPW_RAISE(err, SPW_ECONFIG, "model: head_dim %llu is odd, rope needs an even one",
                          (unsigned long long)c->head_dim);
     if (c->experts > SPW_EXPERTS_MAX || c->choices > SPW_CHOICES_MAX || c->choices > c->experts ||
@@ -258,7 +264,7 @@ check(const spw_model_config *c, spw_error *err)
                          (unsigned long long)c->experts, SPW_BLOCK_PARAMS_MAX);
     if (c->rope != SPW_ROPE_PLAIN && !(c->rope_factor > 0))
         return SPW_RAISE(err, SPW_ECONFIG, "model: the rope factor is %g, it must be above 0", c->rope_factor);
-    if (c->family != SPW_FAMILY_GPT2 && (spw_model_rope_width(c) == 0 || spw_model_rope_width(c) % 2 != 0))
+    if (turns && (spw_model_rope_width(c) == 0 || spw_model_rope_width(c) % 2 != 0))
         return SPW_RAISE(
             err, SPW_ECONFIG,
             "model: partial_rotary_factor %g turns %llu of a head's %llu elements; it must be an even number",

@@ -4,6 +4,14 @@
 
 #include "spw_nn.h"
 
+/* Names without ".weight", behind base those of the embedding and the last norm, behind base and the layer the others but the head's. */
+typedef struct spw__names {
+    const char *base, *embedding, *norm;
+    const char *qkv, *q, *k, *v, *out;
+    const char *mlp_norm, *up, *down; /* up and down: of an MLP without a gate */
+    const char *last_norm, *head;
+} spw__names;
+const spw__names *spw__nn_names(spw_family family);
 void spw__nn_own(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t rows, uint64_t cols,
                  uint32_t ndim, spw_init init, float std);
 void spw__nn_build_gpt2(spw_model *m);

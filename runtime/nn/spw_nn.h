@@ -130,8 +130,8 @@ spw_value *spw_nn_linear(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, 
 spw_value *spw_nn_linear_add(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags);
 spw_value *spw_nn_linear_gelu(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags);
 spw_value *spw_nn_embedding(spw_tape *t, const int32_t *ids, uint64_t count, spw_value *table);
-/* x + table[ids], in x's memory. */
-spw_value *spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, spw_value *table);
+/* x + table[before + ids], in x's memory. */
+spw_value *spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, spw_value *table, uint64_t before);
 spw_value *spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float eps);
 /* Over each row, or over each head of g's size when a row holds several. */
 spw_value *spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps);
@@ -304,6 +304,8 @@ typedef enum spw_family {
 /* Hugging Face's model_type ("gpt2"); "custom" for own blocks. */
 const char *spw_family_name(spw_family family);
 bool spw_family_parse(const char *name, spw_family *out);
+/* What files call the head's weight, without ".weight", where a model has one of its own. */
+const char *spw_family_head(spw_family family);
 
 /* What is done to the frequencies of rotary positions. */
 typedef enum spw_rope { SPW_ROPE_PLAIN, SPW_ROPE_LINEAR, SPW_ROPE_LLAMA3, SPW_ROPE_YARN, SPW_ROPE_LONG } spw_rope;
@@ -329,9 +331,16 @@ typedef struct spw_model_config {
     uint64_t value_dim;                 /* of a head's values; 0: head_dim */
     bool rope_paired;                   /* pairs that are turned are neighbors */
     bool packed;                        /* q, k and v are one matrix; then neither qk_norm nor experts */
-    bool gate_packed;                   /* gate and up of the MLP are */
+    bool woven;       /* packed: a head's q, k and v are beside each other, and each has its own k and v */
+    bool gate_packed; /* gate and up of the MLP are */
     spw_norms norms;
-    bool norms_from_one;   /* norms multiply by 1 + w */
+    bool norms_from_one; /* norms multiply by 1 + w */
+    bool layer_norm;     /* they are LayerNorms, with biases; then before halves, of no head, and not from one */
+    bool
+        parallel; /* the MLP reads what attention reads, and what both give is added to it; then norms before, and no experts */
+    bool parallel_norm; /* by a norm of its own */
+    bool ungated;       /* the MLP has two matrices, and the curve between them; then no experts */
+    spw_curve curve;
     spw_gate gate;         /* of the MLP */
     bool embedding_scaled; /* times the square root of width, in the compute type */
     /* Granite's: what embeddings, each half of a layer and scores are multiplied by, and logits divided by; 0: by nothing, scores as below */
@@ -351,6 +360,8 @@ typedef struct spw_model_config {
     bool shared_gated;                 /* by a gate of its own */
     uint64_t window, window_from;      /* layers from window_from on read this many keys; window 0: no layer does */
     uint64_t full_every;               /* but every so many-th layer, which has no window; 0: none such */
+    bool learned_places;               /* a table of places is added to embeddings, and no layer has rope */
+    uint64_t places_before;            /* rows of that table in front of the first place's */
     spw_rope rope;
     bool sinks;                              /* a logit of each head that no key has */
     double rope_theta;                       /* 0: no rotary positions */

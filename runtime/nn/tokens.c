@@ -37,46 +37,49 @@ end_piece(spw_tape *t, const spw_value *table, const piece *p)
 }
 
 static void
-look_up(spw_tape *t, spw_value *y, const int32_t *ids, spw_value *table, bool add)
+look_up(spw_tape *t, spw_value *y, const int32_t *ids, spw_value *table, uint64_t before, bool add)
 {
     for (uint64_t i = 0; i < piece_count(table); i++) {
         piece p = piece_of(table, i);
         if (!begin_piece(t, table, &p, SPW_TURN_FORWARD))
             return;
-        spw_gpu_embedding(t->queue, y->data, ids, table->data, p.first, y->rows, p.rows, table->cols, add);
+        spw_gpu_embedding(t->queue, y->data, ids, spw__tape_at_row(t, table, table->data, before), p.first, y->rows,
+                          p.rows - before, table->cols, add);
         if (!end_piece(t, table, &p))
             return;
     }
 }
 
 static spw_value *
-embedding(spw_tape *t, spw_value *onto, const int32_t *ids, uint64_t count, spw_value *table)
+embedding(spw_tape *t, spw_value *onto, const int32_t *ids, uint64_t count, spw_value *table, uint64_t before)
 {
     spw_value *y;
     spw__op *o;
-    if (table == NULL || (onto != NULL && (onto->rows != count || onto->cols != table->cols)))
+    if (table == NULL || before >= table->rows || (before > 0 && table->piece_rows > 0) ||
+        (onto != NULL && (onto->rows != count || onto->cols != table->cols)))
         return spw__tape_fail(t);
     y = spw__tape_value(t, count, table->cols, onto != NULL ? onto->data : NULL);
     if (y == NULL || (o = spw__tape_op(t, T_EMBEDDING, y)) == NULL)
         return spw__tape_fail(t);
     if (spw__tape_computes(t) && !table->absent)
-        look_up(t, y, ids, table, onto != NULL);
+        look_up(t, y, ids, table, before, onto != NULL);
     o->in[0] = onto;
     o->param[0] = table;
     o->ids = ids;
+    o->first = before;
     return y;
 }
 
 spw_value *
 spw_nn_embedding(spw_tape *t, const int32_t *ids, uint64_t count, spw_value *table)
 {
-    return embedding(t, NULL, ids, count, table);
+    return embedding(t, NULL, ids, count, table, 0);
 }
 
 spw_value *
-spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, spw_value *table)
+spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, spw_value *table, uint64_t before)
 {
-    return x == NULL ? spw__tape_fail(t) : embedding(t, x, ids, x->rows, table);
+    return x == NULL ? spw__tape_fail(t) : embedding(t, x, ids, x->rows, table, before);
 }
 
 void
@@ -90,7 +93,8 @@ spw__embedding_backward(spw_tape *t, const spw__op *o)
         if (spw__tape_begins(t, table))
             spw_gpu_zero(t->queue, table->w_grad, p.rows * table->cols * sizeof(float));
         if (table->w_grad != NULL)
-            spw_gpu_embedding_backward(t->queue, table->w_grad, y->grad, o->ids, p.first, y->rows, p.rows, table->cols);
+            spw_gpu_embedding_backward(t->queue, table->w_grad + o->first * table->cols, y->grad, o->ids, p.first,
+                                       y->rows, p.rows - o->first, table->cols);
         if (!end_piece(t, table, &p))
             return;
     }

@@ -1,0 +1,32 @@
+/*
+ * How Hugging Face's files call what the blocks of Llama's relatives own, family by family: what most of them say, and where others differ.
+ * Gates, experts and what only some families have are named where they are made (llama.c).
+ */
+#include "nn_internal.h"
+
+static const spw__names usual = {.base = "model.",
+                                 .embedding = "embed_tokens",
+                                 .norm = "input_layernorm",
+                                 .qkv = "self_attn.qkv_proj",
+                                 .q = "self_attn.q_proj",
+                                 .k = "self_attn.k_proj",
+                                 .v = "self_attn.v_proj",
+                                 .out = "self_attn.o_proj",
+                                 .mlp_norm = "post_attention_layernorm",
+                                 .up = "mlp.c_fc",
+                                 .down = "mlp.c_proj",
+                                 .last_norm = "norm",
+                                 .head = "lm_head"};
+
+const spw__names *
+spw__nn_names(spw_family family)
+{
+    (void)family;
+    return &usual;
+}
+
+const char *
+spw_family_head(spw_family family)
+{
+    return spw__nn_names(family)->head;
+}
