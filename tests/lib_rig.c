@@ -120,14 +120,15 @@ rig_freeze(rig *r, const char *glob)
 void
 rig_freeze_mlps(rig *r)
 {
-    rig_freeze(r, r->c.model.family == SPW_FAMILY_GPT2 ? "*.mlp.*" : "*_proj.weight");
+    bool named_mlp = r->c.model.family == SPW_FAMILY_GPT2 || r->c.model.family == SPW_FAMILY_NEOX;
+    rig_freeze(r, named_mlp ? "*.mlp.*" : "*_proj.weight");
 }
 
 void
 rig_freeze_lower(rig *r)
 {
-    rig_freeze(r, r->c.model.family == SPW_FAMILY_GPT2 ? "w?e.weight" : "model.embed_tokens.weight");
-    rig_freeze(r, r->c.model.family == SPW_FAMILY_GPT2 ? "h.0.*" : "model.layers.[01].*");
+    rig_freeze(r, r->c.model.family == SPW_FAMILY_GPT2 ? "w?e.weight" : "*.embed_[it]*");
+    rig_freeze(r, r->c.model.family == SPW_FAMILY_GPT2 ? "h.0.*" : "*.layers.[01].*");
 }
 
 static void
@@ -139,10 +140,15 @@ set_lora(rig *r, uint64_t rank, double alpha, double dropout)
     list->count = r->c.model.experts > 0 ? 1 : 2; /* experts have none */
     snprintf(list->item[0], sizeof list->item[0], "%s",
              gpt2                     ? "c_attn"
+             : r->c.model.woven       ? "query_key_value"
              : r->c.model.packed      ? "qkv_proj"
              : r->c.model.kv_rank > 0 ? "*_b_proj"
                                       : "[qv]_proj");
-    snprintf(list->item[1], sizeof list->item[1], "%s", gpt2 ? "h.1.mlp.*" : "model.layers.1.mlp.down_proj");
+    snprintf(list->item[1], sizeof list->item[1], "%s",
+             gpt2                                   ? "h.1.mlp.*"
+             : r->c.model.family == SPW_FAMILY_NEOX ? "*.layers.1.mlp.*"
+             : r->c.model.family == SPW_FAMILY_OPT  ? "*.layers.1.fc?"
+                                                    : "model.layers.1.mlp.down_proj");
     r->c.optimizer.lr = 2e-2;
 }
 

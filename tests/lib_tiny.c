@@ -58,63 +58,76 @@ tiny_model_config(spw_model_config *m, spw_family family)
     bool v2 = family == SPW_FAMILY_DEEPSEEK_V2, latent = v2 || family == SPW_FAMILY_DEEPSEEK_V3;
     bool gpt_oss = family == SPW_FAMILY_GPT_OSS, glm = family == SPW_FAMILY_GLM4_MOE || latent;
     bool gemma = family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_GEMMA2;
-    *m = (spw_model_config){.family = family,
-                            .vocab = 61,
-                            .width = 32,
-                            .layers = 3,
-                            .heads = 4,
-                            .kv_heads =
-                                family == SPW_FAMILY_LLAMA || family == SPW_FAMILY_PHI3 || (moe && !latent) ? 2 : 4,
-                            .head_dim = latent ? 10 : 8,
-                            .kv_rank = latent ? 12 : 0,
-                            .q_rank = latent && !v2 ? 14 : 0,
-                            .rope_dim = latent ? 4 : 0,
-                            .value_dim = latent ? 7 : 0,
-                            .rope_paired = latent,
-                            .mlp_width = family == SPW_FAMILY_LLAMA ? 88
-                                         : moe                      ? 24
-                                                                    : 128,
-                            .experts = moe ? 6 : 0,
-                            .choices = moe ? 2 : 0,
-                            .sum_to_one = family == SPW_FAMILY_MIXTRAL || gpt_oss || minimax || (glm && !v2),
-                            .experts_paired = gpt_oss,
-                            .sinks = gpt_oss,
-                            .qkv_bias = gpt_oss,
-                            .out_bias = gpt_oss,
-                            .shared_width = family == SPW_FAMILY_QWEN2_MOE ? 40
-                                            : glm                          ? 48
-                                                                           : 0,
-                            .shared_gated = family == SPW_FAMILY_QWEN2_MOE,
-                            .sigmoid = minimax || (glm && !v2),
-                            .groups = glm ? 3 : 0,
-                            .group_choices = glm ? 2 : 0,
-                            .choice_scale = glm ? 1.5 : 0,
-                            .dense_first = glm ? 1 : 0,
-                            .dense_width = glm ? 72 : 0,
-                            .packed = family == SPW_FAMILY_PHI3,
-                            .gate_packed = family == SPW_FAMILY_PHI3,
-                            .qk_norm = family == SPW_FAMILY_QWEN3_MOE || olmo || minimax || family == SPW_FAMILY_GEMMA3,
-                            .qk_norm_whole = olmo || minimax,
-                            .norms = olmo    ? SPW_NORMS_AFTER
-                                     : gemma ? SPW_NORMS_BOTH
-                                             : SPW_NORMS_BEFORE,
-                            .norms_from_one = gemma,
-                            .gate = gpt_oss ? SPW_GATE_CLAMPED
-                                    : gemma ? SPW_GATE_GELU
-                                            : SPW_GATE_SILU,
-                            .embedding_scaled = gemma,
-                            .query_scalar = gemma ? 6 : 0,
-                            .score_cap = family == SPW_FAMILY_GEMMA2 ? 0.1 : 0,
-                            .logit_cap = family == SPW_FAMILY_GEMMA2 ? 0.2 : 0,
-                            .window = gemma || gpt_oss || family == SPW_FAMILY_OLMO3 ? 5 : 0,
-                            .full_every = gemma || gpt_oss || family == SPW_FAMILY_OLMO3 ? 2 : 0,
-                            .rope_local_theta = family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_OLMO3 ? 100 : 0,
-                            .rope_part = family == SPW_FAMILY_PHI3 || minimax || (glm && !latent) ? 0.5 : 0,
-                            .positions = 40,
-                            .norm_eps = 1e-5f,
-                            .rope_theta = 10000.0f,
-                            .init_std = 0.05f,
-                            .tied = true};
+    bool neox = family == SPW_FAMILY_NEOX, opt = family == SPW_FAMILY_OPT, stablelm = family == SPW_FAMILY_STABLELM;
+    bool ungated = neox || opt || family == SPW_FAMILY_STARCODER2;
+    *m = (spw_model_config){
+        .family = family,
+        .vocab = 61,
+        .width = 32,
+        .layers = 3,
+        .heads = 4,
+        .kv_heads = family == SPW_FAMILY_LLAMA || family == SPW_FAMILY_PHI3 || (moe && !latent) ? 2 : 4,
+        .head_dim = latent ? 10 : 8,
+        .kv_rank = latent ? 12 : 0,
+        .q_rank = latent && !v2 ? 14 : 0,
+        .rope_dim = latent ? 4 : 0,
+        .value_dim = latent ? 7 : 0,
+        .rope_paired = latent,
+        .mlp_width = family == SPW_FAMILY_LLAMA ? 88
+                     : moe                      ? 24
+                                                : 128,
+        .experts = moe ? 6 : 0,
+        .choices = moe ? 2 : 0,
+        .sum_to_one = family == SPW_FAMILY_MIXTRAL || gpt_oss || minimax || (glm && !v2),
+        .experts_paired = gpt_oss,
+        .sinks = gpt_oss,
+        .qkv_bias = gpt_oss || ungated || stablelm,
+        .out_bias = gpt_oss || ungated,
+        .mlp_bias = ungated,
+        .shared_width = family == SPW_FAMILY_QWEN2_MOE ? 40
+                        : glm                          ? 48
+                                                       : 0,
+        .shared_gated = family == SPW_FAMILY_QWEN2_MOE,
+        .sigmoid = minimax || (glm && !v2),
+        .groups = glm ? 3 : 0,
+        .group_choices = glm ? 2 : 0,
+        .choice_scale = glm ? 1.5 : 0,
+        .dense_first = glm ? 1 : 0,
+        .dense_width = glm ? 72 : 0,
+        .packed = family == SPW_FAMILY_PHI3 || neox,
+        .woven = neox,
+        .gate_packed = family == SPW_FAMILY_PHI3,
+        .qk_norm = family == SPW_FAMILY_QWEN3_MOE || olmo || minimax || family == SPW_FAMILY_GEMMA3,
+        .qk_norm_whole = olmo || minimax,
+        .norms = olmo    ? SPW_NORMS_AFTER
+                 : gemma ? SPW_NORMS_BOTH
+                         : SPW_NORMS_BEFORE,
+        .norms_from_one = gemma,
+        .layer_norm = ungated || stablelm,
+        .parallel = neox || stablelm,
+        .parallel_norm = neox,
+        .ungated = ungated,
+        .curve = neox  ? SPW_CURVE_GELU_ERF
+                 : opt ? SPW_CURVE_RELU
+                       : SPW_CURVE_GELU,
+        .learned_places = opt,
+        .places_before = opt ? 2 : 0,
+        .gate = gpt_oss ? SPW_GATE_CLAMPED
+                : gemma ? SPW_GATE_GELU
+                        : SPW_GATE_SILU,
+        .embedding_scaled = gemma,
+        .query_scalar = gemma ? 6 : 0,
+        .score_cap = family == SPW_FAMILY_GEMMA2 ? 0.1 : 0,
+        .logit_cap = family == SPW_FAMILY_GEMMA2 ? 0.2 : 0,
+        .window = gemma || gpt_oss || family == SPW_FAMILY_OLMO3 ? 5 : 0,
+        .full_every = gemma || gpt_oss || family == SPW_FAMILY_OLMO3 ? 2 : 0,
+        .rope_local_theta = family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_OLMO3 ? 100 : 0,
+        .rope_part = family == SPW_FAMILY_PHI3 || minimax || (glm && !latent) || neox || stablelm ? 0.5 : 0,
+        .positions = 40,
+        .norm_eps = 1e-5f,
+        .rope_theta = opt ? 0 : 10000.0f,
+        .init_std = 0.05f,
+        .tied = true};
 }
 
 void

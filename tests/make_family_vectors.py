@@ -11,9 +11,9 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SeedOssConfig, SiglipVisionConfig,
-                          SmolLM3Config)
+                          SmolLM3Config, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -48,6 +48,7 @@ def gradients(model, config):
         grad, mixtral = p.grad, config.model_type in ("mixtral", "minimax_m2")
         if grad is None:  # of what reads images
             continue
+        name = name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name  # as its files have it
         name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
         if config.model_type == "gpt_oss" and ".experts." in name:
             for e in range(grad.shape[0]):
@@ -206,6 +207,27 @@ def glm_rope(folder):
     json.dump(c, open(path, "w"), indent=2)
 
 
+# As GPT-NeoX's and Pythia's folders have it: keys and buffers of their own.
+def first_neox(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    rope = c.pop("rope_parameters")
+    c |= {"rotary_pct": rope["partial_rotary_factor"], "rotary_emb_base": int(rope["rope_theta"])}
+    json.dump(c, open(path, "w"), indent=2)
+    path = os.path.join(folder, "model.safetensors")
+    t = load_file(path)
+    t["gpt_neox.layers.0.attention.bias"] = torch.tril(torch.ones(1, 1, 24, 24)).to(torch.uint8)
+    t["gpt_neox.layers.0.attention.masked_bias"] = torch.tensor(-1e9).to(torch.float16)
+    t["gpt_neox.layers.0.attention.rotary_emb.inv_freq"] = torch.zeros(2)
+    save_file(t, path, metadata={"format": "pt"})
+
+
+# As some of OPT's folders have it: weights of the class without a head.
+def first_opt(folder):
+    path = os.path.join(folder, "model.safetensors")
+    save_file({k.removeprefix("model."): v for k, v in load_file(path).items()}, path, metadata={"format": "pt"})
+
+
 # As the folders of Phi-3 and Phi-4 have it.
 def phi3_rope(folder):
     path = os.path.join(folder, "config.json")
@@ -323,6 +345,27 @@ def random_case(rng, family):
                 tie_word_embeddings=tied, rms_norm_eps=rng.choice([1e-5, 1e-6]), rope_parameters=rope_any(rng, 48), bos_token_id=1,
                 eos_token_id=2)
     window = rng.randrange(1, 12)
+    if family == "gpt_neox":
+        for key in ("num_key_value_heads", "head_dim", "rms_norm_eps"):
+            del more[key]
+        D = 4 * rng.randrange(2, 5)
+        more["rope_parameters"] |= dict(partial_rotary_factor=rng.choice([0.25, 0.5, 1.0]) if D % 8 == 0 else rng.choice([0.5, 1.0]))
+        return GPTNeoXConfig(**more | dict(hidden_size=heads * D), layer_norm_eps=rng.choice([1e-5, 1e-6]), attention_bias=rng.random() < 0.7,
+                             use_parallel_residual=rng.random() < 0.6, hidden_act=rng.choice(["gelu", "gelu", "gelu_new", "gelu_fast", "relu"]))
+    if family == "opt":
+        sizes = {key: more[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "tie_word_embeddings")}
+        return OPTConfig(**sizes, ffn_dim=more["intermediate_size"], activation_function=rng.choice(["relu", "relu", "gelu", "gelu_new"]),
+                         enable_bias=rng.random() < 0.7, pad_token_id=None, bos_token_id=1, eos_token_id=2)
+    if family in ("starcoder2", "stablelm"):
+        eps = more.pop("rms_norm_eps")
+        del more["head_dim"]
+        D = 8 * rng.randrange(1, 4)
+        more |= dict(hidden_size=heads * D)
+        if family == "starcoder2":
+            return Starcoder2Config(**more, norm_epsilon=eps, hidden_act=rng.choice(["gelu_pytorch_tanh", "gelu", "relu"]), use_bias=rng.random() < 0.7,
+                                    sliding_window=rng.choice([None, window]))
+        more["rope_parameters"] |= dict(partial_rotary_factor=rng.choice([0.25, 0.5, 1.0]))
+        return StableLmConfig(**more, layer_norm_eps=eps, use_qkv_bias=rng.random() < 0.5, use_parallel_residual=rng.random() < 0.4)
     if family == "llama":
         return LlamaConfig(**more, attention_bias=rng.random() < 0.5, mlp_bias=rng.random() < 0.5)
     if family == "gemma3":
@@ -450,7 +493,8 @@ def make_random(seed, count, out):
     rng = random.Random(seed)
     families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2",
                 "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss",
-                "glm", "glm4", "ernie4_5", "exaone4", "ministral3"]
+                "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
+                "opt", "starcoder2", "stablelm"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -612,6 +656,21 @@ elif __name__ == "__main__":
         image_token_index=0, tie_word_embeddings=False), bf16)
     make("exaone4_window", Exaone4Config(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                          sliding_window_pattern="LLLG", layer_types=["sliding_attention"] * 3 + ["full_attention"]), f32)
+    neox = {key: common[key] for key in common if key != "num_key_value_heads"} | dict(hidden_size=32, pad_token_id=None)
+    make("gpt_neox", GPTNeoXConfig(**neox, rope_parameters=rope(1000.0, partial_rotary_factor=0.25)), f16, rewrite=first_neox)
+    make("gpt_neox_serial", GPTNeoXConfig(**neox | dict(hidden_size=24), use_parallel_residual=False, attention_bias=False, hidden_act="gelu_fast",
+                                          tie_word_embeddings=True, rope_parameters=rope(500.0, "linear", factor=2.5, partial_rotary_factor=1.0)), f32)
+    opt = dict(vocab_size=41, hidden_size=20, ffn_dim=29, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=24, pad_token_id=None,
+               bos_token_id=1, eos_token_id=2)
+    make("opt", OPTConfig(**opt), f16, rewrite=first_opt)
+    make("opt_gelu", OPTConfig(**opt | dict(hidden_size=21, num_attention_heads=3), enable_bias=False, activation_function="gelu", tie_word_embeddings=False), f32)
+    make("starcoder2", Starcoder2Config(**common | dict(hidden_size=24), rope_parameters=rope(1000.0)), bf16)
+    make("starcoder2_window", Starcoder2Config(**common | dict(hidden_size=24, num_key_value_heads=1), sliding_window=5, use_bias=False, hidden_act="gelu",
+                                               tie_word_embeddings=False, rope_parameters=rope(500.0, "yarn", factor=4.0, original_max_position_embeddings=24)), f32)
+    make("stablelm", StableLmConfig(**common | dict(hidden_size=32, pad_token_id=None), use_qkv_bias=True,
+                                    rope_parameters=rope(1000.0, partial_rotary_factor=0.25)), bf16, rewrite=glm_rope)
+    make("stablelm_parallel", StableLmConfig(**common | dict(hidden_size=32, num_key_value_heads=4, pad_token_id=None), use_parallel_residual=True,
+                                             tie_word_embeddings=True, rope_parameters=rope(500.0, partial_rotary_factor=0.5)), f32)
     axes = dict(common | dict(hidden_size=24), pad_token_id=None, rope_parameters=rope(1000.0, mrope_section=[1, 1, 1]))
     tokens = dict(image_token_id=40, video_token_id=39, vision_start_token_id=38, vision_end_token_id=37)
     vision = dict(depth=1, embed_dim=8, hidden_size=24, num_heads=2, mlp_ratio=1)

@@ -168,6 +168,8 @@ test_lora_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, 1, rig_lora);
     rig_everywhere(SPW_FAMILY_PHI3, SPW_STATE_FP32, 0, rig_lora_dropout);
     rig_everywhere(SPW_FAMILY_GEMMA3, SPW_STATE_FP32, 0, rig_lora);
+    rig_everywhere(SPW_FAMILY_NEOX, SPW_STATE_SPLIT, 1, rig_lora);
+    rig_everywhere(SPW_FAMILY_STABLELM, SPW_STATE_FP32, 0, rig_lora_dropout);
 }
 
 static void
@@ -325,6 +327,8 @@ test_lora_merged(void **state)
     merged(SPW_FAMILY_GPT2);
     merged(SPW_FAMILY_LLAMA);
     merged(SPW_FAMILY_PHI3);
+    merged(SPW_FAMILY_NEOX);
+    merged(SPW_FAMILY_OPT);
 }
 
 /* Mistakes are told by name. */

@@ -166,7 +166,11 @@ static const struct {
               {"olmo2", SPW_FAMILY_OLMO2, 0},
               {"gemma3 with two tables of positions", SPW_FAMILY_GEMMA3, 4},
               {"gemma2 with caps", SPW_FAMILY_GEMMA2, 4},
-              {"gpt_oss", SPW_FAMILY_GPT_OSS, 4}};
+              {"gpt_oss", SPW_FAMILY_GPT_OSS, 4},
+              {"gpt_neox", SPW_FAMILY_NEOX, 0},
+              {"opt", SPW_FAMILY_OPT, 0},
+              {"starcoder2 with a window", SPW_FAMILY_STARCODER2, 5},
+              {"stablelm", SPW_FAMILY_STABLELM, 0}};
 
 /* Losses, an evaluation, and the weights after some steps. And what it is not: the same as with documents that see each other. */
 static void

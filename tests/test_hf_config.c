@@ -57,6 +57,25 @@ test_refusals(void **state)
         {"smollm3", "\"no_rope_layers\":[1,0,0]", "not supported yet: no_rope_layers[2] 0"},
         {"smollm3", "\"no_rope_layers\":[1,true,1]", "not supported yet: no_rope_layers[1] true"},
         {"smollm3", "\"no_rope_layers\":[1,0]", "no_rope_layers: expected a list with an entry for each layer"},
+        {"gpt_neox", "\"hidden_act\":\"silu\"", "not supported yet: hidden_act \"silu\""},
+        {"gpt_neox", "\"rotary_pct\":1.5", "rotary_pct: expected number above 0, at most 1, got 1.5"},
+        {"gpt_neox", "\"use_parallel_residual\":1", "use_parallel_residual: expected true or false, got 1"},
+        {"gpt_neox", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}",
+         "not supported yet: rope_scaling.type \"dynamic\""},
+        {"opt", "\"ffn_dim\":8,\"do_layer_norm_before\":false",
+         "not supported yet: do_layer_norm_before false: of OPT the models that norm what is read are computed"},
+        {"opt", "\"ffn_dim\":8,\"word_embed_proj_dim\":4",
+         "not supported yet: word_embed_proj_dim 4: embeddings must be as wide as hidden_size"},
+        {"opt", "\"ffn_dim\":8,\"_remove_final_layer_norm\":true", "not supported yet: _remove_final_layer_norm true"},
+        {"opt", "\"ffn_dim\":8,\"layer_norm_elementwise_affine\":false",
+         "not supported yet: layer_norm_elementwise_affine false"},
+        {"opt", "\"ffn_dim\":8,\"activation_function\":\"tanh\"", "not supported yet: activation_function \"tanh\""},
+        {"opt", "", "model: hidden_size, num_hidden_layers, num_attention_heads, ffn_dim are needed"},
+        {"starcoder2", "\"hidden_act\":\"silu\"", "not supported yet: hidden_act \"silu\""},
+        {"starcoder2", "\"partial_rotary_factor\":0.5", "not supported yet: partial_rotary_factor 0.5"},
+        {"starcoder2", "\"sliding_window\":0", "sliding_window: expected integer in [1, "},
+        {"stablelm", "\"qk_layernorm\":true", "not supported yet: qk_layernorm true"},
+        {"stablelm", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
         {"smollm3", "\"no_rope_layer_interval\":0", "no_rope_layer_interval: expected integer in [1, "},
         {"smollm3", "\"use_sliding_window\":true,\"sliding_window\":4", "not supported yet: use_sliding_window true"},
         {"qwen2_moe", "\"mlp_only_layers\":[0,2]", "not supported yet: mlp_only_layers [0,2]"},
@@ -521,6 +540,29 @@ test_defaults(void **state)
     assert_true(m.rope_growth == 0.1 && m.rope_positions == 16384 && m.rope_attention == 1 && m.rope_theta == 1e6);
     assert_true(spw_model_rope_tables(&m) == 2 && spw_model_rope_table(&m, 1) == 0 &&
                 spw_model_query_table(&m, 1) == 1);
+    DONE(parse("gpt_neox", "", &m, &err));
+    assert_true(m.layer_norm && m.parallel && m.parallel_norm && m.packed && m.woven && m.ungated && !m.tied);
+    assert_true(m.curve == SPW_CURVE_GELU_ERF && m.rope_part == 0.25 && m.rope_theta == 10000 && m.norm_eps == 1e-5);
+    assert_true(m.qkv_bias && m.out_bias && m.mlp_bias && m.kv_heads == m.heads);
+    DONE(parse("gpt_neox",
+               "\"rotary_pct\":1.0,\"rotary_emb_base\":500,\"use_parallel_residual\":false,\"attention_bias\":false,"
+               "\"hidden_act\":\"gelu_fast\",\"hidden_dropout\":0.1",
+               &m, &err));
+    assert_true(!m.parallel && m.rope_part == 0 && m.rope_theta == 500 && m.curve == SPW_CURVE_GELU && m.dropout == 0);
+    assert_true(!m.qkv_bias && !m.out_bias && m.mlp_bias);
+    DONE(parse("opt", "\"ffn_dim\":8,\"init_std\":0.006,\"dropout\":0.1,\"word_embed_proj_dim\":12", &m, &err));
+    assert_true(m.layer_norm && m.learned_places && m.places_before == 2 && m.curve == SPW_CURVE_RELU && m.tied);
+    assert_true(m.init_std == 0.006 && m.mlp_width == 8 && m.qkv_bias && m.mlp_bias && m.dropout == 0);
+    assert_true(spw_model_rope_tables(&m) == 0 && !spw_model_has_rope(&m, 0));
+    DONE(parse("starcoder2", "", &m, &err));
+    assert_true(m.layer_norm && m.kv_heads == 2 && m.ungated && m.curve == SPW_CURVE_GELU && m.tied && m.window == 0);
+    assert_true(m.init_std == 0.018042 && m.qkv_bias && m.out_bias && m.mlp_bias && m.rope_part == 0);
+    DONE(parse("starcoder2", "\"sliding_window\":9,\"use_bias\":false,\"num_key_value_heads\":4", &m, &err));
+    assert_true(m.window == 9 && !m.qkv_bias && !m.mlp_bias && m.kv_heads == 4);
+    DONE(parse("stablelm", "", &m, &err));
+    assert_true(m.layer_norm && m.kv_heads == 32 && !m.ungated && m.rope_part == 0.25 && !m.qkv_bias && !m.parallel);
+    DONE(parse("stablelm", "\"use_qkv_bias\":true,\"use_parallel_residual\":true", &m, &err));
+    assert_true(m.qkv_bias && !m.out_bias && !m.mlp_bias && m.parallel && !m.parallel_norm && !m.tied);
     DONE(parse("exaone4", "", &m, &err));
     assert_true(m.window == 4096 && m.full_every == 0 && m.rope_skip_every == 0 && m.kv_heads == 32 && !m.tied);
     assert_true(m.norms == SPW_NORMS_AFTER && m.qk_norm && !m.qk_norm_whole && m.norm_eps == 1e-5);

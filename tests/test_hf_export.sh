@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window ministral3"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -68,6 +68,16 @@ train ernie4_5 false "\"model_type\":\"ernie4_5\",$small,\"head_dim\":8,\"use_bi
 train exaone4 true "\"model_type\":\"exaone4\",$small,\"sliding_window\":null"
 train ministral3 true "\"model_type\":\"ministral3\",$small,\"head_dim\":6,\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":16,\"original_max_position_embeddings\":8,
     \"rope_theta\":1e6,\"llama_4_scaling_beta\":0.1,\"mscale\":1,\"mscale_all_dim\":1}"
+wide=$(echo "$small" | sed 's/"hidden_size":24/"hidden_size":32/;s/"num_key_value_heads":2,//')
+train gpt_neox true "\"model_type\":\"gpt_neox\",$wide"
+train gpt_neox_serial false "\"model_type\":\"gpt_neox\",$wide,\"rotary_pct\":1.0,\"rotary_emb_base\":500,\"use_parallel_residual\":false,\"hidden_act\":\"gelu_new\",
+    \"attention_bias\":false,\"tie_word_embeddings\":true,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.5}"
+opt=$(echo "$wide" | sed 's/"intermediate_size"/"ffn_dim"/')
+train opt true "\"model_type\":\"opt\",$opt"
+train opt_plain false "\"model_type\":\"opt\",$opt,\"activation_function\":\"gelu\",\"enable_bias\":false,\"tie_word_embeddings\":false,\"init_std\":0.006"
+train starcoder2 true "\"model_type\":\"starcoder2\",$small,\"sliding_window\":7,\"rope_theta\":1e5"
+train stablelm true "\"model_type\":\"stablelm\",$wide,\"num_key_value_heads\":2,\"use_qkv_bias\":true"
+train stablelm_parallel false "\"model_type\":\"stablelm\",$wide,\"num_key_value_heads\":4,\"use_parallel_residual\":true,\"partial_rotary_factor\":0.5"
 train exaone4_window true "\"model_type\":\"exaone4\",$small,\"sliding_window\":7,\"layer_types\":[\"sliding_attention\",\"full_attention\"]"
 train gemma3 true "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"sliding_window_pattern\":2,
     \"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":1000},\"sliding_attention\":{\"rope_theta\":50}}"
@@ -149,6 +159,17 @@ want = {
         "rope_type": "yarn", "rope_theta": 1e6, "factor": 16, "beta_fast": 32, "beta_slow": 1, "truncate": True, "original_max_position_embeddings": 8,
         "attention_factor": 1, "llama_4_scaling_beta": 0.1}),
     "exaone4_window": dict(sliding_window=7, layer_types=["sliding_attention", "full_attention"]),
+    "gpt_neox": dict(use_parallel_residual=True, hidden_act="gelu", attention_bias=True, layer_norm_eps=1e-5, tie_word_embeddings=False,
+                     rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}),
+    "gpt_neox_serial": dict(use_parallel_residual=False, hidden_act="gelu_pytorch_tanh", attention_bias=False, tie_word_embeddings=True,
+                            rope_parameters={"rope_type": "linear", "rope_theta": 500, "factor": 2.5, "partial_rotary_factor": 1.0}),
+    "opt": dict(ffn_dim=29, activation_function="relu", enable_bias=True, do_layer_norm_before=True, word_embed_proj_dim=32, tie_word_embeddings=True),
+    "opt_plain": dict(activation_function="gelu", enable_bias=False, tie_word_embeddings=False, init_std=0.006),
+    "starcoder2": dict(sliding_window=7, num_key_value_heads=2, hidden_act="gelu_pytorch_tanh", use_bias=True, norm_epsilon=1e-5, tie_word_embeddings=True,
+                       rope_parameters={"rope_type": "default", "rope_theta": 1e5}),
+    "stablelm": dict(use_qkv_bias=True, use_parallel_residual=False, num_key_value_heads=2, hidden_act="silu",
+                     rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}),
+    "stablelm_parallel": dict(use_qkv_bias=False, use_parallel_residual=True, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
     "gemma3": dict(query_pre_attn_scalar=10, sliding_window=7, layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=True,
                    hidden_activation="gelu_pytorch_tanh", attention_bias=False,
                    rope_parameters={"full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 1000},
@@ -191,7 +212,7 @@ for name, values in want.items():
     state = dict(by_expert(model))
     stored = load_file(f"{folder}/model.safetensors")
     for key, t in stored.items():
-        got = state.get(key, state.get("transformer." + key))
+        got = state.get(key, state.get("transformer." + key, state.get(key.replace("embed_out", "lm_head"))))
         if key.endswith(("e_score_correction_bias", "mlp.gate.weight")):  # which classes round, or hold in fp32
             got = got.to(t.dtype)
         if got is None or got.dtype != t.dtype or got.shape != t.shape or got.contiguous().view(torch.uint8).tolist() != t.view(torch.uint8).tolist():

@@ -97,6 +97,12 @@ spw__hf_is_glm_dense(spw_family family)
 {
     return family == SPW_FAMILY_GLM || family == SPW_FAMILY_GLM4;
 }
+/* Those that hf_layer_norm.c reads. */
+static inline bool
+spw__hf_has_layer_norm(spw_family family)
+{
+    return family >= SPW_FAMILY_NEOX && family <= SPW_FAMILY_STABLELM;
+}
 /* Classes without a window of any kind. */
 static inline bool
 spw__hf_is_full(spw_family family)

@@ -205,13 +205,15 @@ read_gpt2(const source *s, spw_model_config *c)
 static spw_status
 read_dropout(const source *s, spw_model_config *c)
 {
-    static const char *const no_dropout[] = {"attn_pdrop", "attention_dropout"};
+    static const char *const no_dropout[] = {"attn_pdrop",       "attention_dropout",  "hidden_dropout",
+                                             "dropout",          "activation_dropout", "layerdrop",
+                                             "residual_dropout", "embedding_dropout"};
     double resid = -1, embd = -1;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof no_dropout / sizeof no_dropout[0]; i++) {
         double p = 0;
         SPW_TRY(read_real(s, no_dropout[i], &p));
         if (p != 0)
-            return refuse(s, no_dropout[i], get(s, no_dropout[i])); /* inside attention */
+            return refuse(s, no_dropout[i], get(s, no_dropout[i])); /* inside attention, or by a class of its own */
     }
     if (!spw_hf_config_has_key(c->family, "resid_pdrop"))
         return SPW_OK;
@@ -275,6 +277,8 @@ check_activation(const source *s, spw_family family)
                                                  : "hidden_act";
     const json_t *v = get(s, key);
     const char *name;
+    if (spw__hf_has_layer_norm(family)) /* they have more than one */
+        return SPW_OK;
     older = family == SPW_FAMILY_GEMMA && v == NULL;
     if (older)
         v = get(s, key = "hidden_act");
@@ -363,19 +367,22 @@ read_config(const source *s, bool section, const struct with_images *kind, spw_m
     SPW_TRY(check_quantization(s, c->family));
     c->vocab = kind != NULL && kind->vocab > 0 ? kind->vocab : 256;
     c->positions = kind != NULL && kind->positions > 0 ? kind->positions : 1024;
-    c->init_std = 0.02;
+    c->init_std = c->family == SPW_FAMILY_STARCODER2 ? 0.018042 : 0.02;
     c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_ERNIE ||
-              spw__hf_is_gemma(c->family);
+              c->family == SPW_FAMILY_OPT || c->family == SPW_FAMILY_STARCODER2 || spw__hf_is_gemma(c->family);
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied));
-    SPW_TRY(c->family == SPW_FAMILY_GPT2 ? read_gpt2(s, c) : read_llama(s, c));
+    SPW_TRY(c->family == SPW_FAMILY_GPT2        ? read_gpt2(s, c)
+            : spw__hf_has_layer_norm(c->family) ? spw__hf_read_layer_norm(s, c)
+                                                : read_llama(s, c));
     if (section) /* GPT-2's files say 0.1 whoever reads them: not for those */
         SPW_TRY(read_dropout(s, c));
     if (c->width == 0 || c->layers == 0 || c->heads == 0 || c->mlp_width == 0)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %s are needed", s->name,
-                         c->family == SPW_FAMILY_GPT2
-                             ? "model: n_embd, n_layer, n_head"
+                         c->family == SPW_FAMILY_GPT2 ? "model: n_embd, n_layer, n_head"
+                         : c->family == SPW_FAMILY_OPT
+                             ? "model: hidden_size, num_hidden_layers, num_attention_heads, ffn_dim"
                              : "model: hidden_size, num_hidden_layers, num_attention_heads, intermediate_size");
     return SPW_OK;
 }

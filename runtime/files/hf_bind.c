@@ -20,6 +20,10 @@ static const char *
 without_prefix(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
 {
     const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.";
+    if (family == SPW_FAMILY_OPT && begins_with(name, "decoder.")) { /* of the class without a head */
+        snprintf(room, SPW_TENSOR_NAME_BYTES, "model.%s", name);
+        return room;
+    }
     if (begins_with(name, "model.language_model.")) {
         snprintf(room, SPW_TENSOR_NAME_BYTES, "model.%s", name + strlen("model.language_model."));
         return room;
@@ -53,7 +57,17 @@ is_passed_over(const char *name, const spw_model_config *c)
         return true;
     if (family == SPW_FAMILY_GPT2)
         return begins_with(name, "h.") && (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias"));
+    if (family == SPW_FAMILY_NEOX && (ends_with(name, ".attention.bias") || ends_with(name, ".attention.masked_bias")))
+        return true;
     return ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".activation_scale");
+}
+
+static bool
+is_head(const char *name, const spw_model_config *c)
+{
+    char head[48];
+    snprintf(head, sizeof head, "%s.weight", spw_family_head(c->family));
+    return strcmp(name, head) == 0;
 }
 
 /* A tied model's lm_head.weight, where a file has one, must be the embedding. */
@@ -287,7 +301,7 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
             SPW_TRY(bind_weights(r, m, id, i, err));
         } else if (found == NULL && is_scale(names, count, name, &id) && r->scale_of[id] == UINT32_MAX) {
             r->scale_of[id] = i;
-        } else if (id == m->param_count && m->config.tied && strcmp(name, "lm_head.weight") == 0) {
+        } else if (id == m->param_count && m->config.tied && is_head(name, &m->config)) {
             SPW_TRY(check_type(r, &r->tensors[i], err));
             head = i;
         } else if (id < m->param_count || !is_passed_over(name, &m->config)) {

@@ -7,40 +7,45 @@
 #include <string.h>
 
 /* Which families a key belongs to: a bit for each. */
-#define OF(family) (UINT64_C(1) << SPW_FAMILY_##family)
-#define GPT2 OF(GPT2)
-#define LLAMA OF(LLAMA)
-#define MISTRAL (OF(MISTRAL) | OF(MINISTRAL3))
-#define QWEN (OF(QWEN2) | OF(QWEN3))
-#define MIXTRAL OF(MIXTRAL)
-#define QWEN2_MOE OF(QWEN2_MOE)
-#define QWEN_MOE (QWEN2_MOE | OF(QWEN3_MOE))
-#define EXPERTS (MIXTRAL | QWEN_MOE)
-#define PHI3 OF(PHI3)
-#define SMOLLM3 OF(SMOLLM3)
-#define OLMO3 OF(OLMO3)
-#define OLMO (OF(OLMO2) | OLMO3)
-#define GEMMA2 OF(GEMMA2)
-#define GEMMA3 OF(GEMMA3)
-#define GEMMA (GEMMA2 | GEMMA3)
-#define GPT_OSS OF(GPT_OSS)
-#define GLM OF(GLM4_MOE)
-#define MINIMAX OF(MINIMAX_M2)
+#define OF(family)  (UINT64_C(1) << SPW_FAMILY_##family)
+#define GPT2        OF(GPT2)
+#define LLAMA       OF(LLAMA)
+#define MISTRAL     (OF(MISTRAL) | OF(MINISTRAL3))
+#define QWEN        (OF(QWEN2) | OF(QWEN3))
+#define MIXTRAL     OF(MIXTRAL)
+#define QWEN2_MOE   OF(QWEN2_MOE)
+#define QWEN_MOE    (QWEN2_MOE | OF(QWEN3_MOE))
+#define EXPERTS     (MIXTRAL | QWEN_MOE)
+#define PHI3        OF(PHI3)
+#define SMOLLM3     OF(SMOLLM3)
+#define OLMO3       OF(OLMO3)
+#define OLMO        (OF(OLMO2) | OLMO3)
+#define GEMMA2      OF(GEMMA2)
+#define GEMMA3      OF(GEMMA3)
+#define GEMMA       (GEMMA2 | GEMMA3)
+#define GPT_OSS     OF(GPT_OSS)
+#define GLM         OF(GLM4_MOE)
+#define MINIMAX     OF(MINIMAX_M2)
 #define DEEPSEEK_V2 OF(DEEPSEEK_V2)
 #define DEEPSEEK_V3 OF(DEEPSEEK_V3)
-#define GLM_LITE OF(GLM4_LITE)
-#define LATENT (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE)
-#define SHARED (GLM | LATENT) /* an expert of all rows beside the others, by DeepSeek's names */
-#define GEMMA1 OF(GEMMA)
-#define GRANITE OF(GRANITE)
-#define OLMOE OF(OLMOE)
-#define SEED_OSS OF(SEED_OSS)
-#define GLM_DENSE (OF(GLM) | OF(GLM4))
-#define ERNIE OF(ERNIE)
-#define EXAONE OF(EXAONE4)
-#define FULL (GEMMA1 | GRANITE | OLMOE | SEED_OSS | SHARED | MINIMAX | GLM_DENSE | ERNIE) /* without a window */
-#define LLAMAS (FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | EXAONE)
-#define ALL (GPT2 | LLAMAS)
+#define GLM_LITE    OF(GLM4_LITE)
+#define LATENT      (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE)
+#define SHARED      (GLM | LATENT) /* an expert of all rows beside the others, by DeepSeek's names */
+#define GEMMA1      OF(GEMMA)
+#define GRANITE     OF(GRANITE)
+#define OLMOE       OF(OLMOE)
+#define SEED_OSS    OF(SEED_OSS)
+#define GLM_DENSE   (OF(GLM) | OF(GLM4))
+#define ERNIE       OF(ERNIE)
+#define EXAONE      OF(EXAONE4)
+#define FULL        (GEMMA1 | GRANITE | OLMOE | SEED_OSS | SHARED | MINIMAX | GLM_DENSE | ERNIE) /* without a window */
+#define LLAMAS      (FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | EXAONE)
+#define NEOX        OF(NEOX)
+#define OPT         OF(OPT)
+#define STARCODER2  OF(STARCODER2)
+#define STABLELM    OF(STABLELM)
+#define LAYER_NORM  (NEOX | OPT | STARCODER2 | STABLELM)
+#define ALL         (GPT2 | LLAMAS | LAYER_NORM)
 _Static_assert(SPW_FAMILY_COUNT <= 64, "a bit for each family");
 
 static const struct {
@@ -56,31 +61,46 @@ static const struct {
     {"n_inner", GPT2},
     {"n_positions", GPT2},
     {"n_ctx", GPT2},
-    {"hidden_size", LLAMAS},
-    {"num_hidden_layers", LLAMAS},
-    {"num_attention_heads", LLAMAS},
-    {"num_key_value_heads", LLAMAS},
+    {"hidden_size", LLAMAS | LAYER_NORM},
+    {"num_hidden_layers", LLAMAS | LAYER_NORM},
+    {"num_attention_heads", LLAMAS | LAYER_NORM},
+    {"num_key_value_heads", LLAMAS | STARCODER2 | STABLELM},
     {"head_dim", LLAMAS},
-    {"intermediate_size", LLAMAS},
-    {"max_position_embeddings", LLAMAS},
+    {"intermediate_size", LLAMAS | (LAYER_NORM & ~OPT)},
+    {"max_position_embeddings", LLAMAS | LAYER_NORM},
     {"original_max_position_embeddings", LLAMAS},
-    {"activation_function", GPT2},
-    {"hidden_act", LLAMAS & ~GEMMA3}, /* Gemma 2's files have both, and its class looks at the other */
+    {"activation_function", GPT2 | OPT},
+    {"hidden_act",
+     (LLAMAS & ~GEMMA3) | (LAYER_NORM & ~OPT)}, /* Gemma 2's files have both, and its class looks at the other */
     {"hidden_activation", GEMMA | GEMMA1},
     {"layer_norm_epsilon", GPT2},
     {"rms_norm_eps", LLAMAS},
-    {"initializer_range", ALL},
+    {"layer_norm_eps", NEOX | STABLELM},
+    {"norm_epsilon", STARCODER2},
+    {"ffn_dim", OPT},
+    {"init_std", OPT},
+    {"do_layer_norm_before", OPT},
+    {"_remove_final_layer_norm", OPT},
+    {"layer_norm_elementwise_affine", OPT},
+    {"word_embed_proj_dim", OPT},
+    {"enable_bias", OPT},
+    {"use_qkv_bias", STABLELM},
+    {"qk_layernorm", STABLELM},
+    {"initializer_range", ALL & ~OPT},
     {"tie_word_embeddings", ALL},
-    {"rope_theta", LLAMAS},
-    {"rope_scaling", LLAMAS},
-    {"rope_parameters", LLAMAS},
-    {"partial_rotary_factor", LLAMAS},
+    {"rope_theta", LLAMAS | STARCODER2 | STABLELM},
+    {"rope_scaling", LLAMAS | (LAYER_NORM & ~OPT)},
+    {"rope_parameters", LLAMAS | (LAYER_NORM & ~OPT)},
+    {"partial_rotary_factor", LLAMAS | STABLELM},
+    {"rotary_pct", NEOX},
+    {"rotary_emb_base", NEOX},
+    {"use_parallel_residual", NEOX | STABLELM},
     {"no_rope_layers", SMOLLM3},
     {"no_rope_layer_interval", SMOLLM3},
     {"rope_local_base_freq", GEMMA3},
-    {"attention_bias", LLAMAS},
+    {"attention_bias", LLAMAS | NEOX},
     {"mlp_bias", LLAMAS},
-    {"sliding_window", LLAMAS & ~FULL},
+    {"sliding_window", (LLAMAS & ~FULL) | STARCODER2},
     {"use_sliding_window", LLAMAS & ~(FULL | GEMMA | GPT_OSS | OLMO3 | EXAONE)},
     {"max_window_layers", QWEN | QWEN_MOE},
     {"sliding_window_pattern", GEMMA3 | EXAONE},
@@ -96,7 +116,7 @@ static const struct {
     {"logits_scaling", GRANITE},
     {"attention_out_bias", SEED_OSS},
     {"clip_qkv", OLMOE},
-    {"use_bias", ERNIE},
+    {"use_bias", ERNIE | STARCODER2},
     {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX},
     {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX},
     {"shared_expert_intermediate_size", QWEN2_MOE},
@@ -142,6 +162,13 @@ static const struct {
     {"embd_pdrop", GPT2 | PHI3},
     {"attn_pdrop", ALL},
     {"attention_dropout", ALL},
+    {"hidden_dropout", NEOX | STABLELM},
+    {"dropout", OPT},
+    {"activation_dropout", OPT},
+    {"layerdrop", OPT},
+    {"residual_dropout", STARCODER2},
+    {"embedding_dropout", STARCODER2},
+    {"classifier_dropout", NEOX},
     {"scale_attn_weights", GPT2},
     {"scale_attn_by_inverse_layer_idx", GPT2},
     {"reorder_and_upcast_attn", GPT2},
@@ -164,7 +191,8 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
     "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniMaxM2ForCausalLM", "Olmo3ForCausalLM",
     "GemmaForCausalLM",      "GraniteForCausalLM",     "OlmoeForCausalLM",     "SeedOssForCausalLM",
     "GlmForCausalLM",        "Glm4ForCausalLM",        "Ernie4_5ForCausalLM",  "Exaone4ForCausalLM",
-    "Ministral3ForCausalLM"};
+    "Ministral3ForCausalLM", "GPTNeoXForCausalLM",     "OPTForCausalLM",       "Starcoder2ForCausalLM",
+    "StableLmForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

@@ -143,17 +143,21 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
     return SPW_OK;
 }
 
-/* Phi-3's, GLM's and MiniMax's classes turn the first part of a head, and look in the rope object before they look beside; the others know of no part. */
+/*
+ * Phi-3's, GLM's, MiniMax's, GPT-NeoX's and StableLM's classes turn the first part of a head, and look in the rope object before they look beside; the
+ * others know of no part.
+ */
 static spw_status
-read_rope_part(const source *s, spw_model_config *c)
+read_rope_part(const source *s, const char *key, spw_model_config *c)
 {
     double part = c->rope_part > 0 ? c->rope_part : 1;
-    SPW_TRY(read_real(s, "partial_rotary_factor", &part));
+    SPW_TRY(read_real(s, key, &part));
     if (part != 1 && c->family != SPW_FAMILY_PHI3 && c->family != SPW_FAMILY_GLM4_MOE &&
-        c->family != SPW_FAMILY_MINIMAX_M2 && !spw__hf_is_glm_dense(c->family))
-        return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
+        c->family != SPW_FAMILY_MINIMAX_M2 && !spw__hf_is_glm_dense(c->family) && c->family != SPW_FAMILY_NEOX &&
+        c->family != SPW_FAMILY_STABLELM)
+        return refuse(s, key, get(s, key));
     if (!(part > 0 && part <= 1))
-        return wrong(s, "partial_rotary_factor", "number above 0, at most 1", get(s, "partial_rotary_factor"));
+        return wrong(s, key, "number above 0, at most 1", get(s, key));
     c->rope_part = part < 1 ? part : 0;
     return SPW_OK;
 }
@@ -208,7 +212,7 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
         if (!found && !json_is_null(v))
             return refuse(rope, name, v);
     }
-    SPW_TRY(read_rope_part(rope, c));
+    SPW_TRY(read_rope_part(rope, "partial_rotary_factor", c));
     SPW_TRY(read_real(rope, "rope_theta", &c->rope_theta));
     if (top != NULL && c->rope_theta != json_number_value(top))
         return wrong(rope, "rope_theta", "the same as outside", get(rope, "rope_theta"));
@@ -253,6 +257,7 @@ spw_status
 spw__hf_read_rope(const source *s, spw_model_config *c)
 {
     bool newer = get(s, "rope_parameters") != NULL, minimax = c->family == SPW_FAMILY_MINIMAX_M2;
+    bool neox = c->family == SPW_FAMILY_NEOX; /* with names of its own */
     bool by_layer = c->family == SPW_FAMILY_GEMMA3 || c->family == SPW_FAMILY_OLMO3;
     uint64_t turned = c->head_dim;
     source rope;
@@ -266,19 +271,22 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
                     : c->family == SPW_FAMILY_GPT_OSS                                               ? 150000
                                                                                                     : 10000;
     c->rope_paired = c->rope_paired || c->family == SPW_FAMILY_ERNIE || spw__hf_is_glm_dense(c->family);
-    c->rope_part = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family) ? 0.5 : 0;
+    c->rope_part = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family) ? 0.5
+                   : neox || c->family == SPW_FAMILY_STABLELM                          ? 0.25
+                                                                                       : 0;
     if (minimax && c->head_dim > 0) { /* the older name */
         SPW_TRY(read_size(s, "rotary_dim", 2, &turned));
         if (turned > c->head_dim)
             return wrong(s, "rotary_dim", "no more than head_dim", get(s, "rotary_dim"));
         c->rope_part = (double)turned / (double)c->head_dim;
     }
-    SPW_TRY(read_rope_part(s, c));
+    SPW_TRY(read_rope_part(s, neox ? "rotary_pct" : "partial_rotary_factor", c));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
     if ((c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_MINISTRAL3) && rope.object == NULL)
         return wrong(s, c->family == SPW_FAMILY_GPT_OSS ? "rope_scaling" : "rope_parameters",
                      "an object, as the family's folders have it", NULL);
-    SPW_TRY(by_layer ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c));
+    SPW_TRY(by_layer ? read_rope_by_layer(s, &rope, newer, c)
+                     : read_rope_object(s, &rope, neox ? "rotary_emb_base" : "rope_theta", c));
     return c->family == SPW_FAMILY_MINISTRAL3 && c->rope != SPW_ROPE_YARN
                ? refuse(&rope, "rope_type", get(&rope, "rope_type"))
                : SPW_OK;

@@ -2,9 +2,7 @@
  * A model's configuration into Hugging Face's config.json, with the keys that today's releases write.
  * Source: FORMATS S7.
  */
-#include "files_internal.h"
-#include <jansson.h>
-#include <math.h>
+#include "hf_source.h"
 
 static void
 set_size(json_t *o, const char *key, uint64_t n)
@@ -68,9 +66,8 @@ long_object(const spw_model_config *c)
     return o;
 }
 
-/* What is done to frequencies; NULL: nothing. */
-static json_t *
-scaling_object(const spw_model_config *c)
+json_t *
+spw__hf_rope_scaling(const spw_model_config *c)
 {
     switch (c->rope) {
     case SPW_ROPE_LINEAR: return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor);
@@ -89,7 +86,7 @@ scaling_object(const spw_model_config *c)
 static void
 write_growing_rope(json_t *o, const spw_model_config *c)
 {
-    json_t *rope = scaling_object(c);
+    json_t *rope = spw__hf_rope_scaling(c);
     json_object_set_new(rope, "rope_theta", json_real(c->rope_theta));
     json_object_set_new(rope, "llama_4_scaling_beta", json_real(c->rope_growth));
     json_object_set_new(o, "rope_parameters", rope);
@@ -99,7 +96,7 @@ write_growing_rope(json_t *o, const spw_model_config *c)
 static void
 write_rope_by_layer(json_t *o, const spw_model_config *c)
 {
-    json_t *full = scaling_object(c);
+    json_t *full = spw__hf_rope_scaling(c);
     if (full == NULL)
         full = json_pack("{s:s}", "rope_type", "default");
     json_object_set_new(full, "rope_theta", json_real(c->rope_theta));
@@ -122,7 +119,7 @@ write_rope(json_t *o, const spw_model_config *c)
         write_growing_rope(o, c);
         return;
     }
-    scaling = scaling_object(c);
+    scaling = spw__hf_rope_scaling(c);
     json_object_set_new(o, "rope_theta", json_real(c->rope_theta));
     if (c->rope_part > 0 || c->family == SPW_FAMILY_GLM4_MOE ||
         spw__hf_is_glm_dense(c->family)) /* whose default is a half */
@@ -357,9 +354,11 @@ spw_hf_config_text(const spw_model_config *c, spw_dtype dtype)
     }
     set_size(o, "vocab_size", c->vocab);
     json_object_set_new(o, "tie_word_embeddings", json_boolean(c->tied));
-    json_object_set_new(o, "initializer_range", json_real(c->init_std));
+    json_object_set_new(o, c->family == SPW_FAMILY_OPT ? "init_std" : "initializer_range", json_real(c->init_std));
     if (c->family == SPW_FAMILY_GPT2)
         write_gpt2(o, c);
+    else if (spw__hf_has_layer_norm(c->family))
+        spw__hf_write_layer_norm(o, c);
     else
         write_llama(o, c);
     text = json_dumps(o, JSON_INDENT(2));

@@ -13,7 +13,7 @@ static const spw__names usual = {.base = "model.",
                                  .v = "self_attn.v_proj",
                                  .out = "self_attn.o_proj",
                                  .mlp_norm = "post_attention_layernorm",
-                                 .up = "mlp.c_fc",
+                                 .up = "mlp.c_fc", /* Starcoder2's */
                                  .down = "mlp.c_proj",
                                  .last_norm = "norm",
                                  .head = "lm_head"};
@@ -21,8 +21,33 @@ static const spw__names usual = {.base = "model.",
 const spw__names *
 spw__nn_names(spw_family family)
 {
-    (void)family;
-    return &usual;
+    static const spw__names neox = {.base = "gpt_neox.",
+                                    .embedding = "embed_in",
+                                    .norm = "input_layernorm",
+                                    .qkv = "attention.query_key_value",
+                                    .out = "attention.dense",
+                                    .mlp_norm = "post_attention_layernorm",
+                                    .up = "mlp.dense_h_to_4h",
+                                    .down = "mlp.dense_4h_to_h",
+                                    .last_norm = "final_layer_norm",
+                                    .head = "embed_out"};
+    static const spw__names opt = {.base = "model.decoder.",
+                                   .embedding = "embed_tokens",
+                                   .norm = "self_attn_layer_norm",
+                                   .q = "self_attn.q_proj",
+                                   .k = "self_attn.k_proj",
+                                   .v = "self_attn.v_proj",
+                                   .out = "self_attn.out_proj",
+                                   .mlp_norm = "final_layer_norm",
+                                   .up = "fc1",
+                                   .down = "fc2",
+                                   .last_norm = "final_layer_norm",
+                                   .head = "lm_head"};
+    switch (family) {
+    case SPW_FAMILY_NEOX: return &neox;
+    case SPW_FAMILY_OPT: return &opt;
+    default: return &usual;
+    }
 }
 
 const char *
