@@ -47,10 +47,18 @@ def disk():
         pass
     return None
 
+def leave(why):
+    print("1..1\nok 1 - traffic # SKIP " + why)
+    sys.exit(77)
+
 def run(steps, more):
     before, usage = disk(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([spw, "train", folder + "/c.json", "--quiet", "--set", "spillway.steps=%d" % steps] + more, check=True,
-                   stdout=subprocess.DEVNULL)
+    done = subprocess.run([spw, "train", folder + "/c.json", "--quiet", "--set", "spillway.steps=%d" % steps] + more,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    sys.stderr.write(done.stderr)
+    if "refuses O_DIRECT" in done.stderr:
+        leave("what goes through the page cache comes to the disk some time, or never")
+    done.check_returncode()
     after, used = disk(), resource.getrusage(resource.RUSAGE_CHILDREN)
     log = [json.loads(line) for line in open(folder + "/run.jsonl")]
     process = 512 * (used.ru_inblock - usage.ru_inblock), 512 * (used.ru_oublock - usage.ru_oublock)
@@ -73,36 +81,36 @@ for name, more, formula, off in (
         ("weights on host", ["--set", 'zero_optimization.offload_param={"device":"cpu"}'], (10, 10), 0.01),
         ("the lower half frozen", FROZEN, lower, 0.01),
         ("the lower half frozen, as codes of 4 bits", FROZEN + ["--set", "spillway.frozen_codes=int4"], coded, 0.025)):
-    # A disk that others use as well counts too much, never too little: of several tries the least is ours, for each run by itself.
-    # (A difference of two counts goes wrong either way.)
-    least, short = None, run(SHORT, more)
-    for attempt in range(4):
-        long = run(LONG, more)
-        if long[2] is None:
-            break
-        least = long[2] if least is None else tuple(map(min, least, long[2]))
-        if all(map(near, least, long[1])):
-            break
-    steps = [s for s in long[0] if s.get("step", 0) >= 3]
-    params = long[0][0]["params"]
-    counted = [sum(s["bytes"][k] for s in steps) / len(steps) for k in ("nvme_read", "nvme_write")]
-    process = [(b - a) / (LONG - SHORT) for a, b in zip(short[1], long[1])]
+    # A disk that others use as well counts too much, and a process whose program left the page cache reads that too, neither
+    # ever too little: of several tries the least is ours, for each run by itself. (A difference of two counts goes wrong
+    # either way.) And a busy machine reads some twice, now and then.
+    least = few = many = None
     may = off, 0.01
+    for attempt in range(4):
+        short, long = run(SHORT, more), run(LONG, more)
+        few = short[1] if few is None else tuple(map(min, few, short[1]))
+        many = long[1] if many is None else tuple(map(min, many, long[1]))
+        if long[2] is not None:
+            least = long[2] if least is None else tuple(map(min, least, long[2]))
+        steps = [s for s in long[0] if s.get("step", 0) >= 3]
+        counted = [sum(s["bytes"][k] for s in steps) / len(steps) for k in ("nvme_read", "nvme_write")]
+        if many[1] == 0:
+            leave("no disk is written to: memory is so fast that what is in time is the moment's")
+        process = [(b - a) / (LONG - SHORT) for a, b in zip(few, many)]
+        params = long[0][0]["params"]
+        fits = all(near(c / params, f, m) and near(p, c, m) for c, p, f, m in zip(counted, process, formula, may))
+        if fits and (least is None or all(map(near, least, many))):
+            break
     for i, way in enumerate(("read", "written")):
         check("%s: %.4g bytes %s per parameter and step" % (name, formula[i], way), near(counted[i] / params, formula[i], may[i]),
               "library %.3f, kernel for the process %.3f" % (counted[i] / params, process[i] / params))
-        if process[i] == 0:
-            check("%s: the kernel counts nothing here # SKIP" % name, True)
-        else:
-            check("%s: %s, as the kernel counts for the process" % (name, way), near(process[i], counted[i], may[i]))
+        check("%s: %s, as the kernel counts for the process" % (name, way), near(process[i], counted[i], may[i]))
         if least is None:
             check("%s: /proc/diskstats does not show this disk # SKIP" % name, True)
-        elif process[i] == 0:
-            check("%s: nothing to hold the disk's count against # SKIP" % name, True)
-        elif least[i] > 1.01 * long[1][i]:
-            check("%s: others use this disk # SKIP" % name, True, "disk %d, process %d" % (least[i], long[1][i]))
+        elif least[i] > 1.01 * many[i]:
+            check("%s: others use this disk # SKIP" % name, True, "disk %d, process %d" % (least[i], many[i]))
         else:
-            check("%s: %s, as the disk counts" % (name, way), near(least[i], long[1][i]),
-                  "all of a run: disk %d, kernel for the process %d, attempt %d" % (least[i], long[1][i], attempt + 1))
+            check("%s: %s, as the disk counts" % (name, way), near(least[i], many[i]),
+                  "all of a run: disk %d, kernel for the process %d, attempt %d" % (least[i], many[i], attempt + 1))
 print("1..%d" % n)
 PY

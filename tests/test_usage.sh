@@ -26,7 +26,7 @@ JSON
 c=$dir/tiny.json
 none="--set spillway.checkpoint_dir="
 check "train" run train "$c"
-check "says nothing more in a new folder" test ! -s "$dir/err"
+check "says nothing more in a new folder" test -z "$(grep -v 'refuses O_DIRECT' "$dir/err")"
 last=$(sed -n 's/^step 2\/2  loss \([0-9.]*\) .*/\1/p' "$dir/out")
 check "the closing table ends with the last step's loss" grep -q "loss [0-9.]* -> $last\$" "$dir/out"
 
