@@ -156,8 +156,7 @@ register_fixed(uring_backend *u)
         memlock_limit_text(limit, sizeof limit);
         spw_log(SPW_LOG_WARN,
                 "aio: io_uring did not register the staging region (%s): it needs %s beside what this user's processes "
-                "have "
-                "locked already, and the memlock limit (ulimit -l) is %s; plain transfers are used",
+                "have locked already, and the memlock limit (ulimit -l) is %s; plain transfers are used",
                 strerror_r(-rc, reason, sizeof reason), spw_format_bytes(need, sizeof need, u->fixed->bytes), limit);
     }
 }
