@@ -769,6 +769,39 @@ test_pair(void **state)
     free(text);
 }
 
+/*
+ * OPT's vocab.json and merges.txt: its tokenizer_config.json has no list of added tokens and names them one by one, of which </s> is
+ * before each text and behind it, although <|endoftext|> is in the vocabulary too; without add_bos_token nothing is before.
+ */
+static void
+test_pair_of_opt(void **state)
+{
+    static const char named[] =
+        "\"bos_token\": {\"content\": \"</s>\", \"__type\": \"AddedToken\"}, \"eos_token\": \"</s>\", "
+        "\"unk_token\": \"</s>\", \"pad_token\": \"<pad>\", \"tokenizer_class\": \"GPT2Tokenizer\"";
+    json_t *root = load_named("gpt2"), *vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    char dir[256], config[512];
+    spw_tokenizer *t;
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    json_object_set_new(vocab, "<|endoftext|>", json_integer(1200));
+    json_object_set_new(vocab, "<pad>", json_integer(1201));
+    json_object_set_new(vocab, "</s>", json_integer(1202));
+    write_pair(dir, root, "");
+    for (int adds = 0; adds < 2; adds++) {
+        snprintf(config, sizeof config, "{%s, \"add_bos_token\": %s}", named, adds ? "true" : "false");
+        write_text(dir, "tokenizer_config.json", config);
+        if (spw_tokenizer_open(&t, dir, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        assert_int_equal(begin_of(t), adds ? 1202 : -1);
+        assert_int_equal(spw_tokenizer_end(t), 1202);
+        spw_tokenizer_close(t);
+    }
+    json_decref(root);
+    tiny_dir_remove(dir);
+}
+
 /* Tokens by text and back; the tokens that begin and end a text; decoding what is no token. */
 static void
 test_lookup(void **state)
@@ -1074,15 +1107,25 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vectors),       cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_begin),         cmocka_unit_test(test_begin_of_several),
-        cmocka_unit_test(test_cut),           cmocka_unit_test(test_long_pieces),
-        cmocka_unit_test(test_nfc),           cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_characters),    cmocka_unit_test(test_strips),
-        cmocka_unit_test(test_files),         cmocka_unit_test(test_pair),
-        cmocka_unit_test(test_lookup),        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_threads),       cmocka_unit_test(test_hopeless_pattern),
-        cmocka_unit_test(test_training_data), cmocka_unit_test(test_long_training_data),
+        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_begin),
+        cmocka_unit_test(test_begin_of_several),
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_long_pieces),
+        cmocka_unit_test(test_nfc),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_characters),
+        cmocka_unit_test(test_strips),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_pair),
+        cmocka_unit_test(test_pair_of_opt),
+        cmocka_unit_test(test_lookup),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_hopeless_pattern),
+        cmocka_unit_test(test_training_data),
+        cmocka_unit_test(test_long_training_data),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

@@ -349,17 +349,60 @@ added_of_config(json_t **out, const json_t *config, const char *path, spw_error 
     return *out == NULL ? SPW_RAISE(err, SPW_ENOMEM, "%s: added tokens", path) : SPW_OK;
 }
 
-/* Without a list of added tokens, <|endoftext|> is one: GPT-2's files say so nowhere. */
-static spw_status
-add_end_token(json_t *added, const json_t *vocab, spw_error *err)
+/* The text of bos_token, say: a string, or an object that describes a token. NULL: there is none. */
+static const char *
+token_text(const json_t *config, const char *name)
 {
-    json_t *id = json_object_get(vocab, "<|endoftext|>"), *token;
-    if (json_array_size(added) > 0 || id == NULL)
+    const json_t *v = json_object_get(config, name);
+    return json_string_value(json_is_object(v) ? json_object_get(v, "content") : v);
+}
+
+static bool
+is_listed(const json_t *added, const char *text)
+{
+    const json_t *v;
+    size_t i;
+    json_array_foreach(added, i, v)
+    {
+        if (strcmp(json_string_value(json_object_get(v, "content")), text) == 0)
+            return true;
+    }
+    return false;
+}
+
+/*
+ * Without a list of added tokens those are added that tokenizer_config.json names, as OPT's does. What it does not name is <|endoftext|>:
+ * GPT-2's files say so nowhere.
+ */
+static spw_status
+add_named_tokens(json_t *added, const json_t *vocab, const json_t *config, spw_error *err)
+{
+    static const char *const names[] = {"eos_token", "bos_token", "unk_token", "pad_token"};
+    if (json_array_size(added) > 0)
         return SPW_OK;
-    token = json_pack("{s:s, s:O, s:b}", "content", "<|endoftext|>", "id", id, "special", 1);
-    if (token == NULL || json_array_append_new(added, token) != 0)
-        return SPW_RAISE(err, SPW_ENOMEM, "added tokens");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *text = token_text(config, names[i]);
+        json_t *id, *token;
+        if (json_object_get(config, names[i]) == NULL && i < 3) /* there need be no padding */
+            text = "<|endoftext|>";
+        id = text != NULL ? json_object_get(vocab, text) : NULL;
+        if (id == NULL || is_listed(added, text))
+            continue;
+        token = json_pack("{s:s, s:O, s:b}", "content", text, "id", id, "special", 1);
+        if (token == NULL || json_array_append_new(added, token) != 0)
+            return SPW_RAISE(err, SPW_ENOMEM, "added tokens");
+    }
     return SPW_OK;
+}
+
+/* Of GPT-2's class, which OPT's folders have with this key: elsewhere tokenizer.json says what is before a text. */
+static void
+begin_of_pair(spw_tokenizer *t, const json_t *config)
+{
+    const char *text = json_object_get(config, "bos_token") == NULL ? "<|endoftext|>" : token_text(config, "bos_token");
+    int32_t id = text != NULL ? spw_tokenizer_find(t, text, strlen(text)) : -1;
+    if (id >= 0 && json_is_true(json_object_get(config, "add_bos_token")))
+        t->begin = (spw_begin){1, {id}};
 }
 
 static spw_status
@@ -384,7 +427,7 @@ load_pair(spw_tokenizer *t, json_t *vocab, const json_t *config, const char *con
     t->cuts = true;
     st = added_of_config(&added, config, config_path, err);
     if (st == SPW_OK)
-        st = add_end_token(added, vocab, err);
+        st = add_named_tokens(added, vocab, config, err);
     if (st == SPW_OK)
         st = spw__tok_vocab_build(t, vocab, added, config != NULL ? config_path : t->path, err);
     if (st == SPW_OK)
@@ -395,6 +438,8 @@ load_pair(spw_tokenizer *t, json_t *vocab, const json_t *config, const char *con
         t->key = spw_checksum_more(t->key, text, strlen(text));
     if (st == SPW_OK)
         st = spw__tok_merges_build(t, vocab, merges, merges_path, true, err);
+    if (st == SPW_OK && !qwen)
+        begin_of_pair(t, config);
     json_decref(added);
     json_decref(merges);
     spw_mem_free(text);
@@ -426,14 +471,6 @@ added_id(const spw_tokenizer *t, const char *text)
             return t->added[i].id;
     }
     return -1;
-}
-
-/* The text of bos_token, say: a string, or an object that describes a token. NULL: there is none. */
-static const char *
-token_text(const json_t *config, const char *name)
-{
-    const json_t *v = json_object_get(config, name);
-    return json_string_value(json_is_object(v) ? json_object_get(v, "content") : v);
 }
 
 /*
