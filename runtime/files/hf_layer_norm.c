@@ -201,6 +201,9 @@ read_stablelm(const source *s, spw_model_config *c)
         return refuse(s, "hidden_act", v);
     SPW_TRY(spw__hf_read_rope(s, c));
     SPW_TRY(read_bool(s, "use_qkv_bias", &c->qkv_bias));
+    if (json_is_true(get(s, "qk_layernorm")))
+        return say(s, "not supported yet: ", "qk_layernorm", " ", get(s, "qk_layernorm"),
+                   ": of StableLM the models without norms of heads are computed, which are all but StableLM 2 of 12B");
     SPW_TRY(must_be(s, "qk_layernorm", false));
     return read_bool(s, "use_parallel_residual", &c->parallel);
 }
