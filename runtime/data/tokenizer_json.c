@@ -395,16 +395,6 @@ add_named_tokens(json_t *added, const json_t *vocab, const json_t *config, spw_e
     return SPW_OK;
 }
 
-/* Of GPT-2's class, which OPT's folders have with this key: elsewhere tokenizer.json says what is before a text. */
-static void
-begin_of_pair(spw_tokenizer *t, const json_t *config)
-{
-    const char *text = json_object_get(config, "bos_token") == NULL ? "<|endoftext|>" : token_text(config, "bos_token");
-    int32_t id = text != NULL ? spw_tokenizer_find(t, text, strlen(text)) : -1;
-    if (id >= 0 && json_is_true(json_object_get(config, "add_bos_token")))
-        t->begin = (spw_begin){1, {id}};
-}
-
 static spw_status
 load_pair(spw_tokenizer *t, json_t *vocab, const json_t *config, const char *config_path, const char *merges_path,
           spw_error *err)
@@ -438,8 +428,6 @@ load_pair(spw_tokenizer *t, json_t *vocab, const json_t *config, const char *con
         t->key = spw_checksum_more(t->key, text, strlen(text));
     if (st == SPW_OK)
         st = spw__tok_merges_build(t, vocab, merges, merges_path, true, err);
-    if (st == SPW_OK && !qwen)
-        begin_of_pair(t, config);
     json_decref(added);
     json_decref(merges);
     spw_mem_free(text);
@@ -475,10 +463,10 @@ added_id(const spw_tokenizer *t, const char *text)
 
 /*
  * Of these classes transformers goes by tokenizer_config.json, and by what is here where that does not say it, whatever tokenizer.json has:
- * DeepSeek's has nothing before a text.
+ * DeepSeek's has nothing before a text. GPT-2's goes by tokenizer.json where there is one; pair: there is none, as in OPT's folders.
  */
 static void
-choose_begin(spw_tokenizer *t, const json_t *config)
+choose_begin(spw_tokenizer *t, const json_t *config, bool pair)
 {
     static const struct {
         const char *name, *begin;
@@ -487,10 +475,14 @@ choose_begin(spw_tokenizer *t, const json_t *config)
                    {"CodeLlamaTokenizer", "<s>", true},
                    {"GemmaTokenizer", "<bos>", true},
                    {"CohereTokenizer", "<BOS_TOKEN>", true},
-                   {"GPTNeoXTokenizer", "<|endoftext|>", false}};
+                   {"GPTNeoXTokenizer", "<|endoftext|>", false},
+                   {"GPT2Tokenizer", "<|endoftext|>", false}};
     const char *name = json_string_value(json_object_get(config, "tokenizer_class"));
     const json_t *add = json_object_get(config, "add_bos_token");
-    for (size_t i = 0; name != NULL && i < sizeof classes / sizeof classes[0]; i++) {
+    size_t count = sizeof classes / sizeof classes[0] - (pair ? 0 : 1);
+    if (name == NULL && pair)
+        name = "GPT2Tokenizer";
+    for (size_t i = 0; name != NULL && i < count; i++) {
         size_t n = strlen(classes[i].name);
         const char *text =
             json_object_get(config, "bos_token") == NULL ? classes[i].begin : token_text(config, "bos_token");
@@ -547,7 +539,7 @@ spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err)
         st = pair ? load_pair(t, root, config, config_path, merges_path, err)
                   : load_tokenizer_json(t, root, t->path, err);
     if (st == SPW_OK) {
-        choose_begin(t, config);
+        choose_begin(t, config, pair);
         choose_end(t, config);
     }
     json_decref(root);
