@@ -5,12 +5,6 @@
  */
 #include "hf_source.h"
 
-static void
-set_size(json_t *o, const char *key, uint64_t n)
-{
-    json_object_set_new(o, key, json_integer((json_int_t)n));
-}
-
 /* ---------------------------------------------------------------- what they have in common */
 
 /* What is between an MLP's two matrices, by transformers' names. */

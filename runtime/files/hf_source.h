@@ -107,6 +107,12 @@ read_member(const source *s, const char *key, source *out)
     return out->object == NULL || json_is_object(out->object) ? SPW_OK : wrong(s, key, "an object", out->object);
 }
 
+static inline void
+set_size(json_t *o, const char *key, uint64_t n)
+{
+    json_object_set_new(o, key, json_integer((json_int_t)n));
+}
+
 /* hf_rope.c; sizes of heads were read. no_rope: which layers turn nothing, for families that have such. */
 spw_status spw__hf_read_rope(const source *s, spw_model_config *c);
 spw_status spw__hf_read_no_rope(const source *s, spw_model_config *c);

@@ -5,12 +5,6 @@
 #include "hf_source.h"
 
 static void
-set_size(json_t *o, const char *key, uint64_t n)
-{
-    json_object_set_new(o, key, json_integer((json_int_t)n));
-}
-
-static void
 write_gpt2(json_t *o, const spw_model_config *c)
 {
     set_size(o, "n_embd", c->width);
