@@ -45,10 +45,11 @@ spw__plan_rehearse(const spw_plan *p, const plan_input *in, double pace, rehears
 }
 
 spw_status
-spw__plan_gathers(const spw_plan *p, const plan_input *in, uint32_t *anew, uint32_t *again, spw_error *err)
+spw__plan_gathers(const spw_plan *p, const plan_input *in, uint32_t *anew, uint32_t *again, uint32_t *steps,
+                  spw_error *err)
 {
     rehearsal_input r = rehearsed(p, in, 0);
-    return spw__rehearse_gathers(&r, p->cache_device, anew, again, err);
+    return spw__rehearse_gathers(&r, p->cache_device, anew, again, steps, err);
 }
 
 /* Of units that spill the gradients that come last stay in their windows, all but one, and without a norm to wait for all do. */

@@ -72,16 +72,19 @@ spw_status
 spw__count_received(spw_engine *e, const plan_input *in, spw_error *err)
 {
     const uint32_t units = e->layout.unit_count;
+    uint32_t steps = 1; /* that gathers are of */
     uint32_t *anew = spw_mem_calloc(2 * (uint64_t)units, sizeof *anew);
     spw_status st = anew != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "gathers of %u units", units);
     if (st == SPW_OK && e->layout.parts > 1)
-        st = spw__plan_gathers(&e->plan, in, anew, anew + units, err);
+        st = spw__plan_gathers(&e->plan, in, anew, anew + units, &steps, err);
     for (uint32_t u = 0; st == SPW_OK && u < units; u++) {
         if (e->layout.parts > 1)
             add_gathers(e, u, anew[u], anew[units + u], &e->plan.gathered);
         if (e->layout.units[u].trainable)
             add_sums(e, u, in->passes + (e->layout.of_vocab[u] ? in->piece_returns : 0), &e->plan.reduced);
     }
+    e->plan.gathered.all /= steps;
+    e->plan.gathered.far /= steps;
     spw_mem_free(anew);
     return st;
 }

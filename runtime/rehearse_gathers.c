@@ -1,11 +1,13 @@
 /*
  * The gathers of a rank on paper: training steps over the recorded uses with the pool that the engine has (gather.c), told and asked as
- * it tells and asks its own (engine_block.c), until a step gathers what the one before it gathered. All ranks decide alike and without
- * knowing the time, so these are the gathers of every rank, whatever the machine's speed. Pure; called by the planner.
+ * it tells and asks its own (engine_block.c), until a step leaves the pool as an earlier one left it: from there on those between them come
+ * again and again. Where all units are trained that is every step; frozen ones stay from step to step, and several steps may differ.
+ * All ranks decide alike and without knowing the time, so these are the gathers of every rank, whatever the machine's speed. Pure;
+ * called by the planner.
  */
 #include "runtime_internal.h"
 
-enum { STEPS_MIN = 3, STEPS_MAX = 8 };
+enum { STEPS_MAX = 64 };
 
 typedef struct sim {
     const rehearsal_input *in;
@@ -79,8 +81,6 @@ static bool
 step(sim *s)
 {
     const rehearsal_input *in = s->in;
-    memset(s->anew, 0, in->layout->unit_count * sizeof *s->anew);
-    memset(s->again, 0, in->layout->unit_count * sizeof *s->again);
     for (uint32_t p = 0; p < in->passes; p++) {
         for (uint32_t at = 0, end, open = 0; at < in->use_count; at = end) {
             end = in->uses[at].end;
@@ -97,40 +97,62 @@ step(sim *s)
     return true;
 }
 
-static spw_status
-take(sim *s, uint64_t pool_bytes, uint32_t *last, spw_error *err)
+/* What the next step's gathers follow from. */
+static uint64_t
+sum_of_pool(const sim *s)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < s->in->layout->unit_count; i++) {
+        const gather_unit *u = &s->pool.units[i];
+        const uint64_t now[] = {u->there, u->there ? u->offset : 0, u->there ? s->generations[i] - u->generation : 0,
+                                u->kept, u->kept ? s->generations[i] - u->kept_generation : 0};
+        sum = spw_checksum_more(sum, now, sizeof now);
+    }
+    return sum;
+}
+
+/* Counts begin anew behind the 1st, 2nd, 4th, 8th step and so on, and end when the pool is as it was then (Brent 1980). Returns their steps. */
+static uint32_t
+take(sim *s)
 {
     const uint32_t units = s->in->layout->unit_count;
-    bool more = true;
-    SPW_TRY(spw__gather_init(&s->pool, units, pool_bytes, err));
-    s->pool.keeps = s->in->gathers_again;
-    for (int i = 0; i < STEPS_MAX && more; i++) {
-        memcpy(last, s->anew, units * sizeof *last);
-        memcpy(last + units, s->again, units * sizeof *last);
-        more = step(s) && (i + 1 < STEPS_MIN || memcmp(last, s->anew, units * sizeof *last) != 0 ||
-                           memcmp(last + units, s->again, units * sizeof *last) != 0);
+    uint64_t then = 0;
+    uint32_t steps = 0;
+    for (uint32_t done = 0; done < STEPS_MAX && step(s);) {
+        done++;
+        steps++;
+        if (done > 1 && sum_of_pool(s) == then)
+            break;
+        if ((done & (done - 1)) == 0 && done < STEPS_MAX) {
+            then = sum_of_pool(s);
+            steps = 0;
+            memset(s->anew, 0, units * sizeof *s->anew);
+            memset(s->again, 0, units * sizeof *s->again);
+        }
     }
-    spw__gather_deinit(&s->pool);
-    return SPW_OK;
+    return steps > 0 ? steps : 1;
 }
 
 spw_status
-spw__rehearse_gathers(const rehearsal_input *in, uint64_t pool_bytes, uint32_t *anew, uint32_t *again, spw_error *err)
+spw__rehearse_gathers(const rehearsal_input *in, uint64_t pool_bytes, uint32_t *anew, uint32_t *again, uint32_t *steps,
+                      spw_error *err)
 {
     const uint32_t units = in->layout->unit_count;
     sim s = {.in = in, .anew = anew, .again = again, .step_uses = (uint64_t)in->use_count * in->passes};
-    uint32_t *last = spw_mem_calloc(2 * (uint64_t)units, sizeof *last);
     spw_status st;
+    SPW_TRY(spw__gather_init(&s.pool, units, pool_bytes, err));
+    s.pool.keeps = in->gathers_again;
     s.asker = (gather_asker){.layout = in->layout, .elem_bytes = in->compute_bytes, .ask = count_ask, .ctx = &s};
     s.generations = spw_mem_calloc(units, sizeof *s.generations);
     s.future = spw_mem_calloc((uint64_t)in->future_max + 1, sizeof *s.future);
     memset(anew, 0, units * sizeof *anew);
     memset(again, 0, units * sizeof *again);
-    st = last != NULL && s.generations != NULL && s.future != NULL
-             ? take(&s, pool_bytes, last, err)
-             : SPW_RAISE(err, SPW_ENOMEM, "rehearsal of %u units", units);
-    spw_mem_free(last);
+    st =
+        s.generations != NULL && s.future != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "rehearsal of %u units", units);
+    if (st == SPW_OK)
+        *steps = take(&s);
     spw_mem_free(s.generations);
     spw_mem_free(s.future);
+    spw__gather_deinit(&s.pool);
     return st;
 }

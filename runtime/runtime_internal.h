@@ -84,8 +84,8 @@ void spw__plan_activations_place(const spw_plan *plan, const plan_input *in);
 /* How much of what lies between checkpoints is kept in so much device memory, instead of computing it again. */
 void spw__plan_activations_tapes(spw_plan *plan, const plan_input *in, uint64_t room);
 /* spw__rehearse_gathers() of the plan. */
-spw_status
-spw__plan_gathers(const spw_plan *plan, const plan_input *in, uint32_t *anew, uint32_t *again, spw_error *err);
+spw_status spw__plan_gathers(const spw_plan *plan, const plan_input *in, uint32_t *anew, uint32_t *again,
+                             uint32_t *steps, spw_error *err);
 /* Adds what they move in a step. */
 void spw__plan_activations_traffic(const plan_input *in, spw_traffic *traffic);
 
@@ -120,11 +120,11 @@ typedef struct rehearsal {
 spw_status spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err);
 
 /*
- * How often each unit is gathered in one step of a rank, on paper (rehearse_gathers.c): anew, and again from what ranks kept;
+ * How often each unit is gathered in so many steps of a rank, on paper (rehearse_gathers.c): anew, and again from what ranks kept;
  * both (unit_count). pool_bytes: of the device, for gathered units. Errors  SPW_ENOMEM.
  */
-spw_status
-spw__rehearse_gathers(const rehearsal_input *in, uint64_t pool_bytes, uint32_t *anew, uint32_t *again, spw_error *err);
+spw_status spw__rehearse_gathers(const rehearsal_input *in, uint64_t pool_bytes, uint32_t *anew, uint32_t *again,
+                                 uint32_t *steps, spw_error *err);
 
 /*
  * Gathered units on the device (gather.c). Which unit lies where, of which generation; a unit that is there may still be on its

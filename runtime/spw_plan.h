@@ -31,7 +31,7 @@ typedef struct spw_traffic {
     uint64_t path_read[SPW_PATHS_MAX], path_write[SPW_PATHS_MAX];
 } spw_traffic;
 
-/* Bytes that a rank receives from the others, weights or gradients, in one steady step; far: of them, from other hosts. */
+/* Bytes that a rank receives from the others, weights or gradients, in one steady step, or the mean of several; far: of them, from other hosts. */
 typedef struct spw_received {
     uint64_t all, far;
 } spw_received;
