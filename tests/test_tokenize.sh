@@ -218,6 +218,14 @@ JSON
     run eval "$dir/ckpt" --data README.md --batches 4
     check "eval takes it" cmp -s <(sed 's/ sequences.*//' "$dir/out") "$dir/want"
 done
+mkdir "$dir/named"
+cp tests/vectors/tok_llama3.json "$dir/named/mine.json"
+echo "{{ '<|start_header_id|>' + role }}" >"$dir/named/chat_template.jinja"
+echo '{"add_bos_token": true}' >"$dir/named/tokenizer_config.json"
+rm -rf "$dir/ckpt"
+check "trains with a tokenizer of another name" run train "$dir/own.json" --set data.tokenizer="$dir/named/mine.json"
+check "what is read beside it is in the checkpoint" cmp -s "$dir/ckpt/step-2/chat_template.jinja" "$dir/named/chat_template.jinja"
+check "all of it" cmp -s "$dir/ckpt/step-2/tokenizer_config.json" "$dir/named/tokenizer_config.json"
 cp -r "$dir/mine" "$dir/moving"
 rm -rf "$dir/ckpt"
 check "trains with a tokenizer" run train "$dir/own.json" --set data.tokenizer="$dir/moving"

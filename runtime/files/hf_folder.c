@@ -132,6 +132,8 @@ copy_from(const char *from, bool models, const char *to, spw_error *err)
 spw_status
 spw_hf_copy_companions(const char *model, const char *tokenizer, const char *to, spw_error *err)
 {
+    static const char *const read_beside[] = {"tokenizer_config.json",
+                                              "chat_template.jinja"}; /* whatever its name is */
     char folder[PATH_MAX_BYTES + 64];
     struct stat info;
     char *name;
@@ -147,8 +149,12 @@ spw_hf_copy_companions(const char *model, const char *tokenizer, const char *to,
     if (strcmp(name, "tokenizer.json") == 0 || strcmp(name, "vocab.json") == 0)
         return copy_from(folder, false, to, err);
     SPW_TRY(copy_to(tokenizer, to, "tokenizer.json", err)); /* by another name, beside whatever */
-    memcpy(folder + strlen(folder), "/tokenizer_config.json", sizeof "/tokenizer_config.json");
-    return copy_to(folder, to, "tokenizer_config.json", err);
+    for (size_t i = 0; i < sizeof read_beside / sizeof read_beside[0]; i++) {
+        char source[PATH_MAX_BYTES + 128];
+        snprintf(source, sizeof source, "%s/%s", folder, read_beside[i]);
+        SPW_TRY(copy_to(source, to, read_beside[i], err));
+    }
+    return SPW_OK;
 }
 
 /* Of a file in a model's folder as it is written, or of what it is called until it is complete. */
