@@ -223,8 +223,8 @@ test_late_start(void **state)
     w.out = early;
     w.save = first_dir;
     world_run(&w);
-    c.run.comm_timeout = 1;
-    w.late_s = 2.5;
+    c.run.comm_timeout = 3; /* a busy machine keeps ranks waiting, too */
+    w.late_s = 5;
     w.out = late;
     w.save = NULL;
     world_run(&w);
