@@ -179,8 +179,7 @@ print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, 
     if (p->gathered.far + p->reduced.far > 0) {
         const double bytes = (double)(p->gathered.far + p->reduced.far) * p->local_ranks;
         printf("  the network is in no time here: the %u rank%s of a host receive%s %s a step from other hosts, %.3g s "
-               "at 10 "
-               "Gbit/s, %.3g s at 100\n",
+               "at 10 Gbit/s, %.3g s at 100\n",
                p->local_ranks, p->local_ranks > 1 ? "s" : "", p->local_ranks > 1 ? "" : "s",
                spw_format_bytes(a, sizeof a, (uint64_t)bytes), bytes * 8e-10, bytes * 8e-11);
     }

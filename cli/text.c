@@ -68,8 +68,7 @@ cli_text_open(cli_text *t, const spw_weights *w, const char *asked, spw_error *e
     if (strncmp(w->encoder, tokenizer_sign, strlen(tokenizer_sign)) == 0 && !has_made(t->tokenizer, w))
         fprintf(stderr,
                 "spillway: warning: the tokenizer of %s is not the one that made what %s was trained on: its tokens "
-                "may mean "
-                "others to the model\n",
+                "may mean others to the model\n",
                 path, w->path);
     if (spw_tokenizer_vocab_own(t->tokenizer) > t->vocab) {
         spw_status st = SPW_RAISE(

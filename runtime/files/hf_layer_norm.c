@@ -86,14 +86,12 @@ read_neox(const source *s, spw_model_config *c)
 static void
 write_neox(json_t *o, const spw_model_config *c)
 {
-    json_t *scaling = spw__hf_rope_scaling(c);
     write_sizes(o, "intermediate_size", c);
     write_curve(o, "hidden_act", c->curve);
     json_object_set_new(o, "layer_norm_eps", json_real(c->norm_eps));
     json_object_set_new(o, "rotary_pct", json_real(c->rope_part > 0 ? c->rope_part : 1));
     json_object_set_new(o, "rotary_emb_base", json_real(c->rope_theta));
-    if (scaling != NULL)
-        json_object_set_new(o, "rope_scaling", scaling);
+    spw__hf_write_scaling(o, c);
     json_object_set_new(o, "attention_bias", json_boolean(c->qkv_bias));
     json_object_set_new(o, "use_parallel_residual", json_boolean(c->parallel));
 }
@@ -150,12 +148,10 @@ read_kv_heads(const source *s, uint64_t otherwise, spw_model_config *c)
 static void
 write_usual(json_t *o, const spw_model_config *c)
 {
-    json_t *scaling = spw__hf_rope_scaling(c);
     write_sizes(o, "intermediate_size", c);
     set_size(o, "num_key_value_heads", c->kv_heads);
     json_object_set_new(o, "rope_theta", json_real(c->rope_theta));
-    if (scaling != NULL)
-        json_object_set_new(o, "rope_scaling", scaling);
+    spw__hf_write_scaling(o, c);
 }
 
 static spw_status

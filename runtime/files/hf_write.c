@@ -60,8 +60,8 @@ long_object(const spw_model_config *c)
     return o;
 }
 
-json_t *
-spw__hf_rope_scaling(const spw_model_config *c)
+static json_t *
+rope_scaling(const spw_model_config *c)
 {
     switch (c->rope) {
     case SPW_ROPE_LINEAR: return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor);
@@ -80,7 +80,7 @@ spw__hf_rope_scaling(const spw_model_config *c)
 static void
 write_growing_rope(json_t *o, const spw_model_config *c)
 {
-    json_t *rope = spw__hf_rope_scaling(c);
+    json_t *rope = rope_scaling(c);
     json_object_set_new(rope, "rope_theta", json_real(c->rope_theta));
     json_object_set_new(rope, "llama_4_scaling_beta", json_real(c->rope_growth));
     json_object_set_new(o, "rope_parameters", rope);
@@ -90,7 +90,7 @@ write_growing_rope(json_t *o, const spw_model_config *c)
 static void
 write_rope_by_layer(json_t *o, const spw_model_config *c)
 {
-    json_t *full = spw__hf_rope_scaling(c);
+    json_t *full = rope_scaling(c);
     if (full == NULL)
         full = json_pack("{s:s}", "rope_type", "default");
     json_object_set_new(full, "rope_theta", json_real(c->rope_theta));
@@ -100,11 +100,18 @@ write_rope_by_layer(json_t *o, const spw_model_config *c)
                                   c->rope_local_theta > 0 ? c->rope_local_theta : c->rope_theta));
 }
 
+void
+spw__hf_write_scaling(json_t *o, const spw_model_config *c)
+{
+    json_t *scaling = rope_scaling(c);
+    if (scaling != NULL)
+        json_object_set_new(o, "rope_scaling", scaling);
+}
+
 /* The older rope keys: every release reads them. */
 static void
 write_rope(json_t *o, const spw_model_config *c)
 {
-    json_t *scaling;
     if (c->family == SPW_FAMILY_OLMO3) {
         write_rope_by_layer(o, c);
         return;
@@ -113,13 +120,11 @@ write_rope(json_t *o, const spw_model_config *c)
         write_growing_rope(o, c);
         return;
     }
-    scaling = spw__hf_rope_scaling(c);
     json_object_set_new(o, "rope_theta", json_real(c->rope_theta));
     if (c->rope_part > 0 || c->family == SPW_FAMILY_GLM4_MOE ||
         spw__hf_is_glm_dense(c->family)) /* whose default is a half */
         json_object_set_new(o, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
-    if (scaling != NULL)
-        json_object_set_new(o, "rope_scaling", scaling);
+    spw__hf_write_scaling(o, c);
     if (c->rope == SPW_ROPE_LONG)
         set_size(o, "original_max_position_embeddings", c->rope_positions);
 }
