@@ -425,6 +425,76 @@ spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, const act
     q->calls->attention_cached(q, out, query, new_key, new_value, cache, &s);
 }
 
+static void
+check_conv(const spw_conv_shape *s)
+{
+    SPW_ASSERT(s->K > 0 && s->K <= SPW_TAPS_MAX);
+    SPW_ASSERT((s->begins != NULL) == (s->ends != NULL));
+}
+
+void
+spw_gpu_conv(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_conv_shape *shape)
+{
+    check_conv(shape);
+    q->calls->conv(q, y, x, w, shape);
+}
+
+void
+spw_gpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, const act *dy, const act *x, const act *w,
+                      const spw_conv_shape *shape, unsigned flags)
+{
+    check_conv(shape);
+    q->calls->conv_backward(q, dx, dw, dy, x, w, shape, flags);
+}
+
+void
+spw_gpu_conv_cached(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_delta_cache *cache,
+                    const spw_conv_shape *shape)
+{
+    check_conv(shape);
+    SPW_ASSERT(shape->begins == NULL);
+    q->calls->conv_cached(q, y, x, w, cache, shape);
+}
+
+static void
+check_delta(const spw_delta_shape *s)
+{
+    SPW_ASSERT(s->Hk > 0 && s->Hv % s->Hk == 0 && s->Dk % 8 == 0 && s->Dv % 8 == 0);
+    SPW_ASSERT(s->Dk <= SPW_DELTA_DIM_MAX && s->Dv <= SPW_DELTA_DIM_MAX);
+    SPW_ASSERT((s->begins != NULL) == (s->ends != NULL));
+}
+
+void
+spw_gpu_delta(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inputs *in, const spw_delta_shape *shape)
+{
+    check_delta(shape);
+    q->calls->delta(q, out, delta, in, shape);
+}
+
+/* The gradients of delta, of a head's queries, and of its keys by what wrote the state and by what read it; then three numbers of each row and head. */
+uint64_t
+spw_gpu_delta_scratch(const spw_delta_shape *shape)
+{
+    return shape->B * shape->T * shape->Hv * (shape->Dv + 3 * shape->Dk + 3);
+}
+
+void
+spw_gpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
+                       const float *delta, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *shape)
+{
+    check_delta(shape);
+    q->calls->delta_backward(q, dqkv, da, db, dlog_a, ddt_bias, dout, delta, scratch, in, shape);
+}
+
+void
+spw_gpu_delta_cached(spw_gpu_queue *q, act *out, const spw_delta_inputs *in, const spw_delta_cache *cache,
+                     const spw_delta_shape *shape)
+{
+    check_delta(shape);
+    SPW_ASSERT(shape->begins == NULL);
+    q->calls->delta_cached(q, out, in, cache, shape);
+}
+
 void
 spw_gpu_curve(spw_gpu_queue *q, spw_curve kind, act *y, const act *x, uint64_t n)
 {

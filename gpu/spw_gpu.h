@@ -342,6 +342,71 @@ typedef struct spw_attention_cache {
 void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, const act *new_key, const act *new_value,
                               const spw_attention_cache *cache, const spw_attention_shape *shape);
 /*
+ * Linear attention by the gated delta rule (Yang et al. 2024, 2412.06464), and the short convolution in front of it.
+ *
+ * The convolution is depthwise and causal, with K taps for each channel, then SiLU: y[t,c] = silu(sum over j < K of w[c,j] x[t - (K-1) + j, c]),
+ * where rows before a sequence's, or a document's, first are 0. Arrays (B T, C), w (C,K); begins and ends as in spw_attention_shape.
+ */
+typedef struct spw_conv_shape {
+    uint64_t B, T, C, K;          /* K <= SPW_TAPS_MAX */
+    const int32_t *begins, *ends; /* both NULL: a sequence is one document. Not with a cache. */
+} spw_conv_shape;
+enum { SPW_TAPS_MAX = 8, SPW_DELTA_DIM_MAX = 256 };
+void spw_gpu_conv(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_conv_shape *shape);
+/* dx is written, or ACC_DX; dw (C,K) fp32 is added to; either may be NULL. */
+void spw_gpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, const act *dy, const act *x, const act *w,
+                           const spw_conv_shape *shape, unsigned flags);
+/*
+ * Each of Hv heads has a state S (Dk,Dv), 0 at first, that its rows read and write in turn. With q and k of length one (times 1 / sqrt(sum of
+ * squares + 1e-6)), q / sqrt(Dk) besides, beta = sigmoid(b) and a decay of gamma = exp(-exp(log_a) softplus(a + dt_bias)):
+ *   S' = gamma S[t-1]      delta = beta (v - S'^T k)      S[t] = S' + k delta^T      out = S[t]^T q
+ * all in fp32. A head h reads q and k of head h / (Hv / Hk).
+ *   qkv     (M, 2 Hk Dk + Hv Dv)  a row: q of all heads, k of all, v of all
+ *   a, b    (M,Hv)
+ *   log_a, dt_bias  (Hv)
+ *   out     (M, Hv Dv)
+ *   delta   (M, Hv Dv) fp32 out, for backward; NULL: not wanted
+ * The state begins anew with each document.
+ */
+typedef struct spw_delta_shape {
+    uint64_t B, T, Hk, Hv, Dk, Dv; /* Hv a multiple of Hk; Dk and Dv multiples of 8, at most SPW_DELTA_DIM_MAX */
+    const int32_t *begins, *ends;  /* both NULL: a sequence is one document. Not with a cache. */
+} spw_delta_shape;
+typedef struct spw_delta_inputs {
+    const act *qkv, *a, *b, *log_a, *dt_bias;
+} spw_delta_inputs;
+void spw_gpu_delta(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inputs *in, const spw_delta_shape *shape);
+/*
+ * Writes dqkv, da and db, with the strides of qkv, a and b; dlog_a and ddt_bias (Hv) fp32 are added to, or NULL: not wanted.
+ * scratch (spw_gpu_delta_scratch()) fp32.
+ * With dS the gradient of S[t] when row t comes, backwards in time, and dS += q dout^T:
+ *   ddelta = dS^T k     dm = - beta ddelta     dq = S[t] dout     dk = dS delta + S' dm     dv = beta ddelta
+ * and then dS = gamma (dS + k dm^T). As delta is known, rows of S are apart and rows of dS too, once ddelta is. The gradient of ln gamma, which is
+ * <dS + k dm^T, S'>, needs neither: it is that of row t + 1, if this is no other document's, + q dq - k (dS delta) + k (S' dm). What roundings
+ * leave of such sums is cut off at what it cannot exceed: the product of the lengths of S' and dS + k dm^T, which are at most
+ *   |S'| = gamma |S[t-1]|,   |S[t]| = |S'| + |delta|,   |dS + k dm^T| = gamma[t+1] that of row t + 1 + |q| |dout| + |dm|
+ */
+void
+spw_gpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
+                       const float *delta, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *shape);
+uint64_t spw_gpu_delta_scratch(const spw_delta_shape *shape); /* elements */
+/*
+ * New tokens of running sequences, as spw_attention_cache has them: sequence b has T, at positions starts[b] on; what is kept of those before
+ * is in slots[b], is not looked at where starts[b] is 0, and is that of all of them afterwards.
+ *   state  (slots, Hv, Dk, Dv) fp32
+ *   before (slots, K - 1, C)   the convolution's last inputs, 0 where there was none
+ * A sequence's rows have the same bits whatever else is in the call and however many come at a time, those of spw_gpu_conv() and spw_gpu_delta().
+ */
+typedef struct spw_delta_cache {
+    float *state;
+    act *before;
+    const int32_t *slots, *starts; /* (B) device memory */
+} spw_delta_cache;
+void spw_gpu_conv_cached(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_delta_cache *cache,
+                         const spw_conv_shape *shape);
+void spw_gpu_delta_cached(spw_gpu_queue *q, act *out, const spw_delta_inputs *in, const spw_delta_cache *cache,
+                          const spw_delta_shape *shape);
+/*
  * A function of each element by itself. GELU: its tanh form, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). GELU_ERF: 0.5 x (1 +
  * erf(x / sqrt(2))). RELU: x above 0, else 0, with a slope of 0 at 0. A NaN gives a NaN.
  */
@@ -350,11 +415,11 @@ void spw_gpu_curve(spw_gpu_queue *q, spw_curve kind, act *y, const act *x, uint6
 void spw_gpu_curve_backward(spw_gpu_queue *q, spw_curve kind, act *dx, const act *dy, const act *x, uint64_t n,
                             unsigned flags);
 /*
- * y (M,C) = silu(gate) * up, or gelu(gate) * up; rows of gate and up, and of their gradients, begin stride apart: both may be halves of
+ * y (M,C) = silu(gate) * up, gelu(gate) * up, or sigmoid(gate) * up; rows of gate and up, and of their gradients, begin stride apart: both may be halves of
  * one array. Clamped (of gpt-oss): y = (u + 1) g sigmoid(1.702 g), where g is gate, at most 7, and u is up between -7 and 7; what is
  * cut off has no gradient. There gate and up take turns in a row: gate's array is (M, 2 C), up and dup are not looked at, nor ACC_DX2.
  */
-typedef enum spw_gate { SPW_GATE_SILU, SPW_GATE_GELU, SPW_GATE_CLAMPED, SPW_GATE_COUNT } spw_gate;
+typedef enum spw_gate { SPW_GATE_SILU, SPW_GATE_GELU, SPW_GATE_SIGMOID, SPW_GATE_CLAMPED, SPW_GATE_COUNT } spw_gate;
 #define SPW_GATE_LIMIT 7.0f
 #define SPW_GATE_ALPHA 1.702f
 void spw_gpu_gate_mul(spw_gpu_queue *q, spw_gate kind, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,

@@ -7,6 +7,8 @@
 
 #include "gpu_internal.h"
 
+enum { CPU_STATE_LANES = 32 }; /* columns, or rows, of a linear attention's state that are computed at a time */
+
 typedef struct cpu_kernels {
     void (*add)(float *y, const float *a, const float *b, uint64_t n);
     void (*curve[SPW_CURVE_COUNT])(float *y, const float *x, uint64_t n);
@@ -40,6 +42,21 @@ typedef struct cpu_kernels {
     /* dx <- (dx - d) times the derivative of that, where it gave y */
     void (*soft_cap_backward)(float *dx, const float *y, float d, float cap, uint64_t n);
     void (*rope_row)(float *x, const float *cos_sin, uint64_t half, float sign);
+    /* u = sum over j < taps of w[j][i] x[j][i], w (taps, n); an x that is NULL is left out */
+    void (*conv)(float *u, const float *const *x, const float *w, uint64_t taps, uint64_t n);
+    void (*silu)(float *y, const float *u, uint64_t n);
+    void (*silu_backward)(float *du, const float *dy, const float *u, uint64_t n);
+    void (*mul_add)(float *y, const float *a, const float *b, uint64_t n); /* y += a b */
+    /*
+     * One row's step of a state (rows, CPU_STATE_LANES): what is new is an outer product of a number for each row and one for each lane.
+     *   forward   s = decay s + x lanes;                     out = y^T s, next = z^T s
+     *   backward  s = decay (s + x lanes) + x2 lanes2;       out = y^T s
+     * rows is even.
+     */
+    void (*state_forward)(float *state, uint64_t rows, float decay, const float *x, const float *lanes, const float *y,
+                          float *out, const float *z, float *next);
+    void (*state_backward)(float *state, uint64_t rows, float decay, const float *x, const float *lanes,
+                           const float *x2, const float *lanes2, const float *y, float *out);
     double (*sumsq)(const float *x, uint64_t n);
 } cpu_kernels;
 

@@ -185,6 +185,28 @@ k_gelu_mul_backward(float *restrict dg, float *restrict du, const float *restric
     }
 }
 
+static void
+k_sigmoid_mul(float *restrict y, const float *restrict gate, const float *restrict up, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = up[i] / (1.0f + exp_fast(-gate[i]));
+}
+
+static void
+k_sigmoid_mul_backward(float *restrict dg, float *restrict du, const float *restrict dy, const float *restrict gate,
+                       const float *restrict up, uint64_t n, bool acc_g, bool acc_u)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float s = 1.0f / (1.0f + exp_fast(-gate[i]));
+        float g = dy[i] * up[i] * s * (1.0f - s);
+        float u = dy[i] * s;
+        if (dg != NULL)
+            dg[i] = acc_g ? dg[i] + g : g;
+        if (du != NULL)
+            du[i] = acc_u ? du[i] + u : u;
+    }
+}
+
 /* Pairs of a gate and an up in x. Comparisons let NaN through. */
 static void
 k_clamped_mul(float *restrict y, const float *restrict x, const float *restrict up, uint64_t n)
@@ -457,6 +479,85 @@ k_rope_row(float *restrict x, const float *restrict cos_sin, uint64_t half, floa
     }
 }
 
+static void
+k_conv(float *restrict u, const float *const *x, const float *w, uint64_t taps, uint64_t n)
+{
+    memset(u, 0, n * sizeof *u);
+    for (uint64_t j = 0; j < taps; j++) {
+        const float *xj = x[j], *wj = w + j * n;
+        if (xj == NULL)
+            continue;
+        for (uint64_t i = 0; i < n; i++)
+            u[i] += wj[i] * xj[i];
+    }
+}
+
+static void
+k_silu(float *restrict y, const float *restrict u, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = u[i] / (1.0f + exp_fast(-u[i]));
+}
+
+static void
+k_silu_backward(float *restrict du, const float *restrict dy, const float *restrict u, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float s = 1.0f / (1.0f + exp_fast(-u[i]));
+        du[i] = dy[i] * (s + u[i] * s * (1.0f - s));
+    }
+}
+
+static void
+k_mul_add(float *restrict y, const float *restrict a, const float *restrict b, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] += a[i] * b[i];
+}
+
+/* Two sums for even and odd rows, so that additions wait less for each other. */
+static void
+k_state_forward(float *restrict state, uint64_t rows, float decay, const float *x, const float *lanes, const float *y,
+                float *restrict out, const float *z, float *restrict next)
+{
+    float a[2][CPU_STATE_LANES] = {{0}}, b[2][CPU_STATE_LANES] = {{0}}, u[CPU_STATE_LANES];
+    memcpy(u, lanes, sizeof u);
+    for (uint64_t r = 0; r < rows; r += 2)
+        for (int h = 0; h < 2; h++) {
+            float *s = state + (r + (uint64_t)h) * CPU_STATE_LANES;
+            float xr = x[r + (uint64_t)h], yr = y[r + (uint64_t)h], zr = z[r + (uint64_t)h];
+            for (int j = 0; j < CPU_STATE_LANES; j++) {
+                s[j] = decay * s[j] + xr * u[j];
+                a[h][j] += yr * s[j];
+                b[h][j] += zr * s[j];
+            }
+        }
+    for (int j = 0; j < CPU_STATE_LANES; j++) {
+        out[j] = a[0][j] + a[1][j];
+        next[j] = b[0][j] + b[1][j];
+    }
+}
+
+static void
+k_state_backward(float *restrict state, uint64_t rows, float decay, const float *x, const float *lanes, const float *x2,
+                 const float *lanes2, const float *y, float *restrict out)
+{
+    float a[2][CPU_STATE_LANES] = {{0}}, u[CPU_STATE_LANES], v[CPU_STATE_LANES];
+    memcpy(u, lanes, sizeof u);
+    memcpy(v, lanes2, sizeof v);
+    for (uint64_t r = 0; r < rows; r += 2)
+        for (int h = 0; h < 2; h++) {
+            float *s = state + (r + (uint64_t)h) * CPU_STATE_LANES;
+            float xr = x[r + (uint64_t)h], wr = x2[r + (uint64_t)h], yr = y[r + (uint64_t)h];
+            for (int j = 0; j < CPU_STATE_LANES; j++) {
+                s[j] = decay * (s[j] + xr * u[j]) + wr * v[j];
+                a[h][j] += yr * s[j];
+            }
+        }
+    for (int j = 0; j < CPU_STATE_LANES; j++)
+        out[j] = a[0][j] + a[1][j];
+}
+
 static double
 k_sumsq(const float *x, uint64_t n)
 {
@@ -466,8 +567,8 @@ k_sumsq(const float *x, uint64_t n)
 const cpu_kernels KERNELS = {k_add,
                              {k_gelu, k_gelu_erf, k_relu},
                              {k_gelu_backward, k_gelu_erf_backward, k_relu_backward},
-                             {k_silu_mul, k_gelu_mul, k_clamped_mul},
-                             {k_silu_mul_backward, k_gelu_mul_backward, k_clamped_mul_backward},
+                             {k_silu_mul, k_gelu_mul, k_sigmoid_mul, k_clamped_mul},
+                             {k_silu_mul_backward, k_gelu_mul_backward, k_sigmoid_mul_backward, k_clamped_mul_backward},
                              k_layernorm_row,
                              k_layernorm_dx_row,
                              k_rmsnorm_row,
@@ -484,4 +585,10 @@ const cpu_kernels KERNELS = {k_add,
                              k_soft_cap,
                              k_soft_cap_backward,
                              k_rope_row,
+                             k_conv,
+                             k_silu,
+                             k_silu_backward,
+                             k_mul_add,
+                             k_state_forward,
+                             k_state_backward,
                              k_sumsq};

@@ -45,34 +45,58 @@ spw__rope_backward(spw_tape *t, const spw__op *o)
     spw__tape_share_grad(o->in[0], y);
 }
 
-spw_value *
-spw_nn_columns(spw_tape *t, spw_value *x, uint64_t first, uint64_t count)
+/* Copies the parts of each head between a value and where they lie beside each other. */
+static void
+copy_parts(const spw_tape *t, const spw__op *o, act *together, act *apart, bool forward)
 {
+    uint64_t to = 0, from = o->col[0], rows = o->out->rows, cols = o->out->cols;
+    for (uint32_t i = 0; i < o->part_count; i++) {
+        uint64_t size = o->parts[i];
+        act *y = spw__tape_at_col(t, together, to), *x = spw__tape_at_col(t, apart, from);
+        if (forward)
+            spw_gpu_copy_heads(t->queue, y, cols, size, x, o->in[0]->cols, o->D, rows, o->heads, size);
+        else
+            spw_gpu_copy_heads(t->queue, x, o->in[0]->cols, o->D, y, cols, size, rows, o->heads, size);
+        to += o->heads * size;
+        from += size;
+    }
+}
+
+spw_value *
+spw_nn_parts(spw_tape *t, spw_value *x, uint64_t heads, const uint64_t *sizes, uint32_t first, uint32_t count)
+{
+    uint64_t before = 0, size = 0;
     spw_value *y;
     spw__op *o;
-    if (x == NULL || count == 0 || first + count > x->cols)
+    for (uint32_t i = 0; i < first; i++)
+        before += sizes[i];
+    for (uint32_t i = first; i < first + count; i++)
+        size += sizes[i];
+    if (x == NULL || heads == 0 || x->cols % heads != 0 || size == 0 || before + size > x->cols / heads ||
+        count > SPW_PARTS_MAX)
         return spw__tape_fail(t);
-    y = spw__tape_value(t, x->rows, count, NULL);
-    if (y == NULL || (o = spw__tape_op(t, T_COLUMNS, y)) == NULL)
+    y = spw__tape_value(t, x->rows, heads * size, NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_PARTS, y)) == NULL)
         return spw__tape_fail(t);
-    if (spw__tape_computes(t) && !y->there)
-        spw_gpu_copy_heads(t->queue, y->data, count, count, spw__tape_at_col(t, x->data, first), x->cols, 0, x->rows, 1,
-                           count);
+    o->out = y;
     o->in[0] = x;
-    o->col[0] = first;
+    o->col[0] = before;
+    o->heads = heads;
+    o->D = x->cols / heads;
+    o->part_count = count;
+    memcpy(o->parts, sizes + first, count * sizeof *sizes);
+    if (spw__tape_computes(t) && !y->there)
+        copy_parts(t, o, y->data, x->data, true);
     return y;
 }
 
 void
-spw__columns_backward(spw_tape *t, const spw__op *o)
+spw__parts_backward(spw_tape *t, const spw__op *o)
 {
-    const spw_value *y = o->out;
-    spw_value *x = o->in[0];
     unsigned written = 0; /* by those who read the other columns */
-    act *dx = spw__tape_grad(t, x, 1, &written);
+    act *dx = spw__tape_grad(t, o->in[0], 1, &written);
     if (!t->dry && dx != NULL)
-        spw_gpu_copy_heads(t->queue, spw__tape_at_col(t, dx, o->col[0]), x->cols, 0, y->grad, y->cols, 0, y->rows, 1,
-                           y->cols);
+        copy_parts(t, o, o->out->grad, dx, false);
 }
 
 spw_value *

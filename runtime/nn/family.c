@@ -30,11 +30,22 @@ spw_family_parse(const char *name, spw_family *out)
     return false;
 }
 
+static bool
+is_each(uint64_t every, uint64_t layer_idx)
+{
+    return every > 0 && (layer_idx + 1) % every == 0;
+}
+
+bool
+spw_model_is_linear(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->linear_heads > 0 && !is_each(c->full_every, layer_idx);
+}
+
 uint64_t
 spw_model_window(const spw_model_config *c, uint64_t layer_idx)
 {
-    bool full = layer_idx < c->window_from || (c->full_every > 0 && (layer_idx + 1) % c->full_every == 0);
-    return full ? 0 : c->window;
+    return layer_idx < c->window_from || is_each(c->full_every, layer_idx) ? 0 : c->window;
 }
 
 uint64_t

@@ -223,7 +223,7 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
     out[0] = spw_nn_rope(t, q, N, call->cos_sin, T, c->heads, c->head_dim, R, c->rope_paired);
     kv = linear(call, at, h, c->qkv_bias);
     kv = spw_nn_rope(t, kv, c->kv_rank, call->cos_sin, T, 1, R, R, c->rope_paired);
-    h = latent_norm(call, at, spw_nn_columns(t, kv, 0, c->kv_rank));
+    h = latent_norm(call, at, spw_nn_parts(t, kv, 1, &c->kv_rank, 0, 1));
     spw_nn_into(t, 2);
     out[2] = linear(call, at, h, false);
     spw_nn_into(t, 1);

@@ -91,6 +91,8 @@ void spw_tape_reset_kept(spw_tape *tape, void *kept, uint64_t kept_bytes, void *
  */
 void spw_tape_use_cache(spw_tape *tape, const spw_attention_cache *cache, uint64_t width, const int32_t *places,
                         bool by_row);
+/* The same for a call of linear attention, one at most, whose state of the sequences this is; beside it, for the rest. */
+void spw_tape_use_delta_cache(spw_tape *tape, const spw_delta_cache *cache);
 /*
  * spw_tape_on_route - until the next reset, forward calls fn after each routing that it computes, before anything uses it: for
  * weights that are fetched when it is known that rows will meet them. An error is that of spw_tape_check().
@@ -144,20 +146,30 @@ spw_value *spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, floa
 spw_value *spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint64_t T, uint64_t heads,
                        uint64_t D, uint64_t R, bool neighbors);
 /*
- * What latent attention cuts values into and makes keys of. Backward writes the gradients of the columns that they read and adds to nothing:
+ * What values are cut into, and what latent attention makes keys of. Backward writes the gradients of the columns that they read and adds to nothing:
  * of a value that one of them reads, they and attention together read each column once, and nothing else reads any.
- *   spw_nn_columns  (rows, count): columns [first, first + count) of x
+ *   spw_nn_parts    a row of x holds `heads` groups of parts of these sizes (elements); part `first` of all heads, then the next one of all,
+ *                   for count parts
  *   spw_nn_keys     (rows, heads (N + R)): each head has the first N columns of its own, of own's columns over heads each, and behind them
  *                   shared's R columns from col on, whose gradient is the heads' sum in fp32
  * Source  DeepSeek-AI 2024 (2405.04434, 2.1)
  */
-spw_value *spw_nn_columns(spw_tape *t, spw_value *x, uint64_t first, uint64_t count);
+enum { SPW_PARTS_MAX = 4 };
+spw_value *
+spw_nn_parts(spw_tape *t, spw_value *x, uint64_t heads, const uint64_t *sizes, uint32_t first, uint32_t count);
 spw_value *
 spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64_t heads, uint64_t N, uint64_t R);
 /* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. sinks (1, Hq): a parameter, or NULL.
  * shape's strides are the values'; its v_head counts. */
 spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
                             uint64_t v_col, spw_value *sinks, const spw_attention_shape *shape);
+/*
+ * Linear attention: the short convolution, w (C, K) a parameter, and the gated delta rule (spw_gpu_conv, spw_gpu_delta); qkv, a and b have
+ * no other user, log_a and dt_bias (1, Hv) are parameters. What a sequence's later rows read is kept in the delta cache, if the call has one.
+ */
+spw_value *spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, const spw_conv_shape *shape);
+spw_value *spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value *log_a, spw_value *dt_bias,
+                        const spw_delta_shape *shape);
 spw_value *spw_nn_curve(spw_tape *t, spw_curve kind, spw_value *x);
 spw_value *spw_nn_gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up);
 /* The same of one value's halves: gate has the first columns, up the last; of SPW_GATE_CLAMPED, which is in one value always, they take turns. */
@@ -367,9 +379,18 @@ typedef struct spw_model_config {
     bool learned_places;               /* a table of places is added to embeddings, and no layer has rope */
     uint64_t places_before;            /* rows of that table in front of the first place's */
     spw_rope rope;
-    bool sinks;                              /* a logit of each head that no key has */
-    double rope_theta;                       /* 0: no rotary positions */
-    double rope_local_theta;                 /* of layers with a window, whose rope is then plain; 0: as the others' */
+    bool sinks; /* a logit of each head that no key has */
+    /*
+     * Linear attention by the gated delta rule, in all layers but each full_every-th: so many heads of values and, a divisor of that, of
+     * queries and keys, with so many elements; the convolution's taps. linear_heads 0: in none
+     */
+    uint64_t linear_heads, linear_key_heads, linear_key_dim, linear_value_dim, linear_taps;
+    bool linear_woven; /* q, k, v and gates of a key head are beside each other in one matrix, b and a in another */
+    bool
+        attention_gated; /* a head has a gate of its size behind its queries, whose sigmoid what attention gives is multiplied by */
+    bool experts_packed;     /* an expert's gate and up are one matrix, and files have one tensor of all experts */
+    double rope_theta;       /* 0: no rotary positions */
+    double rope_local_theta; /* of layers with a window, whose rope is then plain; 0: as the others' */
     double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */
     uint64_t rope_positions;                 /* original_max_position_embeddings */
     uint64_t rope_skip_every;                /* the last of each so many layers does without; 0: all have it */
@@ -472,6 +493,8 @@ void spw_terms_split(float x, float *terms);
 void spw_terms_sum(float *sums, const float *terms, uint64_t count);
 /* Whether this layer turns its queries and keys, where any does. */
 bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
+/* Whether this layer has linear attention. */
+bool spw_model_is_linear(const spw_model_config *config, uint64_t layer_idx);
 /* How many keys a row of this layer reads at most; 0: all before it. */
 uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
 /* Elements of a head's values. */

@@ -40,6 +40,7 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->status = SPW_OK;
     t->op_count = t->value_count = t->routing_count = t->each_count = 0;
     t->cache = NULL;
+    t->delta_cache = NULL;
     t->places = NULL;
     t->by_row = t->cache_taken = false;
     t->on_route = NULL;
@@ -99,6 +100,14 @@ spw_tape_use_cache(spw_tape *t, const spw_attention_cache *cache, uint64_t width
     t->places = places;
     t->by_row = by_row;
     t->cache_taken = false;
+    if (t->record)
+        t->status = SPW_EINVAL;
+}
+
+void
+spw_tape_use_delta_cache(spw_tape *t, const spw_delta_cache *cache)
+{
+    t->delta_cache = cache;
     if (t->record)
         t->status = SPW_EINVAL;
 }
@@ -192,8 +201,8 @@ spw__tape_op(spw_tape *t, spw__op_kind kind, spw_value *out)
 {
     spw__op *o = &t->unrecorded;
     spw__tape_catch_up(t);
-    if (t->is_tile &&
-        (kind == T_EMBEDDING || kind == T_ATTENTION || kind == T_ROUTE || kind == T_DISPATCH || kind == T_HEAD)) {
+    if (t->is_tile && (kind == T_EMBEDDING || kind == T_ATTENTION || kind == T_CONV || kind == T_DELTA ||
+                       kind == T_ROUTE || kind == T_DISPATCH || kind == T_HEAD)) {
         spw__tape_fail(t); /* they look at other rows, or at what belongs to rows of the batch */
         return NULL;
     }
@@ -358,9 +367,11 @@ backward_op(spw_tape *t, spw__op *o)
     case T_LAYERNORM: spw__layernorm_backward(t, o); return;
     case T_RMSNORM: spw__rmsnorm_backward(t, o); return;
     case T_ROPE: spw__rope_backward(t, o); return;
-    case T_COLUMNS: spw__columns_backward(t, o); return;
+    case T_PARTS: spw__parts_backward(t, o); return;
     case T_KEYS: spw__keys_backward(t, o); return;
     case T_ATTENTION: spw__attention_backward(t, o); return;
+    case T_CONV: spw__conv_backward(t, o); return;
+    case T_DELTA: spw__delta_backward(t, o); return;
     case T_CURVE: spw__curve_backward(t, o); return;
     case T_GATE_MUL: spw__gate_mul_backward(t, o); return;
     case T_ROUTE: spw__experts_route_backward(t, o); return;

@@ -13,9 +13,11 @@ typedef enum spw__op_kind {
     T_LAYERNORM,
     T_RMSNORM,
     T_ROPE,
-    T_COLUMNS,
+    T_PARTS,
     T_KEYS,
     T_ATTENTION,
+    T_CONV,
+    T_DELTA,
     T_CURVE,
     T_GATE_MUL,
     T_ROUTE,
@@ -46,6 +48,8 @@ typedef struct spw__op {
     spw__op_kind kind;
     spw_value *out, *in[3];
     spw_value *param[2];
+    uint64_t parts[SPW_PARTS_MAX]; /* of each head, that are taken */
+    uint32_t part_count;
     unsigned flags;
     spw_gate gate;
     spw_curve curve;
@@ -55,6 +59,8 @@ typedef struct spw__op {
     uint64_t T, heads, D, R, col[3];
     bool neighbors;
     spw_attention_shape shape;
+    spw_conv_shape conv;
+    spw_delta_shape delta;
     spw_value **each, **each_bias; /* by expert */
     act *dx[2];                    /* of what is done in turns: where its inputs' gradients go */
     const act *onto;               /* dispatch in pieces: what there is of its input's gradient already */
@@ -81,7 +87,8 @@ struct spw_tape {
     uint64_t after_bytes;
     bool record, dry, keeping, kept, by_row, cache_taken;
     spw_status status;
-    const spw_attention_cache *cache; /* of the running sequences; NULL: none */
+    const spw_attention_cache *cache;   /* of the running sequences; NULL: none */
+    const spw_delta_cache *delta_cache; /* likewise */
     uint64_t cache_width;
     const int32_t *places;
     spw_route_fn on_route;
@@ -174,9 +181,12 @@ void spw__layernorm_backward(spw_tape *t, const spw__op *o);
 void spw__rmsnorm_backward(spw_tape *t, const spw__op *o);
 /* attention.c */
 void spw__rope_backward(spw_tape *t, const spw__op *o);
-void spw__columns_backward(spw_tape *t, const spw__op *o);
+void spw__parts_backward(spw_tape *t, const spw__op *o);
 void spw__keys_backward(spw_tape *t, const spw__op *o);
 void spw__attention_backward(spw_tape *t, const spw__op *o);
+/* delta.c */
+void spw__conv_backward(spw_tape *t, const spw__op *o);
+void spw__delta_backward(spw_tape *t, const spw__op *o);
 /* elementwise.c */
 void spw__curve_backward(spw_tape *t, const spw__op *o);
 void spw__gate_mul_backward(spw_tape *t, spw__op *o);

@@ -1,0 +1,570 @@
+/*
+ * Linear attention of the cpu device: a short convolution, and the gated delta rule, row after row.
+ *
+ * The rule's columns are independent of each other, and, once delta is known, so are the state's rows, and likewise those of its
+ * gradient once that of delta is (spw_gpu.h). So a pass is a walk through time over CPU_STATE_LANES of them, whose state stays in the
+ * first cache, and each row of time reads and writes that state once:
+ *   forward         lanes are columns: delta, out
+ *   back through v  lanes are columns, backwards: gradients of delta
+ *   reading         lanes are rows: gradients of queries, and of keys by what they read
+ *   writing         lanes are rows, backwards: gradients of keys by what they wrote
+ * and then a row's own gradients are put together, and the decays' carried from row to row.
+ */
+#include "cpu_internal.h"
+#include <math.h>
+
+enum { BLOCK = 128 }; /* channels of a convolution that a part takes */
+
+static inline uint64_t
+min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---------------------------------------------------------------- convolution */
+
+typedef struct conv {
+    const cpu_kernels *k;
+    float *out, *dw;
+    const float *x, *dy, *w;
+    const spw_delta_cache *cache;
+    spw_conv_shape s;
+    bool acc;
+} conv;
+
+/* The block's taps (K, n). */
+static void
+turn_taps(const conv *a, uint64_t c0, uint64_t n, float *taps)
+{
+    for (uint64_t j = 0; j < a->s.K; j++)
+        for (uint64_t i = 0; i < n; i++)
+            taps[j * n + i] = a->w[(c0 + i) * a->s.K + j];
+}
+
+static const float *
+cached_row(const conv *a, uint64_t b, uint64_t back, uint64_t c0)
+{
+    uint64_t kept = a->s.K - 1;
+    if (a->cache == NULL || a->cache->starts[b] == 0)
+        return NULL;
+    return (const float *)a->cache->before + ((uint64_t)a->cache->slots[b] * kept + kept - back) * a->s.C + c0;
+}
+
+/* The K rows that row t reads; NULL: none. */
+static void
+read_rows(const conv *a, uint64_t b, uint64_t t, uint64_t c0, const float **x)
+{
+    const spw_conv_shape *s = &a->s;
+    uint64_t first = s->begins != NULL ? (uint64_t)s->begins[b * s->T + t] : 0;
+    for (uint64_t j = 0; j < s->K; j++) {
+        uint64_t back = s->K - 1 - j;
+        x[j] = back <= t - first ? a->x + (b * s->T + t - back) * s->C + c0 : cached_row(a, b, back - t, c0);
+    }
+}
+
+/* Rows are kept for those that come: the last ones of what was kept and what came. */
+static void
+keep_rows(const conv *a, uint64_t b, uint64_t c0, uint64_t n)
+{
+    const spw_conv_shape *s = &a->s;
+    uint64_t kept = s->K - 1;
+    float *to = (float *)a->cache->before + (uint64_t)a->cache->slots[b] * kept * s->C + c0;
+    for (uint64_t i = 0; i < kept; i++) {
+        uint64_t back = kept - i; /* from the end */
+        const float *from =
+            back <= s->T ? a->x + (b * s->T + s->T - back) * s->C + c0 : cached_row(a, b, back - s->T, c0);
+        if (from != NULL)
+            memmove(to + i * s->C, from, n * sizeof *to);
+        else
+            memset(to + i * s->C, 0, n * sizeof *to);
+    }
+}
+
+static void
+conv_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const conv *a = ctx;
+    const spw_conv_shape *s = &a->s;
+    uint64_t blocks = (s->C + BLOCK - 1) / BLOCK, b = part_idx / blocks, c0 = part_idx % blocks * BLOCK;
+    uint64_t n = min_u64(BLOCK, s->C - c0);
+    float taps[SPW_TAPS_MAX * BLOCK], u[BLOCK];
+    const float *x[SPW_TAPS_MAX];
+    (void)worker_idx;
+    turn_taps(a, c0, n, taps);
+    for (uint64_t t = 0; t < s->T; t++) {
+        read_rows(a, b, t, c0, x);
+        a->k->conv(u, x, taps, s->K, n);
+        a->k->silu(a->out + (b * s->T + t) * s->C + c0, u, n);
+    }
+    if (a->cache != NULL)
+        keep_rows(a, b, c0, n);
+}
+
+static void
+run_conv(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_delta_cache *cache, const spw_conv_shape *s)
+{
+    conv a = {.k = spw__cpu_kernels(q), .out = y, .x = x, .w = w, .cache = cache, .s = *s};
+    spw__cpu_run(q, (uint32_t)(s->B * ((s->C + BLOCK - 1) / BLOCK)), conv_part, &a);
+}
+
+void
+spw__cpu_conv(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_conv_shape *shape)
+{
+    run_conv(q, y, x, w, NULL, shape);
+}
+
+void
+spw__cpu_conv_cached(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_delta_cache *cache,
+                     const spw_conv_shape *shape)
+{
+    run_conv(q, y, x, w, cache, shape);
+}
+
+/* A block of channels: the gradients of row t's sum go to the rows that it has read. */
+static void
+conv_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const conv *a = ctx;
+    const spw_conv_shape *s = &a->s;
+    uint64_t c0 = (uint64_t)part_idx * BLOCK, n = min_u64(BLOCK, s->C - c0);
+    float taps[SPW_TAPS_MAX * BLOCK], dtaps[SPW_TAPS_MAX * BLOCK] = {0}, u[BLOCK], du[BLOCK];
+    const float *x[SPW_TAPS_MAX];
+    (void)worker_idx;
+    turn_taps(a, c0, n, taps);
+    for (uint64_t row = 0; row < s->B * s->T; row++) {
+        read_rows(a, row / s->T, row % s->T, c0, x);
+        a->k->conv(u, x, taps, s->K, n);
+        a->k->silu_backward(du, a->dy + row * s->C + c0, u, n);
+        if (a->out != NULL && !a->acc)
+            memset(a->out + row * s->C + c0, 0, n * sizeof(float));
+        for (uint64_t j = 0; j < s->K; j++) {
+            if (x[j] == NULL)
+                continue;
+            a->k->mul_add(dtaps + j * n, du, x[j], n);
+            if (a->out != NULL)
+                a->k->mul_add(a->out + (x[j] - a->x), taps + j * n, du, n);
+        }
+    }
+    for (uint64_t i = 0; a->dw != NULL && i < n * s->K; i++)
+        a->dw[(c0 + i / s->K) * s->K + i % s->K] += dtaps[i % s->K * n + i / s->K];
+}
+
+void
+spw__cpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, const act *dy, const act *x, const act *w,
+                       const spw_conv_shape *shape, unsigned flags)
+{
+    conv a = {.k = spw__cpu_kernels(q),
+              .out = dx,
+              .dw = dw,
+              .x = x,
+              .dy = dy,
+              .w = w,
+              .s = *shape,
+              .acc = flags & SPW_OP_ACC_DX};
+    spw__cpu_run(q, (uint32_t)((shape->C + BLOCK - 1) / BLOCK), conv_backward_part, &a);
+}
+
+/* ---------------------------------------------------------------- the gated delta rule */
+
+typedef struct rule {
+    const cpu_kernels *k;
+    const float *qkv, *a, *b, *log_a, *dt_bias; /* spw_delta_inputs */
+    const float *dout;
+    float *out, *delta;
+    float *ddelta, *dq, *dk_read, *dk_write; /* scratch */
+    float *share, *written, *asked;          /* too: a number of each row and head */
+    float *dqkv, *da, *db, *dlog_a, *ddt_bias;
+    const spw_delta_cache *cache;
+    spw_delta_shape s;
+} rule;
+
+static const float zeros[SPW_DELTA_DIM_MAX];
+
+/* Queries and keys of a row as the rule takes them, and what they were multiplied by. */
+typedef struct turn {
+    float q[SPW_DELTA_DIM_MAX], k[SPW_DELTA_DIM_MAX], q_scale, k_scale;
+    float decay, beta;
+} turn;
+
+static uint64_t
+width(const spw_delta_shape *s)
+{
+    return 2 * s->Hk * s->Dk + s->Hv * s->Dv;
+}
+
+static const float *
+keys(const rule *r, uint64_t row, uint64_t h)
+{
+    const spw_delta_shape *s = &r->s;
+    return r->qkv + row * width(s) + (s->Hk + h / (s->Hv / s->Hk)) * s->Dk;
+}
+
+static const float *
+values(const rule *r, uint64_t row, uint64_t h)
+{
+    const spw_delta_shape *s = &r->s;
+    return r->qkv + row * width(s) + 2 * s->Hk * s->Dk + h * s->Dv;
+}
+
+static float
+softplus(float x)
+{
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
+static float
+sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+static float
+log_decay(const rule *r, uint64_t row, uint64_t h)
+{
+    return -expf(r->log_a[h]) * softplus(r->a[row * r->s.Hv + h] + r->dt_bias[h]);
+}
+
+static bool
+is_first(const rule *r, uint64_t row)
+{
+    uint64_t t = row % r->s.T;
+    return r->s.begins != NULL ? (uint64_t)r->s.begins[row] == t : t == 0;
+}
+
+static float
+of_length_one(const rule *r, float *y, const float *x, float factor)
+{
+    uint64_t n = r->s.Dk;
+    float scale = factor / sqrtf(r->k->dot(x, x, n) + 1e-6f);
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = x[i] * scale;
+    return scale;
+}
+
+static void
+take_turn(const rule *r, uint64_t row, uint64_t h, turn *t)
+{
+    const spw_delta_shape *s = &r->s;
+    const float *k = keys(r, row, h);
+    t->q_scale = of_length_one(r, t->q, k - s->Hk * s->Dk, 1.0f / sqrtf((float)s->Dk));
+    t->k_scale = of_length_one(r, t->k, k, 1.0f);
+    t->decay = r->cache == NULL && is_first(r, row) ? 0.0f : expf(log_decay(r, row, h));
+    t->beta = sigmoid(r->b[row * s->Hv + h]);
+}
+
+/* Of a head's slice of lanes: which one a part is, and where it begins among so many elements. */
+static uint64_t
+part_of(const spw_delta_shape *s, uint64_t dim, uint32_t part_idx, uint64_t *b, uint64_t *h)
+{
+    uint64_t slices = (dim + CPU_STATE_LANES - 1) / CPU_STATE_LANES, head = part_idx / slices;
+    *b = head / s->Hv;
+    *h = head % s->Hv;
+    return part_idx % slices * CPU_STATE_LANES;
+}
+
+static void
+run_slices(spw_gpu_queue *q, const rule *r, uint64_t dim, spw_pool_fn fn)
+{
+    uint64_t slices = (dim + CPU_STATE_LANES - 1) / CPU_STATE_LANES;
+    spw__cpu_run(q, (uint32_t)(r->s.B * r->s.Hv * slices), fn, (void *)(uintptr_t)r);
+}
+
+/* n of lanes from x on; the others are 0. */
+static void
+lend(float *lanes, const float *x, uint64_t n)
+{
+    memset(lanes, 0, CPU_STATE_LANES * sizeof *lanes);
+    memcpy(lanes, x, n * sizeof *lanes);
+}
+
+/* A slice's state in the cache, to or from lanes. */
+static void
+move_state(const rule *r, uint64_t b, uint64_t h, uint64_t first, uint64_t n, float *state, bool out)
+{
+    const spw_delta_shape *s = &r->s;
+    float *kept = r->cache->state + ((uint64_t)r->cache->slots[b] * s->Hv + h) * s->Dk * s->Dv + first;
+    for (uint64_t i = 0; i < s->Dk; i++)
+        memcpy(out ? kept + i * s->Dv : state + i * CPU_STATE_LANES,
+               out ? state + i * CPU_STATE_LANES : kept + i * s->Dv, n * sizeof *kept);
+}
+
+/* delta of a row's columns, of what the state, not yet decayed, gives for its keys. */
+static void
+correct(const rule *r, uint64_t row, uint64_t h, uint64_t first, uint64_t n, const turn *t, const float *seen,
+        float *delta)
+{
+    const float *v = values(r, row, h) + first;
+    memset(delta, 0, CPU_STATE_LANES * sizeof *delta);
+    for (uint64_t j = 0; j < n; j++)
+        delta[j] = t->beta * (v[j] - t->decay * seen[j]);
+    if (r->delta != NULL)
+        memcpy(r->delta + (row * r->s.Hv + h) * r->s.Dv + first, delta, n * sizeof *delta);
+}
+
+static void
+forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const rule *r = ctx;
+    const spw_delta_shape *s = &r->s;
+    uint64_t b, h, first = part_of(s, s->Dv, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dv - first);
+    float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0};
+    float seen[CPU_STATE_LANES] = {0}, delta[CPU_STATE_LANES], out[CPU_STATE_LANES];
+    turn turns[2];
+    (void)worker_idx;
+    take_turn(r, b * s->T, h, &turns[0]);
+    if (r->cache != NULL && r->cache->starts[b] > 0) {
+        move_state(r, b, h, first, n, state, false);
+        r->k->state_forward(state, s->Dk, 1.0f, zeros, zeros, zeros, out, turns[0].k, seen);
+    }
+    for (uint64_t i = 0; i < s->T; i++) {
+        const turn *t = &turns[i % 2], *next = &turns[(i + 1) % 2];
+        uint64_t row = b * s->T + i;
+        if (i + 1 < s->T)
+            take_turn(r, row + 1, h, &turns[(i + 1) % 2]);
+        correct(r, row, h, first, n, t, seen, delta);
+        r->k->state_forward(state, s->Dk, t->decay, t->k, delta, t->q, out, i + 1 < s->T ? next->k : zeros, seen);
+        memcpy(r->out + (row * s->Hv + h) * s->Dv + first, out, n * sizeof *out);
+    }
+    if (r->cache != NULL)
+        move_state(r, b, h, first, n, state, true);
+}
+
+static void
+run_forward(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inputs *in, const spw_delta_cache *cache,
+            const spw_delta_shape *shape)
+{
+    rule r = {.k = spw__cpu_kernels(q),
+              .qkv = in->qkv,
+              .a = in->a,
+              .b = in->b,
+              .log_a = in->log_a,
+              .dt_bias = in->dt_bias,
+              .out = out,
+              .delta = delta,
+              .cache = cache,
+              .s = *shape};
+    if (shape->T > 0)
+        run_slices(q, &r, shape->Dv, forward_part);
+}
+
+void
+spw__cpu_delta(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inputs *in, const spw_delta_shape *shape)
+{
+    run_forward(q, out, delta, in, NULL, shape);
+}
+
+void
+spw__cpu_delta_cached(spw_gpu_queue *q, act *out, const spw_delta_inputs *in, const spw_delta_cache *cache,
+                      const spw_delta_shape *shape)
+{
+    run_forward(q, out, NULL, in, cache, shape);
+}
+
+/* Gradients of delta, of a slice of columns. */
+static void
+values_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const rule *r = ctx;
+    const spw_delta_shape *s = &r->s;
+    uint64_t b, h, first = part_of(s, s->Dv, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dv - first);
+    float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0};
+    float dm[CPU_STATE_LANES] = {0}, dout[CPU_STATE_LANES], ddelta[CPU_STATE_LANES];
+    turn turns[2] = {{.decay = 0}, {.decay = 0}};
+    (void)worker_idx;
+    for (uint64_t i = s->T; i-- > 0;) {
+        turn *t = &turns[i % 2], *next = &turns[(i + 1) % 2];
+        uint64_t row = b * s->T + i, at = (row * s->Hv + h) * s->Dv + first;
+        take_turn(r, row, h, t);
+        lend(dout, r->dout + at, n);
+        r->k->state_backward(state, s->Dk, next->decay, next->k, dm, t->q, dout, t->k, ddelta);
+        memcpy(r->ddelta + at, ddelta, n * sizeof *ddelta);
+        for (uint64_t j = 0; j < CPU_STATE_LANES; j++)
+            dm[j] = -t->beta * ddelta[j];
+    }
+}
+
+/* dm of a row: what the sum over the state's rows has for a gradient. */
+static void
+read_gradients(const rule *r, uint64_t row, uint64_t h, float beta, float *dm)
+{
+    const float *ddelta = r->ddelta + (row * r->s.Hv + h) * r->s.Dv;
+    for (uint64_t j = 0; j < r->s.Dv; j++)
+        dm[j] = -beta * ddelta[j];
+}
+
+/* Gradients of queries, and of keys by what they have read, of a slice of the state's rows. */
+static void
+reading_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const rule *r = ctx;
+    const spw_delta_shape *s = &r->s;
+    uint64_t b, h, first = part_of(s, s->Dk, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dk - first);
+    float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0}, dm[SPW_DELTA_DIM_MAX];
+    float k[CPU_STATE_LANES], dq[CPU_STATE_LANES], read[CPU_STATE_LANES] = {0};
+    turn turns[2];
+    (void)worker_idx;
+    take_turn(r, b * s->T, h, &turns[0]);
+    for (uint64_t i = 0; i < s->T; i++) {
+        turn *t = &turns[i % 2], *next = &turns[(i + 1) % 2];
+        uint64_t row = b * s->T + i, at = (row * s->Hv + h) * s->Dk + first, v = (row * s->Hv + h) * s->Dv;
+        for (uint64_t j = 0; j < n; j++)
+            r->dk_read[at + j] = t->decay * read[j];
+        if (i + 1 < s->T) {
+            take_turn(r, row + 1, h, next);
+            read_gradients(r, row + 1, h, next->beta, dm);
+        }
+        lend(k, t->k + first, n);
+        r->k->state_forward(state, s->Dv, t->decay, r->delta + v, k, r->dout + v, dq, i + 1 < s->T ? dm : zeros, read);
+        memcpy(r->dq + at, dq, n * sizeof *dq);
+    }
+}
+
+/* Gradients of keys by what they have written, of a slice of the state's rows. */
+static void
+writing_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const rule *r = ctx;
+    const spw_delta_shape *s = &r->s;
+    uint64_t b, h, first = part_of(s, s->Dk, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dk - first);
+    float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0}, dm[SPW_DELTA_DIM_MAX] = {0};
+    float k[CPU_STATE_LANES] = {0}, q[CPU_STATE_LANES], written[CPU_STATE_LANES], decay = 0;
+    turn t;
+    (void)worker_idx;
+    for (uint64_t i = s->T; i-- > 0;) {
+        uint64_t row = b * s->T + i, at = (row * s->Hv + h) * s->Dk + first, v = (row * s->Hv + h) * s->Dv;
+        take_turn(r, row, h, &t);
+        lend(q, t.q + first, n);
+        r->k->state_backward(state, s->Dv, decay, dm, k, r->dout + v, q, r->delta + v, written);
+        memcpy(r->dk_write + at, written, n * sizeof *written);
+        lend(k, t.k + first, n);
+        read_gradients(r, row, h, t.beta, dm);
+        decay = t.decay;
+    }
+}
+
+/* dx of x / |x| times a factor, of the gradient of that: the part along x has no effect. */
+static void
+lengthwise(const rule *r, float *dx, const float *dy, const float *y, float scale, float factor)
+{
+    uint64_t n = r->s.Dk;
+    float along = r->k->dot(y, dy, n) / (factor * factor);
+    for (uint64_t i = 0; i < n; i++)
+        dx[i] = scale * (dy[i] - y[i] * along);
+}
+
+static float
+length(const rule *r, const float *x)
+{
+    return sqrtf(r->k->dot(x, x, r->s.Dv));
+}
+
+/* A row's own gradients: of its values, of b, and of the queries and keys that its heads share. */
+static void
+row_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const rule *r = ctx;
+    const spw_delta_shape *s = &r->s;
+    uint64_t row = part_idx, group = s->Hv / s->Hk;
+    float *dx = r->dqkv + row * width(s), dq[SPW_DELTA_DIM_MAX], dk[SPW_DELTA_DIM_MAX];
+    turn t;
+    (void)worker_idx;
+    for (uint64_t h = 0; h < s->Hv; h++) {
+        uint64_t head = row * s->Hv + h, at = head * s->Dk;
+        const float *ddelta = r->ddelta + head * s->Dv;
+        if (h % group == 0) {
+            memset(dq, 0, sizeof dq);
+            memset(dk, 0, sizeof dk);
+        }
+        take_turn(r, row, h, &t);
+        r->k->axpy(dq, 1.0f, r->dq + at, s->Dk);
+        r->k->axpy(dk, 1.0f, r->dk_read + at, s->Dk);
+        r->k->axpy(dk, 1.0f, r->dk_write + at, s->Dk);
+        r->share[head] = r->k->dot(t.q, r->dq + at, s->Dk) - r->k->dot(t.k, r->dk_write + at, s->Dk) +
+                         r->k->dot(t.k, r->dk_read + at, s->Dk);
+        r->written[head] = length(r, r->delta + head * s->Dv);
+        r->asked[head] =
+            sqrtf(r->k->dot(t.q, t.q, s->Dk)) * length(r, r->dout + head * s->Dv) + t.beta * length(r, ddelta);
+        r->db[head] = (1.0f - t.beta) * r->k->dot(ddelta, r->delta + head * s->Dv, s->Dv);
+        for (uint64_t j = 0; j < s->Dv; j++)
+            dx[2 * s->Hk * s->Dk + h * s->Dv + j] = t.beta * ddelta[j];
+        if (h % group < group - 1)
+            continue;
+        lengthwise(r, dx + h / group * s->Dk, dq, t.q, t.q_scale, 1.0f / sqrtf((float)s->Dk));
+        lengthwise(r, dx + (s->Hk + h / group) * s->Dk, dk, t.k, t.k_scale, 1.0f);
+    }
+}
+
+/* What the gradient of a row's decay cannot exceed by the length of the state, in place of what the row writes to that. */
+static void
+bound_states(const rule *r, uint64_t h)
+{
+    const spw_delta_shape *s = &r->s;
+    float state = 0;
+    for (uint64_t row = 0; row < s->B * s->T; row++) {
+        uint64_t at = row * s->Hv + h;
+        float before = is_first(r, row) ? 0.0f : expf(log_decay(r, row, h)) * state;
+        state = before + r->written[at];
+        r->written[at] = before;
+    }
+}
+
+/* A head's decays, backwards. */
+static void
+decay_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const rule *r = ctx;
+    const spw_delta_shape *s = &r->s;
+    uint64_t h = part_idx;
+    double sum_a = 0, sum_log = 0;
+    float carried = 0, gradient = 0;
+    (void)worker_idx;
+    bound_states(r, h);
+    for (uint64_t row = s->B * s->T; row-- > 0;) {
+        uint64_t at = row * s->Hv + h;
+        float log = log_decay(r, row, h), most;
+        gradient += r->asked[at];
+        most = gradient * r->written[at];
+        carried = fmaxf(-most, fminf(most, carried + r->share[at]));
+        gradient = is_first(r, row) ? 0.0f : gradient * expf(log);
+        r->da[at] = carried * -expf(r->log_a[h]) * sigmoid(r->a[at] + r->dt_bias[h]);
+        sum_a += (double)r->da[at];
+        sum_log += (double)carried * (double)log;
+    }
+    if (r->ddt_bias != NULL)
+        r->ddt_bias[h] += (float)sum_a;
+    if (r->dlog_a != NULL)
+        r->dlog_a[h] += (float)sum_log;
+}
+
+void
+spw__cpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
+                        const float *delta, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *shape)
+{
+    uint64_t heads = shape->B * shape->T * shape->Hv;
+    rule r = {.k = spw__cpu_kernels(q),
+              .qkv = in->qkv,
+              .a = in->a,
+              .b = in->b,
+              .log_a = in->log_a,
+              .dt_bias = in->dt_bias,
+              .dout = dout,
+              .delta = (float *)(uintptr_t)delta,
+              .ddelta = scratch,
+              .dq = scratch + heads * shape->Dv,
+              .dk_read = scratch + heads * (shape->Dv + shape->Dk),
+              .dk_write = scratch + heads * (shape->Dv + 2 * shape->Dk),
+              .share = scratch + heads * (shape->Dv + 3 * shape->Dk),
+              .written = scratch + heads * (shape->Dv + 3 * shape->Dk + 1),
+              .asked = scratch + heads * (shape->Dv + 3 * shape->Dk + 2),
+              .dqkv = dqkv,
+              .da = da,
+              .db = db,
+              .dlog_a = dlog_a,
+              .ddt_bias = ddt_bias,
+              .s = *shape};
+    run_slices(q, &r, shape->Dv, values_part);
+    run_slices(q, &r, shape->Dk, reading_part);
+    run_slices(q, &r, shape->Dk, writing_part);
+    spw__cpu_run(q, (uint32_t)(shape->B * shape->T), row_part, &r);
+    spw__cpu_run(q, (uint32_t)shape->Hv, decay_part, &r);
+}

@@ -1,0 +1,102 @@
+/*
+ * Linear attention on the tape: a short convolution, and the gated delta rule. Both read other rows of a sequence, so neither is in a
+ * tile; with a cache (generation) they go on from what it keeps.
+ */
+#include "tape_internal.h"
+
+spw_value *
+spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, const spw_conv_shape *shape)
+{
+    spw_value *y;
+    spw__op *o;
+    if (x == NULL || w == NULL || x->rows != shape->B * shape->T || x->cols != shape->C || w->rows != shape->C ||
+        w->cols != shape->K || shape->K > SPW_TAPS_MAX)
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, x->rows, x->cols, NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_CONV, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t) && t->delta_cache != NULL)
+        spw_gpu_conv_cached(t->queue, y->data, x->data, w->data, t->delta_cache, shape);
+    else if (spw__tape_computes(t))
+        spw_gpu_conv(t->queue, y->data, x->data, w->data, shape);
+    o->in[0] = x;
+    o->param[0] = w;
+    o->conv = *shape;
+    return y;
+}
+
+void
+spw__conv_backward(spw_tape *t, const spw__op *o)
+{
+    unsigned flags = 0;
+    act *dx = spw__tape_grad(t, o->in[0], SPW_OP_ACC_DX, &flags);
+    float *dw = spw__tape_sum(t, o->param[0]);
+    if (!t->dry && (dx != NULL || dw != NULL))
+        spw_gpu_conv_backward(t->queue, dx, dw, o->out->grad, o->in[0]->data, o->param[0]->data, &o->conv, flags);
+}
+
+static spw_delta_inputs
+inputs(const spw__op *o)
+{
+    return (spw_delta_inputs){.qkv = o->in[0]->data,
+                              .a = o->in[1]->data,
+                              .b = o->in[2]->data,
+                              .log_a = o->param[0]->data,
+                              .dt_bias = o->param[1]->data};
+}
+
+spw_value *
+spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value *log_a, spw_value *dt_bias,
+             const spw_delta_shape *shape)
+{
+    uint64_t rows = shape->B * shape->T, heads = shape->Hv, cols = heads * shape->Dv;
+    spw_delta_inputs in;
+    float *delta = NULL;
+    spw_value *y;
+    spw__op *o;
+    if (qkv == NULL || a == NULL || b == NULL || log_a == NULL || dt_bias == NULL || qkv->rows != rows ||
+        a->rows != rows || b->rows != rows || qkv->cols != 2 * shape->Hk * shape->Dk + cols || a->cols != heads ||
+        b->cols != heads || log_a->cols != heads || dt_bias->cols != heads)
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, rows, cols, NULL);
+    if (t->record || t->keeping) {
+        delta = spw__tape_take(t, rows * cols * sizeof *delta);
+        if (delta == NULL)
+            return spw__tape_fail(t);
+    }
+    if (y == NULL || (o = spw__tape_op(t, T_DELTA, y)) == NULL)
+        return spw__tape_fail(t);
+    o->in[0] = qkv;
+    o->in[1] = a;
+    o->in[2] = b;
+    o->param[0] = log_a;
+    o->param[1] = dt_bias;
+    o->saved[0] = delta;
+    o->delta = *shape;
+    in = inputs(o);
+    if (spw__tape_computes(t) && t->delta_cache != NULL)
+        spw_gpu_delta_cached(t->queue, y->data, &in, t->delta_cache, shape);
+    else if (spw__tape_computes(t))
+        spw_gpu_delta(t->queue, y->data, delta, &in, shape);
+    return y;
+}
+
+void
+spw__delta_backward(spw_tape *t, const spw__op *o)
+{
+    spw_delta_inputs in = inputs(o);
+    float *dlog_a = spw__tape_sum(t, o->param[0]), *ddt_bias = spw__tape_sum(t, o->param[1]), *scratch;
+    uint64_t used;
+    act *d[3];
+    for (int i = 0; i < 3; i++) {
+        unsigned ignored = 0;
+        SPW_ASSERT(!o->in[i]->grad_set);
+        d[i] = spw__tape_grad(t, o->in[i], 1, &ignored);
+    }
+    used = t->used;
+    scratch = spw__tape_take(t, spw_gpu_delta_scratch(&o->delta) * sizeof *scratch);
+    if (!t->dry && scratch != NULL)
+        spw_gpu_delta_backward(t->queue, d[0], d[1], d[2], dlog_a, ddt_bias, o->out->grad, o->saved[0], scratch, &in,
+                               &o->delta);
+    t->used = used; /* scratch is free again */
+}
