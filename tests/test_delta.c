@@ -5,6 +5,7 @@
  */
 #include "lib_ops.h"
 #include "lib_parity.h"
+#include "spw_nn.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -319,6 +320,59 @@ test_cached(void **state)
     free(l.dt_bias);
 }
 
+/* ---------------------------------------------------------------- on the tape */
+
+/* More rows than backward takes at a time: the gradients of all sequences at once. */
+static void
+test_sequences(void **state)
+{
+    enum { B = 3, T = 2050, ROWS = B * T, WIDTH = 32, HEADS = 2, ARENA = 32 << 20 };
+    spw_delta_shape shape = {.B = B, .T = T, .Hk = 1, .Hv = HEADS, .Dk = 8, .Dv = 8};
+    uint64_t seed = 3, n = spw_gpu_delta_scratch(&shape);
+    float *x = drawn(ROWS * WIDTH, &seed), *a = drawn(ROWS * HEADS, &seed), *b = drawn(ROWS * HEADS, &seed);
+    float *dout = drawn(ROWS * HEADS * 8, &seed), *params = drawn(2 * HEADS, &seed), *scratch = drawn(n, &seed);
+    float *out = drawn(ROWS * HEADS * 8, &seed), *delta = drawn(ROWS * HEADS * 8, &seed);
+    float *dx = drawn(ROWS * WIDTH, &seed), *da = drawn(ROWS * HEADS, &seed), *db = drawn(ROWS * HEADS, &seed);
+    float sums[2][2 * HEADS] = {{0}};
+    char *arena = malloc(ARENA);
+    spw_delta_inputs in = {x, a, b, params, params + HEADS};
+    spw_tape *tape = NULL;
+    spw_value *v[5], *y;
+    spw_gpu *gpu = NULL;
+    spw_gpu_queue *q = NULL;
+    (void)state;
+    assert_non_null(arena);
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+    assert_int_equal(spw_tape_create(&tape, q, spw_gpu_get_info(gpu), NULL), SPW_OK);
+    spw_gpu_delta(q, out, delta, &in, &shape);
+    spw_gpu_delta_backward(q, dx, da, db, sums[0], sums[0] + HEADS, dout, delta, scratch, &in, &shape);
+    spw_tape_reset(tape, arena, ARENA, true);
+    v[0] = spw_tape_input(tape, x, ROWS, WIDTH, true);
+    v[1] = spw_tape_input(tape, a, ROWS, HEADS, true);
+    v[2] = spw_tape_input(tape, b, ROWS, HEADS, true);
+    v[3] = spw_tape_param(tape, params, sums[1], NULL, 1, HEADS);
+    v[4] = spw_tape_param(tape, params + HEADS, sums[1] + HEADS, NULL, 1, HEADS);
+    y = spw_nn_delta(tape, v[0], v[1], v[2], v[3], v[4], &shape);
+    assert_non_null(y);
+    assert_memory_equal(out, y->data, ROWS * HEADS * 8 * 4);
+    y->grad = dout;
+    spw_tape_backward(tape, y);
+    assert_int_equal(spw_tape_check(tape, NULL), SPW_OK);
+    assert_memory_equal(dx, v[0]->grad, ROWS * WIDTH * 4);
+    assert_memory_equal(da, v[1]->grad, ROWS * HEADS * 4);
+    assert_memory_equal(db, v[2]->grad, ROWS * HEADS * 4);
+    for (int i = 0; i < 2 * HEADS; i++)
+        assert_true(fabsf(sums[0][i] - sums[1][i]) <= 1e-4f * (1 + fabsf(sums[0][i])));
+    spw_tape_destroy(tape);
+    spw_gpu_queue_destroy(q);
+    spw_gpu_close(gpu);
+    float *const all[] = {x, a, b, dout, params, scratch, out, delta, dx, da, db};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+    free(arena);
+}
+
 /* ---------------------------------------------------------------- a gate that is a sigmoid */
 
 static void
@@ -363,10 +417,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conv),
-        cmocka_unit_test(test_rule),
-        cmocka_unit_test(test_cached),
-        cmocka_unit_test(test_sigmoid_gate),
+        cmocka_unit_test(test_conv),      cmocka_unit_test(test_rule),         cmocka_unit_test(test_cached),
+        cmocka_unit_test(test_sequences), cmocka_unit_test(test_sigmoid_gate),
     };
     return ops_run_tests(tests, sizeof tests / sizeof tests[0]);
 }

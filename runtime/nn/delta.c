@@ -35,12 +35,16 @@ spw__conv_backward(spw_tape *t, const spw__op *o)
         spw_gpu_conv_backward(t->queue, dx, dw, o->out->grad, o->in[0]->data, o->param[0]->data, &o->conv, flags);
 }
 
+/* Backward takes so many rows at a time, or a longer sequence, because its scratch is several times as large as its inputs. */
+enum { ROWS_EACH = 4096 };
+
+/* Rows from one on. */
 static spw_delta_inputs
-inputs(const spw__op *o)
+inputs(const spw_tape *t, const spw__op *o, uint64_t row)
 {
-    return (spw_delta_inputs){.qkv = o->in[0]->data,
-                              .a = o->in[1]->data,
-                              .b = o->in[2]->data,
+    return (spw_delta_inputs){.qkv = spw__tape_at_row(t, o->in[0], o->in[0]->data, row),
+                              .a = spw__tape_at_row(t, o->in[1], o->in[1]->data, row),
+                              .b = spw__tape_at_row(t, o->in[2], o->in[2]->data, row),
                               .log_a = o->param[0]->data,
                               .dt_bias = o->param[1]->data};
 }
@@ -73,7 +77,7 @@ spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value 
     o->param[1] = dt_bias;
     o->saved[0] = delta;
     o->delta = *shape;
-    in = inputs(o);
+    in = inputs(t, o, 0);
     if (spw__tape_computes(t) && t->delta_cache != NULL)
         spw_gpu_delta_cached(t->queue, y->data, &in, t->delta_cache, shape);
     else if (spw__tape_computes(t))
@@ -81,11 +85,23 @@ spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value 
     return y;
 }
 
+/* The shape of the sequences from b on that are taken together. */
+static spw_delta_shape
+some_sequences(const spw_delta_shape *whole, uint64_t b)
+{
+    spw_delta_shape s = *whole;
+    uint64_t each = ROWS_EACH > s.T ? ROWS_EACH / s.T : 1;
+    s.B = each < s.B - b ? each : s.B - b;
+    s.begins = s.begins != NULL ? s.begins + b * s.T : NULL;
+    s.ends = s.ends != NULL ? s.ends + b * s.T : NULL;
+    return s;
+}
+
 void
 spw__delta_backward(spw_tape *t, const spw__op *o)
 {
-    spw_delta_inputs in = inputs(o);
     float *dlog_a = spw__tape_sum(t, o->param[0]), *ddt_bias = spw__tape_sum(t, o->param[1]), *scratch;
+    spw_delta_shape s = some_sequences(&o->delta, 0);
     uint64_t used;
     act *d[3];
     for (int i = 0; i < 3; i++) {
@@ -94,9 +110,15 @@ spw__delta_backward(spw_tape *t, const spw__op *o)
         d[i] = spw__tape_grad(t, o->in[i], 1, &ignored);
     }
     used = t->used;
-    scratch = spw__tape_take(t, spw_gpu_delta_scratch(&o->delta) * sizeof *scratch);
-    if (!t->dry && scratch != NULL)
-        spw_gpu_delta_backward(t->queue, d[0], d[1], d[2], dlog_a, ddt_bias, o->out->grad, o->saved[0], scratch, &in,
-                               &o->delta);
+    scratch = spw__tape_take(t, spw_gpu_delta_scratch(&s) * sizeof *scratch);
+    for (uint64_t b = 0; !t->dry && scratch != NULL && b < o->delta.B; b += s.B) {
+        uint64_t row = b * s.T;
+        spw_delta_inputs in = inputs(t, o, row);
+        s = some_sequences(&o->delta, b);
+        spw_gpu_delta_backward(t->queue, spw__tape_at_row(t, o->in[0], d[0], row),
+                               spw__tape_at_row(t, o->in[1], d[1], row), spw__tape_at_row(t, o->in[2], d[2], row),
+                               dlog_a, ddt_bias, spw__tape_at_row(t, o->out, o->out->grad, row),
+                               o->saved[0] + row * o->out->cols, scratch, &in, &s);
+    }
     t->used = used; /* scratch is free again */
 }
