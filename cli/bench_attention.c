@@ -95,7 +95,7 @@ run_attention(device_bench *b)
         wrong += cli_device_run_row(b, r, "backward", 2.5 * flops, backward_attention, NULL);
         cli_device_give_back(b, kept);
     }
-    return wrong;
+    return wrong + cli_bench_delta_rows(b);
 }
 
 int

@@ -4,7 +4,7 @@
 
 #include "cli.h"
 
-enum { BENCH_REPS_MAX = 200, BENCH_PATTERN = 1 << 16, BENCH_ARRAYS = 10, BENCH_SAMPLES = 48 };
+enum { BENCH_REPS_MAX = 200, BENCH_PATTERN = 1 << 16, BENCH_ARRAYS = 12, BENCH_SAMPLES = 48 };
 
 typedef struct device_bench device_bench;
 typedef struct device_row device_row;
@@ -21,6 +21,7 @@ struct device_row {
     uint64_t experts;            /* gemm: M rows over so many, and W and DW are theirs; 0: none */
     bool in_out;                 /* and so their weights lie */
     spw_attention_shape shape;   /* attention */
+    spw_delta_shape rule;        /* and of a row of linear attention */
     const char *what;            /* "forward", "backward" */
     device_work work;            /* what it times */
     double flops, limit_flops_s; /* of one call; the peak or what the square product reached */
@@ -58,6 +59,8 @@ void cli_device_give_back(device_bench *b, uint32_t from);
 /* Times a row, checks it unless check is NULL, and prints it; returns how many samples are wrong. Nothing after a failure. */
 uint64_t cli_device_run_row(device_bench *b, device_row *r, const char *what, double flops, device_work work,
                             device_check check);
+/* The rows of bench attention that are linear attention; how many samples are wrong. */
+uint64_t cli_bench_delta_rows(device_bench *b);
 /* Is one element of an array of the compute type what it should be, within its rounding and the sum's? */
 bool cli_device_is_near(device_bench *b, const void *array, uint64_t i, double want, double scale);
 

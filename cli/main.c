@@ -229,9 +229,10 @@ static const char bench_copy_usage[] =
 static const char bench_device_usage[] =
     "spillway bench gemm|attention [--device auto] [--compute fp32|bf16|fp16] [--seconds S] [--json] [--smoke]\n"
     "\n"
-    "gemm, attention: products and causal attention at the shapes of real models, forward and backward, in\n"
-    "TFLOP/s beside the device's peak, or where that is not known beside a square product in turn with each\n"
-    "row. Samples of every forward result, of products' gradients towards their input and of experts' weights'\n"
+    "gemm, attention: products, or causal and linear attention, at the shapes of real models, forward and\n"
+    "backward, in TFLOP/s beside the device's peak, or where that is not known beside a square product in turn\n"
+    "with each row. Samples of every forward result, of products' gradients towards their input and of experts' "
+    "weights'\n"
     "are checked against sums in fp64; one that is wrong makes the exit code 1.\n"
     "\n"
     "  --device NAME   auto, cpu, cuda or cuda:1 (default auto)\n"
