@@ -278,6 +278,7 @@ parity_elements(const parity *p)
 {
     examine_packed(p);
     static const char *const curves[SPW_CURVE_COUNT] = {"gelu", "gelu, exact", "relu"};
+    static const char *const gates[SPW_GATE_CLAMPED] = {"silu_mul", "gelu_mul", "sigmoid_mul"};
     static const uint64_t lengths[] = {1, 15, 16, 17, 100, 2049, 4100, 1000003};
     for (size_t i = 0; i < (p->large ? 8 : 7); i++) {
         uint64_t n = lengths[i];
@@ -290,8 +291,8 @@ parity_elements(const parity *p)
                                               .d = {n, kind},
                                               .flags = flags,
                                               .run = run_curve});
-            for (uint64_t kind = SPW_GATE_SILU; kind <= SPW_GATE_GELU; kind++)
-                subject_examine(p, &(subject){.name = kind == SPW_GATE_GELU ? "gelu_mul" : "silu_mul",
+            for (uint64_t kind = SPW_GATE_SILU; kind < SPW_GATE_CLAMPED; kind++)
+                subject_examine(p, &(subject){.name = gates[kind],
                                               .a = {{ACT, n, 0, 0},
                                                     {ACT, n, 0, 0},
                                                     {ACT_OUT, n, 0, 0},
@@ -608,6 +609,7 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_attention(
         q, subject_elem(p[2], 5 * C), (float *)p[4] + 4, p[0], p[0], p[0],
         &(spw_attention_shape){.B = 1, .T = 1, .Hq = 1, .Hk = 1, .D = C, .q_stride = C, .kv_stride = C, .scale = 1});
+    spw_gpu_gate_mul(q, SPW_GATE_SIGMOID, subject_elem(p[2], 6 * C), p[0], p[1], 1, C, C);
 }
 
 static void
@@ -626,7 +628,7 @@ parity_nan_spreads(const parity *p)
     subject_examine(p, &(subject){.name = "nan",
                                   .a = {{ACT, C, 0, 0},
                                         {ACT, C * C, 0, 0},
-                                        {ACT_OUT, 6 * C, 0, 0},
+                                        {ACT_OUT, 7 * C, 0, 0},
                                         {INT, 1, C, 0},
                                         {FP32_OUT, 10, 0, 0},
                                         {FP32_OUT, spw_gpu_logits_stride(C), 0, 0},

@@ -145,12 +145,23 @@ my_eight_of_row(uint64_t M, uint64_t C, uint64_t *row, uint64_t *col)
     return *row < M && *col < C;
 }
 
-/* What a gate multiplies by: silu of it, or gelu. */
+/* A gate's sigmoid, of which silu and gelu are g times; and the slope of what a gate multiplies by, where that is s. */
 template <spw_gate kind>
 SPW_DEVICE float
 gate_sigmoid(float g)
 {
     return kind == SPW_GATE_GELU ? gelu_sigmoid(g) : 1.0f / (1.0f + expf(-g));
+}
+
+template <spw_gate kind>
+SPW_DEVICE float
+gate_slope(float g, float s)
+{
+    switch (kind) {
+    case SPW_GATE_GELU: return gelu_slope(g, s);
+    case SPW_GATE_SIGMOID: return s * (1.0f - s);
+    default: return s + g * s * (1.0f - s);
+    }
 }
 
 template <class T, spw_gate kind>
@@ -170,7 +181,7 @@ gate_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64
     widen8(u, of_up);
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        u[j] *= g[j] * gate_sigmoid<kind>(g[j]);
+        u[j] *= kind == SPW_GATE_SIGMOID ? gate_sigmoid<kind>(g[j]) : g[j] * gate_sigmoid<kind>(g[j]);
     store8(y + row * C + col, u, n, wide);
 }
 
@@ -204,15 +215,14 @@ gate_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *
         widen8(old, of_dgate);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            out[j] = old[j] + d[j] * u[j] *
-                                  (kind == SPW_GATE_GELU ? gelu_slope(g[j], s[j]) : s[j] + g[j] * s[j] * (1.0f - s[j]));
+            out[j] = old[j] + d[j] * u[j] * gate_slope<kind>(g[j], s[j]);
         store8(dgate + i, out, n, wide);
     }
     if (dup != NULL) {
         widen8(old, of_dup);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            out[j] = old[j] + d[j] * g[j] * s[j];
+            out[j] = old[j] + (kind == SPW_GATE_SIGMOID ? d[j] * s[j] : d[j] * g[j] * s[j]);
         store8(dup + i, out, n, wide);
     }
 }
