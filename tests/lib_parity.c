@@ -25,6 +25,10 @@ CHECK(head)
 CHECK(attention)
 CHECK(attention_cached)
 CHECK(attention_bits)
+CHECK(conv)
+CHECK(delta)
+CHECK(delta_cached)
+CHECK(delta_bits)
 CHECK(copies)
 CHECK(codes)
 CHECK(queues)
@@ -56,6 +60,10 @@ static const struct CMUnitTest all[] = {
     cmocka_unit_test_teardown(test_attention, say_errors),
     cmocka_unit_test_teardown(test_attention_cached, say_errors),
     cmocka_unit_test_teardown(test_attention_bits, say_errors),
+    cmocka_unit_test_teardown(test_conv, say_errors),
+    cmocka_unit_test_teardown(test_delta, say_errors),
+    cmocka_unit_test_teardown(test_delta_cached, say_errors),
+    cmocka_unit_test_teardown(test_delta_bits, say_errors),
     cmocka_unit_test_teardown(test_copies, say_errors),
     cmocka_unit_test_teardown(test_codes, say_errors),
     cmocka_unit_test_teardown(test_queues, say_errors),

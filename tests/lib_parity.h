@@ -27,6 +27,10 @@ void parity_attention(const parity *p);
 void parity_documents(uint64_t B, uint64_t T, uint64_t length, int32_t *begins, int32_t *ends);
 void parity_attention_cached(const parity *p);
 void parity_attention_bits(const parity *p); /* the promises of spw_gpu_attention_cached() */
+void parity_conv(const parity *p);
+void parity_delta(const parity *p);
+void parity_delta_cached(const parity *p);
+void parity_delta_bits(const parity *p); /* the promises of spw_gpu_conv_cached() and spw_gpu_delta_cached() */
 void parity_copies(const parity *p);
 void parity_codes(const parity *p);
 void parity_queues(const parity *p);

@@ -610,6 +610,9 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
         q, subject_elem(p[2], 5 * C), (float *)p[4] + 4, p[0], p[0], p[0],
         &(spw_attention_shape){.B = 1, .T = 1, .Hq = 1, .Hk = 1, .D = C, .q_stride = C, .kv_stride = C, .scale = 1});
     spw_gpu_gate_mul(q, SPW_GATE_SIGMOID, subject_elem(p[2], 6 * C), p[0], p[1], 1, C, C);
+    spw_gpu_conv(q, subject_elem(p[2], 7 * C), p[0], p[1], &(spw_conv_shape){.B = 1, .T = C, .C = 1, .K = 4});
+    spw_gpu_delta(q, subject_elem(p[2], 8 * C), NULL, &(spw_delta_inputs){p[0], p[1], p[1], p[1], p[1]},
+                  &(spw_delta_shape){.B = 1, .T = 1, .Hk = 1, .Hv = 1, .Dk = 8, .Dv = 24}); /* in one of its values */
 }
 
 static void
@@ -628,7 +631,7 @@ parity_nan_spreads(const parity *p)
     subject_examine(p, &(subject){.name = "nan",
                                   .a = {{ACT, C, 0, 0},
                                         {ACT, C * C, 0, 0},
-                                        {ACT_OUT, 7 * C, 0, 0},
+                                        {ACT_OUT, 9 * C, 0, 0},
                                         {INT, 1, C, 0},
                                         {FP32_OUT, 10, 0, 0},
                                         {FP32_OUT, spw_gpu_logits_stride(C), 0, 0},

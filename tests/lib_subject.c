@@ -176,6 +176,12 @@ heads_of(const subject *s, uint64_t k)
     return s->heads[k] > 0 ? s->heads[k] : 1;
 }
 
+static double
+more_of(const subject *s, uint64_t k)
+{
+    return s->more[k] > 0 ? s->more[k] : 1;
+}
+
 /* What an operation put on or into element i. */
 static double
 change(const float *before, const float *after, uint64_t i)
@@ -256,7 +262,7 @@ compare(const parity *p, const subject *s, const float *before, const float *got
 {
     const subject_array *a = &s->a[k];
     spw_dtype compute = spw_gpu_get_info(p->gpu)->compute_dtype, type = fp32(a) ? SPW_F32 : compute;
-    double allowed = s->worst[compute] > 0 ? s->worst[compute] : 2e-6, of_element = 0;
+    double allowed = (s->worst[compute] > 0 ? s->worst[compute] : 2e-6) * more_of(s, k), of_element = 0;
     uint64_t row = row_of(s, k), heads = heads_of(s, k);
     sums of[HEADS_MAX] = {{0}};
     assert_true(heads <= HEADS_MAX);
@@ -310,7 +316,8 @@ part_of_allowed(const subject *s, const float *before, const float *got, const f
     }
     *error = 0;
     for (uint64_t j = 0; j < heads; j++) {
-        double off = of[j].excess < 0 ? 0 : sqrt(of[j].excess), now = off / norm_limit(&of[j], allowed[compute], type);
+        double off = of[j].excess < 0 ? 0 : sqrt(of[j].excess);
+        double now = off / norm_limit(&of[j], allowed[compute] * more_of(s, k), type);
         if (of[j].excess != 0 && !(now <= part)) {
             part = now;
             *error = of[j].n >= 1000 && of[j].change > 0 ? off / sqrt(of[j].change) : 0;

@@ -11,7 +11,7 @@
 
 #include "lib_parity.h"
 
-enum { ARRAYS_MAX = 9, HEADS_MAX = 128 };
+enum { ARRAYS_MAX = 12, HEADS_MAX = 128 };
 
 typedef enum subject_kind { NONE, ACT, ACT_OUT, FP32, FP32_OUT, INT } subject_kind;
 
@@ -31,6 +31,7 @@ typedef struct subject {
     uint64_t heads[ARRAYS_MAX];    /* so many rows in turn are an array each; 0: 1 */
     double row_least;              /* a row is at least so large beside its array */
     double worst[SPW_DTYPE_COUNT]; /* error of an array beside its norm; 0: that of sums in fp32 */
+    double more[ARRAYS_MAX];       /* an array's error may be so many times as large; 0: 1 */
     void (*run)(const struct subject *s, spw_gpu_queue *q, void **p);
     void (*prepare)(const struct subject *s, float **host, int32_t **ints); /* NULL: as drawn */
     /* The same in fp64 (lib_reference), in one of `ways`; NULL: there is none. */

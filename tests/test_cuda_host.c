@@ -186,6 +186,52 @@ test_small_copies(void **state)
     free(back);
 }
 
+/*
+ * A token of linear attention is two kernels and nothing else; of many tokens a third one keeps what the convolution read last. Backward has as
+ * many kernels whatever the shape is.
+ */
+static void
+test_linear_attention(void **state)
+{
+    enum { T = 40, C = 32, N = 8 * T * C };
+    const spw_conv_shape conv = {.B = 1, .T = T, .C = C, .K = 4}, one_conv = {.B = 1, .T = 1, .C = C, .K = 4};
+    const spw_delta_shape rule = {.B = 1, .T = T, .Hk = 1, .Hv = 2, .Dk = 8, .Dv = 8};
+    const spw_delta_shape one_rule = {.B = 1, .T = 1, .Hk = 1, .Hv = 2, .Dk = 8, .Dv = 8};
+    spw_emulate_counts before;
+    spw_delta_cache cache;
+    spw_delta_inputs in;
+    void *p[8] = {NULL};
+    copying c;
+    (void)state;
+    copying_begin(&c, N);
+    for (int k = 0; k < 8; k++) {
+        assert_int_equal(spw_gpu_alloc(gpu, &p[k], N * 4, NULL), SPW_OK);
+        spw_gpu_zero(c.q, p[k], N * 4);
+    }
+    in = (spw_delta_inputs){p[0], p[1], p[1], p[1], p[1]};
+    cache = (spw_delta_cache){p[2], p[3], p[4], p[4]};
+    spw_gpu_conv_backward(c.q, p[5], p[6], p[0], p[0], p[1], &conv, 0); /* takes the scratch memory */
+    before = tiny_emulated_counts();
+    spw_gpu_conv_cached(c.q, p[5], p[0], p[1], &cache, &one_conv);
+    spw_gpu_delta_cached(c.q, p[5], &in, &cache, &one_rule);
+    expect_counts(&before, "a token", 2, 0, 0, 0);
+    before = tiny_emulated_counts();
+    spw_gpu_conv_cached(c.q, p[5], p[0], p[1], &cache, &conv);
+    spw_gpu_delta_cached(c.q, p[5], &in, &cache, &rule);
+    expect_counts(&before, "many tokens", 3, 0, 0, 0);
+    before = tiny_emulated_counts();
+    spw_gpu_conv_backward(c.q, p[5], p[6], p[0], p[0], p[1], &conv, 0);
+    spw_gpu_conv_backward(c.q, p[5], NULL, p[0], p[0], p[1], &conv, 0);
+    expect_counts(&before, "the convolution backward, with its taps' and without", 3, 0, 0, 0);
+    before = tiny_emulated_counts();
+    spw_gpu_delta_backward(c.q, p[5], p[6], p[6], p[7], p[7], p[0], p[2], c.device, &in, &rule);
+    expect_counts(&before, "the rule backward", 6, 0, 0, 0);
+    spw_gpu_queue_sync(c.q);
+    for (int k = 0; k < 8; k++)
+        spw_gpu_free(gpu, p[k]);
+    copying_end(&c);
+}
+
 /* ---------------------------------------------------------------- refusals */
 
 /* A product of M 3, N 8 and K 5, with a GELU where gelu is set, on a device of its own: what the device says of it. */
@@ -419,6 +465,7 @@ main(void)
         cmocka_unit_test(test_product_fails),     cmocka_unit_test(test_creation_refused),
         cmocka_unit_test(test_no_pools),          cmocka_unit_test(test_addresses_apart),
         cmocka_unit_test(test_counts_in_pinned),  cmocka_unit_test(test_reserve),
+        cmocka_unit_test(test_linear_attention),
     };
     spw_error err = {0};
     int failed;

@@ -182,6 +182,9 @@ void spw__cuda_gemm(cuda_queue *q, const cuda_product *p);
 /* sums(C) += of rows of a (M,C); scaled(C) += of a * (x - mean) * rstd, mean NULL: 0. Either may be NULL. */
 void spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, const void *x, const float *mean,
                            const float *rstd, uint64_t M, uint64_t C);
+/* sums(C) += of the rows of_sums (slices, C), and scaled likewise; in an order that slices alone decide. Either may be NULL. */
+void spw__cuda_add_slices(cuda_queue *q, float *sums, const float *of_sums, float *scaled, const float *of_scaled,
+                          uint64_t C, uint64_t slices);
 
 /* cuBLASLt, opened at run time. NULL and a reason when it is not there. */
 struct cuda_blas *spw__cuda_blas_open(cuda_gpu *gpu, char *why, size_t why_bytes);

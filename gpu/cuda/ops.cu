@@ -273,10 +273,9 @@ column_sums(cuda_queue *q, float *of_sums, float *of_scaled, const void *a, cons
            rows_per_slice, C % LANE_COLUMNS == 0 && spw__cuda_aligned(a, x));
 }
 
-/* Either may be NULL. */
-static void
-add_slices(cuda_queue *q, float *sums, const float *of_sums, float *scaled, const float *of_scaled, uint64_t C,
-           uint64_t slices)
+void
+spw__cuda_add_slices(cuda_queue *q, float *sums, const float *of_sums, float *scaled, const float *of_scaled,
+                     uint64_t C, uint64_t slices)
 {
     two_sums both = {};
     unsigned count = 0;
@@ -311,7 +310,7 @@ spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, 
         BY_TYPE(q, column_sums<T, true>(q, of_sums, of_scaled, a, x, mean, rstd, M, C, slices, rows_per_slice));
     else
         BY_TYPE(q, column_sums<T, false>(q, of_sums, NULL, a, NULL, NULL, NULL, M, C, slices, rows_per_slice));
-    add_slices(q, sums, of_sums, scaled, of_scaled, C, slices);
+    spw__cuda_add_slices(q, sums, of_sums, scaled, of_scaled, C, slices);
 }
 
 enum { ROWS_OF_BLOCK = 8 }; /* that have a warp each */
@@ -387,7 +386,7 @@ norm_backward_sums(cuda_queue *q, T *dx, const T *onto, float *dg, float *db, co
         return;
     LAUNCH(q, (unsigned)slices, row_threads(C), 0, (norm_backward_sums_kernel<T>), dx, of_db, of_dg, onto, dy, x, g,
            offset, mean, rstd, M, C, rows_per_slice, wide);
-    add_slices(q, db, of_db, dg, of_dg, C, slices);
+    spw__cuda_add_slices(q, db, of_db, dg, of_dg, C, slices);
 }
 
 /* The parameters' gradients first: dx may be dy. */
@@ -550,7 +549,7 @@ head_dw_rest(const head *h, float *dw, bool onto)
     if (h->rest == 0)
         return;
     if (onto)
-        add_slices(h->q, dw, h->rest_dw, NULL, NULL, n, 1);
+        spw__cuda_add_slices(h->q, dw, h->rest_dw, NULL, NULL, n, 1);
     else
         (void)spw__cuda_ok(h->q->gpu, cudaMemcpyAsync(dw, h->rest_dw, n * sizeof *dw, cudaMemcpyDefault, h->q->stream),
                            "copy");

@@ -1,0 +1,172 @@
+/*
+ * Launches of the gated delta rule of spw_gpu.h, by the size of a head's keys where lines of the state are columns and by that of its values
+ * where they are rows.
+ */
+#include "cuda_internal.h"
+#include "delta_backward.cuh"
+
+template <class E>
+static delta_args<E>
+args_of(const spw_delta_inputs *in, const spw_delta_shape *s)
+{
+    delta_args<E> args;
+    memset(&args, 0, sizeof args);
+    args.qkv = (const E *)in->qkv;
+    args.a = (const E *)in->a;
+    args.b = (const E *)in->b;
+    args.log_a = (const E *)in->log_a;
+    args.dt_bias = (const E *)in->dt_bias;
+    args.begins = s->begins;
+    args.T = s->T;
+    args.M = s->B * s->T;
+    args.stride = 2 * s->Hk * s->Dk + s->Hv * s->Dv;
+    args.Hk = (unsigned)s->Hk;
+    args.Hv = (unsigned)s->Hv;
+    args.Dk = (unsigned)s->Dk;
+    args.Dv = (unsigned)s->Dv;
+    args.group = (unsigned)(s->Hv / s->Hk);
+    args.shrink = 1.0f / sqrtf((float)s->Dk);
+    args.wide = spw__cuda_aligned(in->qkv); /* rows begin at eights */
+    return args;
+}
+
+/* A block for so many lines of each head of each sequence. */
+static dim3
+blocks_of(uint64_t lines, unsigned per_block, const spw_delta_shape *s)
+{
+    return dim3(spw__cuda_blocks(lines, per_block), (unsigned)s->Hv, (unsigned)s->B);
+}
+
+template <class E, int DIM>
+static void
+forward(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
+{
+    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, s), DELTA_THREADS, 0, (delta_kernel<E, DIM>), args);
+}
+
+template <class E>
+static void
+launch_forward(cuda_queue *q, act *out, float *delta, const spw_delta_inputs *in, const spw_delta_cache *cache,
+               const spw_delta_shape *s)
+{
+    delta_args<E> args = args_of<E>(in, s);
+    args.out = (E *)out;
+    args.delta = delta;
+    if (cache != NULL) {
+        args.state = cache->state;
+        args.slots = cache->slots;
+        args.starts = cache->starts;
+    }
+    if (s->Dk <= 64)
+        forward<E, 64>(q, args, s);
+    else if (s->Dk <= 128)
+        forward<E, 128>(q, args, s);
+    else
+        forward<E, 256>(q, args, s);
+}
+
+void
+spw__cuda_delta(spw_gpu_queue *queue, act *out, float *delta, const spw_delta_inputs *in, const spw_delta_shape *s)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (s->B * s->T > 0)
+        BY_TYPE(q, launch_forward<T>(q, out, delta, in, NULL, s));
+}
+
+void
+spw__cuda_delta_cached(spw_gpu_queue *queue, act *out, const spw_delta_inputs *in, const spw_delta_cache *cache,
+                       const spw_delta_shape *s)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (s->B * s->T > 0)
+        BY_TYPE(q, launch_forward<T>(q, out, NULL, in, cache, s));
+}
+
+template <class E, int DIM>
+static void
+by_columns(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
+{
+    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, s), DELTA_THREADS, 0, (delta_columns_kernel<E, DIM>), args);
+}
+
+template <class E, int DIM>
+static void
+by_rows(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
+{
+    dim3 grid = blocks_of(s->Dk, line_of<DIM>::LINES, s);
+    grid.x *= 2;
+    LAUNCH(q, grid, DELTA_THREADS, 0, (delta_rows_kernel<E, DIM>), args);
+}
+
+/* Where the parts of scratch lie, and of the queue's own: factors, gates and sums of sequences, which are returned. */
+template <class E>
+static float *
+divide_scratch(cuda_queue *q, delta_args<E> *args, float *scratch, const spw_delta_shape *s)
+{
+    const uint64_t keys = args->M * s->Hv * s->Dk;
+    float *own = (float *)spw__cuda_scratch(q, (2 * args->M * (s->Hv + s->Hk) + 2 * s->B * s->Hv) * sizeof *own);
+    args->ddelta = scratch;
+    args->dq = args->ddelta + args->M * s->Hv * s->Dv;
+    args->written = args->dq + keys;
+    args->read = args->written + keys;
+    args->share = args->read + keys;
+    args->written_length = args->share + args->M * s->Hv;
+    args->asked = args->written_length + args->M * s->Hv;
+    args->gates = (float2 *)own;
+    args->factors = own + 2 * args->M * s->Hv;
+    return own != NULL ? args->factors + 2 * args->M * s->Hk : NULL;
+}
+
+template <class E>
+static void
+launch_backward(cuda_queue *q, delta_args<E> args, const spw_delta_shape *s, float *sums, float *dlog_a,
+                float *ddt_bias)
+{
+    const unsigned lanes = s->Dk <= 64 ? 8 : s->Dk <= 128 ? 16 : 32;
+    const uint64_t vectors = 2 * args.M * s->Hk * lanes, gates = args.M * s->Hv;
+    LAUNCH(q, spw__cuda_blocks(vectors > gates ? vectors : gates, 256), 256, 0, (delta_prepare_kernel<E>), args, lanes);
+    if (s->Dk <= 64)
+        by_columns<E, 64>(q, args, s);
+    else if (s->Dk <= 128)
+        by_columns<E, 128>(q, args, s);
+    else
+        by_columns<E, 256>(q, args, s);
+    if (s->Dv <= 64)
+        by_rows<E, 64>(q, args, s);
+    else if (s->Dv <= 128)
+        by_rows<E, 128>(q, args, s);
+    else
+        by_rows<E, 256>(q, args, s);
+    LAUNCH(q, spw__cuda_blocks(args.M * s->Hk * lanes, 128), 128, 0, (delta_heads_kernel<E>), args, lanes);
+    LAUNCH(q, dim3((unsigned)s->Hv, (unsigned)s->B), DECAY_THREADS, 0, (delta_decay_kernel<E>), args, sums,
+           sums + s->B * s->Hv);
+    if (dlog_a != NULL || ddt_bias != NULL)
+        spw__cuda_add_slices(q, dlog_a, sums, ddt_bias, sums + s->B * s->Hv, s->Hv, s->B);
+}
+
+template <class E>
+static void
+backward(cuda_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
+         const float *delta, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *s)
+{
+    delta_args<E> args = args_of<E>(in, s);
+    float *sums = divide_scratch(q, &args, scratch, s);
+    args.dqkv = (E *)dqkv;
+    args.da = (E *)da;
+    args.db = (E *)db;
+    args.dout = (const E *)dout;
+    args.delta = (float *)delta; /* read only */
+    args.wide = args.wide && spw__cuda_aligned(dqkv, dout, delta, scratch);
+    if (sums != NULL)
+        launch_backward(q, args, s, sums, dlog_a, ddt_bias);
+}
+
+void
+spw__cuda_delta_backward(spw_gpu_queue *queue, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias,
+                         const act *dout, const float *delta, float *scratch, const spw_delta_inputs *in,
+                         const spw_delta_shape *s)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (s->B * s->T > 0)
+        BY_TYPE(q, backward<T>(q, dqkv, da, db, dlog_a, ddt_bias, dout, delta, scratch, in, s));
+}

@@ -1,0 +1,526 @@
+/*
+ * The gated delta rule, backward, without one state kept: first the state's gradient by columns, backward in time, which needs none; then states and
+ * their gradients again, by rows, from delta and its gradient; last what a row has for its queries and keys, and the decays', which are carried
+ * from row to row. Sums have one order each.
+ */
+#ifndef SPW_CUDA_DELTA_BACKWARD_CUH
+#define SPW_CUDA_DELTA_BACKWARD_CUH
+
+#include "delta.cuh"
+
+/*
+ * Of each row the factors of its queries and keys, by `lanes` threads for each vector, and the gates of its heads, which others than these
+ * threads may make.
+ */
+template <class E>
+__global__ void
+delta_prepare_kernel(delta_args<E> g, unsigned lanes)
+{
+    const uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, vectors = g.M * 2 * g.Hk, v = i / lanes;
+    const uint64_t row = v / (2 * g.Hk);
+    const unsigned head = (unsigned)(v % (2 * g.Hk)), at = (unsigned)(i % lanes) * 8;
+    float x[8], sum = 0.0f;
+    load8(x, g.qkv + (v < vectors ? row * g.stride + (uint64_t)head * g.Dk : 0) + at,
+          v < vectors ? left_from(g.Dk, at) : 0, g.wide);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        sum = __fmaf_rn(x[j], x[j], sum);
+    sum = to_length_one(lanes_sum(sum, 1, (int)lanes)) * (head < g.Hk ? g.shrink : 1.0f);
+    if (v < vectors && at == 0)
+        g.factors[v] = sum;
+    if (i < g.M * g.Hv) {
+        const unsigned h = (unsigned)(i % g.Hv);
+        const uint64_t of = i / g.Hv;
+        g.gates[i] =
+            gates_of(widen(g.a[i]), widen(g.b[i]), widen(g.log_a[h]), widen(g.dt_bias[h]), begins_at(g, of, of % g.T));
+    }
+}
+
+/* Backward in time by columns of the state's gradient: delta's gradient and that of v. Blocks: columns, heads, sequences. */
+template <class E, int DIM>
+__global__ void
+__launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
+{
+    typedef line_of<DIM> line;
+    enum { ROWS = staged_columns<DIM>::ROWS };
+    __shared__ staged_columns<DIM> staged[2];
+    unsigned part;
+    const unsigned mine = my_line<DIM>(&part), column = blockIdx.x * line::LINES + mine;
+    const uint64_t width = (uint64_t)g.Hv * g.Dv, blocks = (g.T + ROWS - 1) / ROWS;
+    const columns_of<E> c = my_columns(g, g.dout, width, line::LINES);
+    const float log_a = widen(g.log_a[c.h]), dt_bias = widen(g.dt_bias[c.h]);
+    const bool here = column < g.Dv;
+    const uint64_t in_head = (uint64_t)c.h * g.Dv + column;
+    uint64_t row = (c.b + 1) * g.T;
+    coming_columns<E, DIM> coming = {};
+    float s[line::ELEMS] = {0}, k[line::ELEMS], q[line::ELEMS];
+    load_columns(&coming, g, c, (blocks - 1) * ROWS);
+    stage_columns(&staged[0], coming, g, log_a, dt_bias);
+    __syncthreads();
+    for (uint64_t n = blocks; n-- > 0;) {
+        const staged_columns<DIM> &now = staged[(blocks - 1 - n) % 2];
+        const int rows = (int)least((uint64_t)ROWS, g.T - n * ROWS);
+        if (n > 0)
+            load_columns(&coming, g, c, (n - 1) * ROWS);
+        load_part<DIM>(q, now.queries[rows - 1], part);
+        for (int r = rows - 1; r >= 0; r--) {
+            const float2 gates = now.gates[r];
+            const float dout = now.values[r][mine];
+            float ddelta;
+            row--;
+            load_part<DIM>(k, now.keys[r], part);
+#pragma unroll
+            for (int i = 0; i < line::ELEMS; i++)
+                s[i] = __fmaf_rn(q[i], dout, s[i]);
+            load_part<DIM>(q, now.queries[r > 0 ? r - 1 : 0], part);
+            ddelta = line_sum<DIM>(part_product<DIM>(k, s));
+#pragma unroll
+            for (int i = 0; i < line::ELEMS; i++)
+                s[i] = gates.x * __fmaf_rn(k[i], -gates.y * ddelta, s[i]);
+            if (part == 0 && here)
+                g.ddelta[row * width + in_head] = ddelta;
+            if (part == 1 && here)
+                narrow(g.dqkv + row * g.stride + 2 * (uint64_t)g.Hk * g.Dk + in_head, gates.y * ddelta);
+        }
+        if (n > 0)
+            stage_columns(&staged[(blocks - n) % 2], coming, g, log_a, dt_bias);
+        __syncthreads();
+    }
+}
+
+/* Rows of a head in shared memory, and of the block's lines, which are rows of the state, their elements of queries and keys. */
+template <int DIM> struct __align__(16) staged_rows
+{
+    enum { ROWS = ROWS_STAGED / DIM };
+    float dout[ROWS][DIM], delta[ROWS][DIM], dm[ROWS][DIM];
+    float elements[2][ROWS][line_of<DIM>::LINES];
+    float gamma[ROWS];
+};
+
+template <class E, int DIM> struct coming_rows {
+    eight<E> dout, elements;
+    eight<float> delta, ddelta;
+    float beta, gamma, factor;
+};
+
+/* Rows of sequence b from t0 on, of the block's lines from `first` on. */
+template <class E, int DIM>
+SPW_DEVICE void
+load_rows(coming_rows<E, DIM> *coming, const delta_args<E> &g, unsigned h, unsigned first, uint64_t b, uint64_t t0)
+{
+    enum { ROWS = staged_rows<DIM>::ROWS, OF_LINES = line_of<DIM>::LINES / 8 };
+    const unsigned eights = line_of<DIM>::EIGHTS, at = threadIdx.x % eights * 8;
+    const uint64_t row = b * g.T + t0, t = t0 + threadIdx.x / eights, of = row + threadIdx.x / eights;
+    const uint64_t left = t < g.T ? left_from(g.Dv, at) : 0, vector = (of * g.Hv + h) * g.Dv + at;
+    load_eight(&coming->dout, g.dout + vector, left, g.wide);
+    load_eight(&coming->delta, g.delta + vector, left, g.wide);
+    load_eight(&coming->ddelta, g.ddelta + vector, left, g.wide);
+    coming->beta = t < g.T ? g.gates[of * g.Hv + h].y : 0.0f;
+    if (threadIdx.x < 2 * ROWS * OF_LINES) {
+        const unsigned r = threadIdx.x / OF_LINES % ROWS, which = threadIdx.x / OF_LINES / ROWS;
+        const unsigned head = which * g.Hk + h / g.group, line = first + threadIdx.x % OF_LINES * 8;
+        const bool there = t0 + r < g.T;
+        load_eight(&coming->elements, g.qkv + (row + r) * g.stride + (uint64_t)head * g.Dk + line,
+                   there ? left_from(g.Dk, line) : 0, g.wide);
+        coming->factor = there ? g.factors[(row + r) * 2 * g.Hk + head] : 0.0f;
+    }
+    if (threadIdx.x < ROWS && t0 + threadIdx.x < g.T)
+        coming->gamma = g.gates[(row + threadIdx.x) * g.Hv + h].x;
+}
+
+template <class E, int DIM>
+SPW_DEVICE void
+stage_rows(staged_rows<DIM> *to, const coming_rows<E, DIM> &coming)
+{
+    enum { ROWS = staged_rows<DIM>::ROWS, OF_LINES = line_of<DIM>::LINES / 8 };
+    const unsigned r = threadIdx.x / line_of<DIM>::EIGHTS, at = threadIdx.x % line_of<DIM>::EIGHTS * 8;
+    float v[8];
+    static_assert(ROWS * line_of<DIM>::EIGHTS == DELTA_THREADS, "eight elements of each vector for a thread");
+    widen8(v, coming.dout);
+    store8(to->dout[r] + at, v, 8, true);
+    widen8(v, coming.delta);
+    store8(to->delta[r] + at, v, 8, true);
+    widen8(v, coming.ddelta);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        v[j] *= -coming.beta;
+    store8(to->dm[r] + at, v, 8, true);
+    if (threadIdx.x < 2 * ROWS * OF_LINES) {
+        widen8(v, coming.elements);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            v[j] *= coming.factor;
+        store8(to->elements[threadIdx.x / OF_LINES / ROWS][threadIdx.x / OF_LINES % ROWS] + threadIdx.x % OF_LINES * 8,
+               v, 8, true);
+    }
+    if (threadIdx.x < ROWS)
+        to->gamma[threadIdx.x] = coming.gamma;
+}
+
+/* One row forward in time: the state before it, decayed, gives `read` by dm, and after it the query's gradient. Parts of sums. */
+template <int DIM>
+SPW_DEVICE void
+step_of_state(float *s, const staged_rows<DIM> &now, int r, unsigned line, unsigned part, float *dq, float *read)
+{
+    const float gamma = now.gamma[r], k = now.elements[1][r][line];
+    float dout[line_of<DIM>::ELEMS], delta[line_of<DIM>::ELEMS], dm[line_of<DIM>::ELEMS];
+    load_part<DIM>(dm, now.dm[r], part);
+    load_part<DIM>(delta, now.delta[r], part);
+    load_part<DIM>(dout, now.dout[r], part);
+#pragma unroll
+    for (int i = 0; i < line_of<DIM>::ELEMS; i++)
+        s[i] *= gamma;
+    *read = part_product<DIM>(s, dm);
+#pragma unroll
+    for (int i = 0; i < line_of<DIM>::ELEMS; i++)
+        s[i] = __fmaf_rn(k, delta[i], s[i]);
+    *dq = part_product<DIM>(s, dout);
+}
+
+/* One row backward in time: the state's gradient after it gives `written` by delta, and goes on to the row before. */
+template <int DIM>
+SPW_DEVICE void
+step_of_gradient(float *s, const staged_rows<DIM> &now, int r, unsigned line, unsigned part, float *written)
+{
+    const float gamma = now.gamma[r], q = now.elements[0][r][line], k = now.elements[1][r][line];
+    float dout[line_of<DIM>::ELEMS], delta[line_of<DIM>::ELEMS], dm[line_of<DIM>::ELEMS];
+    load_part<DIM>(dout, now.dout[r], part);
+    load_part<DIM>(delta, now.delta[r], part);
+    load_part<DIM>(dm, now.dm[r], part);
+#pragma unroll
+    for (int i = 0; i < line_of<DIM>::ELEMS; i++)
+        s[i] = __fmaf_rn(q, dout[i], s[i]);
+    *written = part_product<DIM>(s, delta);
+#pragma unroll
+    for (int i = 0; i < line_of<DIM>::ELEMS; i++)
+        s[i] = gamma * __fmaf_rn(k, dm[i], s[i]);
+}
+
+/*
+ * By rows of the state and of its gradient, in blocks of their own each: GRADIENT backward in time, for what a key has by writing; else
+ * forward, for queries and for what a key has by reading. A row's sums over lanes are made in the next one's step.
+ */
+template <class E, int DIM, bool GRADIENT>
+SPW_DEVICE void
+walk_rows(const delta_args<E> &g, staged_rows<DIM> *staged, unsigned first)
+{
+    enum { ROWS = staged_rows<DIM>::ROWS };
+    const unsigned h = blockIdx.y;
+    const uint64_t b = blockIdx.z, blocks = (g.T + ROWS - 1) / ROWS, width = (uint64_t)g.Hv * g.Dk;
+    unsigned part;
+    const unsigned mine = my_line<DIM>(&part), line = first + mine;
+    const bool here = line < g.Dk;
+    const int64_t step = GRADIENT ? -(int64_t)width : (int64_t)width;
+    int64_t at = (int64_t)((b * g.T + (GRADIENT ? g.T : 0)) * width + (uint64_t)h * g.Dk + line) -
+                 (GRADIENT ? 0 : (int64_t)width);
+    float s[line_of<DIM>::ELEMS] = {0}, late = 0.0f, late_read = 0.0f;
+    bool any = false;
+    coming_rows<E, DIM> coming = {};
+    load_rows(&coming, g, h, first, b, (GRADIENT ? blocks - 1 : 0) * ROWS);
+    stage_rows(&staged[0], coming);
+    __syncthreads();
+    for (uint64_t n = 0; n < blocks; n++) {
+        const uint64_t t0 = (GRADIENT ? blocks - 1 - n : n) * ROWS;
+        const staged_rows<DIM> &now = staged[n % 2];
+        const int rows = (int)least((uint64_t)ROWS, g.T - t0);
+        if (n + 1 < blocks)
+            load_rows(&coming, g, h, first, b, GRADIENT ? t0 - ROWS : t0 + ROWS);
+        for (int i = 0; i < rows; i++) {
+            float sum = 0.0f, read = 0.0f;
+            if (GRADIENT)
+                step_of_gradient<DIM>(s, now, rows - 1 - i, mine, part, &sum);
+            else
+                step_of_state<DIM>(s, now, i, mine, part, &sum, &read);
+            late = line_sum<DIM>(late);
+            if (!GRADIENT)
+                late_read = line_sum<DIM>(late_read);
+            if (part == 0 && here && any)
+                (GRADIENT ? g.written : g.dq)[at] = late;
+            if (!GRADIENT && part == 1 && here && any)
+                g.read[at] = late_read;
+            at += step;
+            late = sum;
+            late_read = read;
+            any = true;
+        }
+        if (n + 1 < blocks)
+            stage_rows(&staged[(n + 1) % 2], coming);
+        __syncthreads();
+    }
+    late = line_sum<DIM>(late);
+    late_read = line_sum<DIM>(late_read);
+    if (part == 0 && here)
+        (GRADIENT ? g.written : g.dq)[at] = late;
+    if (!GRADIENT && part == 1 && here)
+        g.read[at] = late_read;
+}
+
+/* Blocks: rows of the state, and then of its gradient; heads; sequences. */
+template <class E, int DIM>
+__global__ void
+__launch_bounds__(DELTA_THREADS, 2) delta_rows_kernel(delta_args<E> g)
+{
+    __shared__ staged_rows<DIM> staged[2];
+    const unsigned half = gridDim.x / 2;
+    if (blockIdx.x < half)
+        walk_rows<E, DIM, false>(g, staged, blockIdx.x * line_of<DIM>::LINES);
+    else
+        walk_rows<E, DIM, true>(g, staged, (blockIdx.x - half) * line_of<DIM>::LINES);
+}
+
+/* Sums over the vectors of a row's value head, as far as a thread has them: of products, and of squares. */
+struct value_sums {
+    float products, delta, ddelta, dout;
+};
+
+template <class E>
+SPW_DEVICE value_sums
+sum_values(const delta_args<E> &g, uint64_t at, unsigned first, unsigned step)
+{
+    value_sums sums = {};
+    for (unsigned d = first; d < g.Dv; d += step) {
+        eight<float> of_delta, of_ddelta;
+        eight<E> of_dout;
+        float x[8], y[8], z[8];
+        load_eight(&of_delta, g.delta + at + d, g.Dv - d, g.wide);
+        load_eight(&of_ddelta, g.ddelta + at + d, g.Dv - d, g.wide);
+        load_eight(&of_dout, g.dout + at + d, g.Dv - d, g.wide);
+        widen8(x, of_delta);
+        widen8(y, of_ddelta);
+        widen8(z, of_dout);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            sums.products += x[j] * y[j];
+            sums.delta += x[j] * x[j];
+            sums.ddelta += y[j] * y[j];
+            sums.dout += z[j] * z[j];
+        }
+    }
+    return sums;
+}
+
+/*
+ * `lanes` threads have a row of a key head: sums over its value heads in their order, and back through the length of one, into q and k of
+ * dqkv. On the way each value head's db, by delta and its gradient, what it has of gamma's, and what bounds that.
+ */
+template <class E>
+__global__ void
+delta_heads_kernel(delta_args<E> g, unsigned lanes)
+{
+    const uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, unit = i / lanes;
+    const bool here = unit < g.M * g.Hk;
+    const uint64_t row = here ? unit / g.Hk : 0;
+    const unsigned head = here ? (unsigned)(unit % g.Hk) : 0, at = (unsigned)(i % lanes) * 8;
+    const uint64_t left = here ? left_from(g.Dk, at) : 0, q_at = row * g.stride + (uint64_t)head * g.Dk + at;
+    const uint64_t k_at = q_at + (uint64_t)g.Hk * g.Dk, b = row / g.T, t = row % g.T;
+    const float q_factor = g.factors[row * 2 * g.Hk + head], k_factor = g.factors[(row * 2 + 1) * g.Hk + head];
+    float q[8], k[8], dq[8] = {0}, dk[8] = {0}, of_q = 0.0f, of_k = 0.0f, squares = 0.0f;
+    eight<E> raw_q, raw_k;
+    load_eight(&raw_q, g.qkv + q_at, left, g.wide);
+    load_eight(&raw_k, g.qkv + k_at, left, g.wide);
+    widen8(q, raw_q);
+    widen8(k, raw_k);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        q[j] *= q_factor;
+        k[j] *= k_factor;
+        squares += q[j] * q[j];
+    }
+    squares = lanes_sum(squares, 1, (int)lanes);
+    for (unsigned h = head * g.group; h < (head + 1) * g.group; h++) {
+        const uint64_t of = row * g.Hv + h, vector = of * g.Dk + at, number = (b * g.Hv + h) * g.T + t;
+        eight<float> of_dq, of_written, of_read;
+        float x[8], w[8], r[8], share = 0.0f;
+        value_sums sums = {};
+        load_eight(&of_dq, g.dq + vector, left, g.wide);
+        load_eight(&of_written, g.written + vector, left, g.wide);
+        load_eight(&of_read, g.read + vector, left, g.wide);
+        if (here)
+            sums = sum_values(g, of * g.Dv, at, lanes * 8);
+        widen8(x, of_dq);
+        widen8(w, of_written);
+        widen8(r, of_read);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            share += q[j] * x[j] + k[j] * (r[j] - w[j]);
+            dq[j] += x[j];
+            dk[j] += w[j] + r[j];
+        }
+        share = lanes_sum(share, 1, (int)lanes);
+        sums.products = lanes_sum(sums.products, 1, (int)lanes);
+        sums.delta = lanes_sum(sums.delta, 1, (int)lanes);
+        sums.ddelta = lanes_sum(sums.ddelta, 1, (int)lanes);
+        sums.dout = lanes_sum(sums.dout, 1, (int)lanes);
+        if (here && at == 0) {
+            const float beta = g.gates[of].y;
+            g.share[number] = share;
+            g.written_length[number] = sqrtf(sums.delta);
+            g.asked[number] = sqrtf(squares) * sqrtf(sums.dout) + beta * sqrtf(sums.ddelta);
+            narrow(g.db + of, (1.0f - beta) * sums.products);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        of_q += q[j] * dq[j];
+        of_k += k[j] * dk[j];
+    }
+    of_q = lanes_sum(of_q, 1, (int)lanes) *
+           (float)g.Dk; /* as q has become smaller by its root, and the direction counts twice */
+    of_k = lanes_sum(of_k, 1, (int)lanes);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        dq[j] = q_factor * (dq[j] - q[j] * of_q);
+        dk[j] = k_factor * (dk[j] - k[j] * of_k);
+    }
+    if (left > 0) {
+        store8(g.dqkv + q_at, dq, left, g.wide);
+        store8(g.dqkv + k_at, dk, left, g.wide);
+    }
+}
+
+enum { DECAY_THREADS = 128 };
+
+SPW_DEVICE float
+between(float x, float low, float high)
+{
+    return fmaxf(low, fminf(high, x));
+}
+
+/* What is carried from row to row by a row's decay and x: x + decay times what was. Rows in turn are such a step, too. */
+SPW_DEVICE float2
+carry_on(float2 before, float decay, float x)
+{
+    return float2{decay * before.x, decay * before.y + x};
+}
+
+/* Steps of all threads, in the order of their rows or against it, become what is carried into each in .y. */
+SPW_DEVICE void
+carry_through(float2 *steps, bool down)
+{
+    float carried = 0.0f;
+#pragma unroll 8
+    for (int n = 0; n < DECAY_THREADS; n++) {
+        float2 *step = &steps[down ? DECAY_THREADS - 1 - n : n], own = *step;
+        step->y = carried;
+        carried = own.x * carried + own.y;
+    }
+}
+
+/* A thread's rows of a head in a sequence, and where these are in the arrays of numbers of each row and head. */
+struct decay_rows {
+    uint64_t first, end, b, h;
+    float *share, *written, *asked;
+};
+
+/* Into row t. */
+template <class E>
+SPW_DEVICE float
+decay_at(const delta_args<E> &g, const decay_rows &rows, uint64_t t)
+{
+    return t == 0 ? 0.0f : g.gates[(rows.b * g.T + t) * g.Hv + rows.h].x;
+}
+
+/*
+ * A bound of each row's gradient into `asked`: the length that the state before it can have, times its gradient's. Both are carried, the one
+ * forward, the other backward in time.
+ */
+template <class E>
+SPW_DEVICE void
+bound_gradients(const delta_args<E> &g, const decay_rows &rows)
+{
+    __shared__ float2 states[DECAY_THREADS], gradients[DECAY_THREADS];
+    float2 state = {1.0f, 0.0f}, gradient = {1.0f, 0.0f};
+    float length;
+#pragma unroll 4
+    for (uint64_t t = rows.first; t < rows.end; t++)
+        state = carry_on(state, decay_at(g, rows, t), rows.written[t]);
+#pragma unroll 4
+    for (uint64_t t = rows.end; t-- > rows.first;) {
+        gradient.y += rows.asked[t];
+        gradient = carry_on(gradient, decay_at(g, rows, t), 0.0f);
+    }
+    states[threadIdx.x] = state;
+    gradients[threadIdx.x] = gradient;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        carry_through(states, false);
+    if (threadIdx.x == 32)
+        carry_through(gradients, true);
+    __syncthreads();
+    length = states[threadIdx.x].y;
+#pragma unroll 4
+    for (uint64_t t = rows.first; t < rows.end; t++) {
+        const float before = decay_at(g, rows, t) * length;
+        length = before + rows.written[t];
+        rows.written[t] = before;
+    }
+    length = gradients[threadIdx.x].y;
+#pragma unroll 4
+    for (uint64_t t = rows.end; t-- > rows.first;) {
+        length += rows.asked[t];
+        rows.asked[t] = length * rows.written[t];
+        length *= decay_at(g, rows, t);
+    }
+}
+
+/* The gradient that is carried into a thread's rows from those behind it: each row adds its share, and is between its bounds. */
+SPW_DEVICE float
+carried_gradient(const decay_rows &rows)
+{
+    __shared__ float shares[DECAY_THREADS], lows[DECAY_THREADS], highs[DECAY_THREADS];
+    float share = 0.0f, low = -INFINITY, high = INFINITY, carried = 0.0f;
+#pragma unroll 4
+    for (uint64_t t = rows.end; t-- > rows.first;) {
+        const float x = rows.share[t], most = rows.asked[t];
+        share += x;
+        low = between(low + x, -most, most);
+        high = between(high + x, -most, most);
+    }
+    shares[threadIdx.x] = share;
+    lows[threadIdx.x] = low;
+    highs[threadIdx.x] = high;
+    __syncthreads();
+    if (threadIdx.x == 0)
+#pragma unroll 8
+        for (int i = DECAY_THREADS - 1; i >= 0; i--) {
+            const float own = shares[i];
+            shares[i] = carried;
+            carried = between(carried + own, lows[i], highs[i]);
+        }
+    __syncthreads();
+    return shares[threadIdx.x];
+}
+
+/*
+ * Blocks: heads, sequences. The gradient of ln gamma, from the last row of a sequence to its first, and what a and the head's two numbers have of
+ * it, these as sums over the sequence: (B, Hv). Threads have rows in turn, and go over them with what the others carry.
+ */
+template <class E>
+__global__ void
+__launch_bounds__(DECAY_THREADS) delta_decay_kernel(delta_args<E> g, float *of_log_a, float *of_dt_bias)
+{
+    const uint64_t each = (g.T + DECAY_THREADS - 1) / DECAY_THREADS, h = blockIdx.x, b = blockIdx.y;
+    const uint64_t numbers = (b * g.Hv + h) * g.T, first = least(g.T, threadIdx.x * each);
+    const float rate = -expf(widen(g.log_a[h])), dt_bias = widen(g.dt_bias[h]);
+    const decay_rows rows = {
+        first, least(g.T, first + each), b, h, g.share + numbers, g.written_length + numbers, g.asked + numbers};
+    float gradient, sum_a = 0.0f, sum_log_a = 0.0f;
+    bound_gradients(g, rows);
+    gradient = carried_gradient(rows);
+    for (uint64_t t = rows.end; t-- > rows.first;) {
+        const uint64_t at = (b * g.T + t) * g.Hv + h;
+        const float x = widen(g.a[at]) + dt_bias, most = rows.asked[t];
+        gradient = between(gradient + rows.share[t], -most, most);
+        narrow(g.da + at, gradient * rate * sigmoid(x));
+        sum_a += gradient * rate * sigmoid(x);
+        sum_log_a += gradient * rate * softplus(x);
+    }
+    sum_a = block_sum(sum_a);
+    sum_log_a = block_sum(sum_log_a);
+    if (threadIdx.x == 0) {
+        of_dt_bias[b * g.Hv + h] = sum_a;
+        of_log_a[b * g.Hv + h] = sum_log_a;
+    }
+}
+
+#endif

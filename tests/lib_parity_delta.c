@@ -1,0 +1,438 @@
+/*
+ * Linear attention beside the cpu device and beside its definition in fp64; and beside itself, where spw_gpu_conv_cached() and
+ * spw_gpu_delta_cached() promise equal bits.
+ */
+#include "lib_reference.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+/* ---------------------------------------------------------------- convolution: d = B, T, C, K, documents' length or 0, which gradient is not wanted */
+
+static spw_conv_shape
+conv_of(const subject *s)
+{
+    return (spw_conv_shape){.B = s->d[0], .T = s->d[1], .C = s->d[2], .K = s->d[3]};
+}
+
+static void
+run_conv(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_conv_shape shape = conv_of(s);
+    shape.begins = s->d[4] > 0 ? p[6] : NULL;
+    shape.ends = s->d[4] > 0 ? p[7] : NULL;
+    spw_gpu_conv(q, p[2], p[0], p[1], &shape);
+    spw_gpu_conv_backward(q, s->d[5] == 1 ? NULL : p[4], s->d[5] == 2 ? NULL : p[5], p[3], p[0], p[1], &shape,
+                          s->flags);
+}
+
+static void
+reference_of_conv(const subject *s, spw_dtype type, unsigned way, float **a, int32_t **ints)
+{
+    spw_conv_shape shape = conv_of(s);
+    (void)type;
+    (void)way;
+    shape.begins = s->d[4] > 0 ? ints[6] : NULL;
+    shape.ends = s->d[4] > 0 ? ints[7] : NULL;
+    reference_conv(&shape, a[2], s->d[5] == 1 ? NULL : a[4], s->d[5] == 2 ? NULL : a[5], a[3], a[0], a[1]);
+}
+
+static void
+fill_conv_documents(const subject *s, float **host, int32_t **ints)
+{
+    (void)host;
+    if (s->d[4] > 0)
+        parity_documents(s->d[0], s->d[1], s->d[4], ints[6], ints[7]);
+}
+
+/* One row, fewer rows than taps, pairs and blocks of channels that are cut off, walks and pieces of several; taps in turn. */
+void
+parity_conv(const parity *p)
+{
+    static const uint64_t sizes[][5] = {
+        {1, 1, 1, 4},        {2, 3, 5, 4},       {3, 2, 24, 4},          {1, 40, 130, 4},
+        {3, 17, 33, 2},      {2, 9, 300, 8},     {1, 9, 7, 1},           {2, 20, 40, 4, 1},
+        {2, 70, 41, 4, 3},   {1, 150, 9, 8, 7},  {2, 80, 6, 3, 30},      {5, 33, 18, 4},
+        {2, 100, 24, 4, 40}, {2, 2000, 4096, 4}, {3, 999, 1000, 4, 200}, {1, 700, 515, 8, 50}};
+    for (size_t i = 0; i < (p->large ? 16 : 13); i++)
+        for (unsigned f = 0; f < 3; f++) {
+            const uint64_t *d = sizes[i];
+            uint64_t rows = d[0] * d[1], n = rows * d[2];
+            subject_examine(p, &(subject){.name = "convolution",
+                                          .a = {{ACT, n, 0, 0},
+                                                {ACT, d[2] * d[3], 0, 0},
+                                                {ACT_OUT, n, 0, 0},
+                                                {ACT, n, 0, 0},
+                                                {f == 1 ? ACT : ACT_OUT, n, 0, 0},
+                                                {FP32, d[2] * d[3], 0, 0},
+                                                {INT, rows, 1, 0},
+                                                {INT, rows, 1, 0}},
+                                          .d = {d[0], d[1], d[2], d[3], d[4], f == 2 ? 1 + i % 2 : 0},
+                                          .flags = f == 1 ? SPW_OP_ACC_DX : 0,
+                                          .reference = reference_of_conv,
+                                          .ways = 1,
+                                          .run = run_conv,
+                                          .prepare = fill_conv_documents});
+        }
+}
+
+static void
+run_conv_cached(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_conv_shape shape = conv_of(s);
+    spw_delta_cache cache = {.before = p[3], .slots = p[4], .starts = p[5]};
+    spw_gpu_conv_cached(q, p[2], p[0], p[1], &cache, &shape);
+}
+
+static void
+reference_of_conv_cached(const subject *s, spw_dtype type, unsigned way, float **a, int32_t **ints)
+{
+    spw_conv_shape shape = conv_of(s);
+    (void)type;
+    (void)way;
+    reference_conv_cached(&shape, a[2], a[0], a[1], a[3], ints[4], ints[5]);
+}
+
+/* Slots in turn from the last; every other sequence begins, and what its slot has is NaN. */
+static void
+fill_slots(const subject *s, float *kept, uint64_t n, int32_t *slots, int32_t *starts)
+{
+    for (uint64_t b = 0; b < s->d[0]; b++) {
+        slots[b] = (int32_t)(s->d[0] - b); /* one more than there are sequences */
+        starts[b] = b % 2 == 0 ? 3 : 0;
+        for (uint64_t i = 0; starts[b] == 0 && i < n; i++)
+            kept[(uint64_t)slots[b] * n + i] = NAN;
+    }
+}
+
+static void
+fill_conv_cache(const subject *s, float **host, int32_t **ints)
+{
+    fill_slots(s, host[3], (s->d[3] - 1) * s->d[2], ints[4], ints[5]);
+}
+
+/* ---------------------------------------------------------------- the rule: d = B, T, Hk, Hv, Dk, Dv, documents' length or 0, which sum is not wanted */
+
+static spw_delta_shape
+rule_of(const subject *s)
+{
+    return (spw_delta_shape){.B = s->d[0], .T = s->d[1], .Hk = s->d[2], .Hv = s->d[3], .Dk = s->d[4], .Dv = s->d[5]};
+}
+
+static uint64_t
+row_width(const uint64_t *d)
+{
+    return 2 * d[2] * d[4] + d[3] * d[5];
+}
+
+/* a, b (M,Hv), log_a, dt_bias (Hv), in one array. */
+static uint64_t
+gate_count(const uint64_t *d)
+{
+    return 2 * d[3] * (d[0] * d[1] + 1);
+}
+
+static spw_delta_inputs
+inputs_of(const uint64_t *d, const void *qkv, void *gates)
+{
+    uint64_t n = d[0] * d[1] * d[3];
+    return (spw_delta_inputs){.qkv = qkv,
+                              .a = gates,
+                              .b = subject_elem(gates, n),
+                              .log_a = subject_elem(gates, 2 * n),
+                              .dt_bias = subject_elem(gates, 2 * n + d[3])};
+}
+
+static void
+run_delta(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_delta_shape shape = rule_of(s);
+    spw_delta_inputs in = inputs_of(s->d, p[0], p[1]);
+    shape.begins = s->d[6] > 0 ? p[9] : NULL;
+    shape.ends = s->d[6] > 0 ? p[10] : NULL;
+    spw_gpu_delta(q, p[2], p[3], &in, &shape);
+    spw_gpu_delta_backward(q, p[5], p[6], p[11], s->d[7] & 1 ? NULL : p[7],
+                           s->d[7] & 2 ? NULL : (float *)p[7] + shape.Hv, p[4], p[3], p[8], &in, &shape);
+    spw_gpu_zero(q, p[8], s->a[8].n * 4); /* scratch: nothing to compare */
+}
+
+static reference_delta_arrays
+arrays_of(const subject *s, float **a)
+{
+    uint64_t n = s->d[0] * s->d[1] * s->d[3];
+    return (reference_delta_arrays){
+        .qkv = a[0], .a = a[1], .b = a[1] + n, .log_a = a[1] + 2 * n, .dt_bias = a[1] + 2 * n + s->d[3], .out = a[2]};
+}
+
+static void
+reference_of_delta(const subject *s, spw_dtype type, unsigned way, float **a, int32_t **ints)
+{
+    spw_delta_shape shape = rule_of(s);
+    reference_delta_arrays arrays = arrays_of(s, a);
+    (void)type;
+    (void)way;
+    shape.begins = s->d[6] > 0 ? ints[9] : NULL;
+    shape.ends = s->d[6] > 0 ? ints[10] : NULL;
+    arrays.delta = a[3];
+    arrays.dout = a[4];
+    arrays.dqkv = a[5];
+    arrays.da = a[6];
+    arrays.db = a[11];
+    arrays.dlog_a = s->d[7] & 1 ? NULL : a[7];
+    arrays.ddt_bias = s->d[7] & 2 ? NULL : a[7] + shape.Hv;
+    reference_delta(&shape, &arrays);
+    memset(a[8], 0, s->a[8].n * sizeof *a[8]);
+}
+
+/* Slow decays, and of every third head one that may leave nothing. */
+static void
+spread_decays(const subject *s, float *gates)
+{
+    uint64_t n = 2 * s->d[0] * s->d[1] * s->d[3];
+    for (uint64_t i = 0; i < s->d[3]; i++)
+        gates[n + i] *= i % 3 == 2 ? 2 : gates[n + i] > 0 ? -4 : 4;
+}
+
+static void
+fill_delta(const subject *s, float **host, int32_t **ints)
+{
+    spread_decays(s, host[1]);
+    if (s->d[6] > 0)
+        parity_documents(s->d[0], s->d[1], s->d[6], ints[9], ints[10]);
+}
+
+/* One row, heads of their own and in groups, lines that are cut off and blocks of several, blocks of rows; documents. */
+void
+parity_delta(const parity *p)
+{
+    static const uint64_t sizes[][7] = {
+        {1, 1, 1, 1, 8, 8},        {2, 7, 2, 2, 8, 16},           {1, 70, 1, 3, 16, 8},
+        {1, 33, 2, 4, 24, 40},     {1, 12, 1, 1, 72, 8},          {2, 9, 1, 2, 8, 72},
+        {2, 9, 1, 2, 8, 8, 1},     {2, 80, 2, 2, 8, 8, 7},        {1, 150, 1, 2, 16, 16, 13},
+        {1, 200, 3, 3, 8, 8},      {1, 40, 1, 2, 128, 128},       {1, 19, 1, 1, 256, 256},
+        {1, 21, 1, 2, 40, 136, 9}, {1, 21, 1, 1, 136, 40},        {1, 40, 1, 1, 64, 64, 60},
+        {2, 1000, 4, 8, 128, 128}, {1, 2000, 2, 2, 64, 128, 300}, {3, 333, 1, 2, 256, 256, 100}};
+    for (size_t i = 0; i < (p->large ? 18 : 15); i++) {
+        const uint64_t *d = sizes[i];
+        uint64_t rows = d[0] * d[1], n = rows * d[3], wide = rows * row_width(d), pieces = row_width(d) / 8;
+        spw_delta_shape shape = {.B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5]};
+        subject_examine(p,
+                        &(subject){.name = "gated delta rule",
+                                   .a = {{ACT, wide, 0, 0},
+                                         {ACT, gate_count(d), 0, 0},
+                                         {ACT_OUT, n * d[5], 0, 0},
+                                         {FP32_OUT, n * d[5], 0, 0},
+                                         {ACT, n * d[5], 0, 0},
+                                         {ACT_OUT, wide, 0, 0},
+                                         {ACT_OUT, n, 0, 0},
+                                         {FP32, 2 * d[3], 0, 0},
+                                         {FP32_OUT, spw_gpu_delta_scratch(&shape), 0, 0},
+                                         {INT, rows, 1, 0},
+                                         {INT, rows, 1, 0},
+                                         {ACT_OUT, n, 0, 0}},
+                                   .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], i % 4},
+                                   .row = {[2] = d[5], [3] = d[5], [5] = 8, [7] = d[3]},
+                                   .heads = {[2] = d[3], [3] = d[3], [5] = pieces <= HEADS_MAX ? pieces : 1, [7] = 2},
+                                   .row_least = 1,
+                                   .more = {[6] = 16, [7] = 16}, /* of decays: what is left of larger sums */
+                                   .reference = rows * d[3] * d[4] * d[5] < 4000000 ? reference_of_delta : NULL,
+                                   .ways = 1,
+                                   .run = run_delta,
+                                   .prepare = fill_delta});
+    }
+}
+
+static void
+run_delta_cached(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_delta_shape shape = rule_of(s);
+    spw_delta_inputs in = inputs_of(s->d, p[0], p[1]);
+    spw_delta_cache cache = {.state = p[3], .slots = p[4], .starts = p[5]};
+    spw_gpu_delta_cached(q, p[2], &in, &cache, &shape);
+}
+
+static void
+reference_of_delta_cached(const subject *s, spw_dtype type, unsigned way, float **a, int32_t **ints)
+{
+    spw_delta_shape shape = rule_of(s);
+    reference_delta_arrays arrays = arrays_of(s, a);
+    (void)type;
+    (void)way;
+    reference_delta_cached(&shape, &arrays, a[3], ints[4], ints[5]);
+}
+
+static void
+fill_states(const subject *s, float **host, int32_t **ints)
+{
+    spread_decays(s, host[1]);
+    fill_slots(s, host[3], s->d[3] * s->d[4] * s->d[5], ints[4], ints[5]);
+}
+
+static void
+examine_conv_cached(const parity *p)
+{
+    static const uint64_t sizes[][4] = {{1, 1, 1, 4},    {3, 1, 40, 4},    {3, 2, 41, 4}, {2, 3, 24, 8},
+                                        {4, 5, 6, 2},    {3, 70, 24, 4},   {2, 33, 5, 8}, {2, 9, 8, 1},
+                                        {8, 1, 8192, 4}, {2, 500, 1024, 4}};
+    for (size_t i = 0; i < (p->large ? 10 : 8); i++) {
+        const uint64_t *d = sizes[i];
+        subject_examine(p, &(subject){.name = "convolution, cached",
+                                      .a = {{ACT, d[0] * d[1] * d[2], 0, 0},
+                                            {ACT, d[2] * d[3], 0, 0},
+                                            {ACT_OUT, d[0] * d[1] * d[2], 0, 0},
+                                            {ACT, (d[0] + 1) * (d[3] - 1) * d[2], 0, 0},
+                                            {INT, d[0], 1, 0},
+                                            {INT, d[0], 1, 0}},
+                                      .d = {d[0], d[1], d[2], d[3]},
+                                      .reference = reference_of_conv_cached,
+                                      .ways = 1,
+                                      .run = run_conv_cached,
+                                      .prepare = fill_conv_cache});
+    }
+}
+
+void
+parity_delta_cached(const parity *p)
+{
+    static const uint64_t sizes[][6] = {{1, 1, 1, 1, 8, 8},      {3, 1, 2, 4, 24, 40},  {2, 1, 1, 2, 128, 128},
+                                        {3, 50, 1, 2, 16, 16},   {2, 20, 1, 1, 136, 8}, {1, 2, 1, 1, 256, 256},
+                                        {8, 1, 16, 32, 128, 128}};
+    examine_conv_cached(p);
+    for (size_t i = 0; i < (p->large ? 7 : 6); i++) {
+        const uint64_t *d = sizes[i], n = d[0] * d[1] * d[3];
+        subject_examine(p, &(subject){.name = "gated delta rule, cached",
+                                      .a = {{ACT, d[0] * d[1] * row_width(d), 0, 0},
+                                            {ACT, gate_count(d), 0, 0},
+                                            {ACT_OUT, n * d[5], 0, 0},
+                                            {FP32, (d[0] + 1) * d[3] * d[4] * d[5], 0, 0},
+                                            {INT, d[0], 1, 0},
+                                            {INT, d[0], 1, 0}},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5]},
+                                      .row = {[2] = d[5]},
+                                      .heads = {[2] = d[3]},
+                                      .row_least = 1,
+                                      .reference = reference_of_delta_cached,
+                                      .ways = 1,
+                                      .run = run_delta_cached,
+                                      .prepare = fill_states});
+    }
+}
+
+/* ---------------------------------------------------------------- promises about bits */
+
+/* A layer's arrays on the device: one sequence of T rows, C channels and two caches' slots. */
+typedef struct layer {
+    spw_gpu *gpu;
+    spw_gpu_queue *q;
+    spw_conv_shape conv;
+    spw_delta_shape rule;
+    void *x, *w, *gates, *c, *out, *places;
+    spw_delta_cache cache;
+} layer;
+
+enum { SLOT = 1, SLOTS = 2 };
+
+static void *
+on_device(layer *l, uint64_t n, unsigned turn, bool nan, spw_dtype type)
+{
+    float *host = subject_need(n * 4);
+    void *p = NULL;
+    for (uint64_t i = 0, key = subject_key(turn); i < n; i++)
+        host[i] = nan ? NAN : subject_number(key, i);
+    assert_int_equal(spw_gpu_alloc(l->gpu, &p, n * 4, NULL), SPW_OK);
+    spw_gpu_copy_h2d(l->q, p, type, host, SPW_F32, n);
+    spw_gpu_queue_sync(l->q);
+    free(host);
+    return p;
+}
+
+static void
+open_layer(layer *l, spw_gpu *gpu, const uint64_t *d)
+{
+    spw_dtype type = spw_gpu_get_info(gpu)->compute_dtype;
+    const uint64_t T = d[1], C = row_width(d);
+    *l = (layer){.gpu = gpu,
+                 .conv = {.B = 1, .T = T, .C = C, .K = d[6]},
+                 .rule = {.B = 1, .T = T, .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5]}};
+    subject_use(gpu);
+    assert_int_equal(spw_gpu_queue_create(&l->q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+    l->x = on_device(l, T * C, 1, false, type);
+    l->w = on_device(l, C * l->conv.K, 2, false, type);
+    l->gates = on_device(l, gate_count(d), 3, false, type);
+    l->c = on_device(l, T * C, 4, true, type);
+    l->out = on_device(l, T * d[3] * d[5], 5, true, type);
+    l->cache.state = on_device(l, SLOTS * d[3] * d[4] * d[5], 6, true, SPW_F32);
+    l->cache.before = on_device(l, SLOTS * l->conv.K * C, 7, true, type);
+    assert_int_equal(spw_gpu_alloc(gpu, &l->places, 8, NULL), SPW_OK);
+    l->cache.slots = l->places;
+    l->cache.starts = (const int32_t *)l->places + 1;
+}
+
+static void
+close_layer(layer *l)
+{
+    void *all[] = {l->x, l->w, l->gates, l->c, l->out, l->places, l->cache.state, l->cache.before};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        spw_gpu_free(l->gpu, all[i]);
+    spw_gpu_queue_destroy(l->q);
+}
+
+/* Rows [t, t + n): with the cache or, where they are all, without it. Outputs of all rows so far to the host. */
+static void
+go_on(layer *l, const uint64_t *d, uint64_t t, uint64_t n, bool cached, void *out)
+{
+    spw_conv_shape conv = l->conv;
+    spw_delta_shape rule = l->rule;
+    spw_delta_inputs in = inputs_of(d, subject_elem(l->c, t * conv.C), l->gates);
+    int32_t place[2] = {SLOT, (int32_t)t};
+    uint64_t values = rule.Hv * rule.Dv, bytes = spw_dtype_bytes(subject_type());
+    void *x = subject_elem(l->x, t * conv.C), *c = subject_elem(l->c, t * conv.C);
+    conv.T = rule.T = n;
+    in.a = subject_elem(l->gates, t * rule.Hv);
+    in.b = subject_elem(l->gates, (l->rule.T + t) * rule.Hv);
+    spw_gpu_write_bytes(l->q, l->places, place, sizeof place);
+    if (cached) {
+        spw_gpu_conv_cached(l->q, c, x, l->w, &l->cache, &conv);
+        spw_gpu_delta_cached(l->q, subject_elem(l->out, t * values), &in, &l->cache, &rule);
+    } else {
+        spw_gpu_conv(l->q, c, x, l->w, &conv);
+        spw_gpu_delta(l->q, l->out, NULL, &in, &rule);
+    }
+    spw_gpu_read_bytes(l->q, out, l->out, (t + n) * values * bytes);
+}
+
+/* A sequence through the caches in pieces of any size has the bits that it has at once and without them, and leaves the same behind. */
+void
+parity_delta_bits(const parity *p)
+{
+    static const uint64_t sizes[][7] = {{1, 70, 1, 2, 8, 16, 4},
+                                        {1, 23, 2, 2, 24, 8, 8},
+                                        {1, 20, 1, 1, 136, 40, 2},
+                                        {1, 40, 1, 1, 128, 32, 4},
+                                        {1, 700, 2, 4, 128, 128, 4}};
+    for (size_t i = 0; i < (p->large ? 5 : 4); i++) {
+        const uint64_t *d = sizes[i], T = d[1], values = d[3] * d[5], states = d[3] * d[4] * d[5] * 4;
+        uint64_t bytes = spw_dtype_bytes(spw_gpu_get_info(p->gpu)->compute_dtype);
+        char *want = subject_need(T * values * bytes), *got = subject_need(T * values * bytes);
+        char *state = subject_need(states), *other = subject_need(states);
+        layer l;
+        open_layer(&l, p->gpu, d);
+        go_on(&l, d, 0, T, false, want);
+        for (uint64_t piece = T; piece > 0; piece = piece > 40 ? piece / 3 : piece > 4 ? piece / 2 : piece - 1) {
+            for (uint64_t t = 0, n; t < T; t += n) {
+                n = T - t < piece ? T - t : piece;
+                go_on(&l, d, t, n, true, got);
+            }
+            assert_memory_equal(want, got, T * values * bytes);
+            spw_gpu_read_bytes(l.q, piece == T ? state : other, (char *)l.cache.state + SLOT * states, states);
+            assert_memory_equal(state, piece == T ? state : other, states);
+        }
+        close_layer(&l);
+        free(want);
+        free(got);
+        free(state);
+        free(other);
+    }
+}
