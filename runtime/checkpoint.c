@@ -319,12 +319,12 @@ find_tensor(spw_st_reader *r, const char *path, const spw_param *p, const char *
     if ((*out)->dtype != SPW_F32)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s, it must be fp32", path, want.name,
                          spw_dtype_name((*out)->dtype));
-    if ((*out)->ndim != want.ndim || (*out)->shape[0] != want.shape[0] ||
-        (want.ndim > 1 && (*out)->shape[1] != want.shape[1]))
+    if ((*out)->ndim != want.ndim || memcmp((*out)->shape, want.shape, want.ndim * sizeof *want.shape) != 0)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape [%llu, %llu], this model needs [%llu, %llu]", path,
                          want.name, (unsigned long long)(*out)->shape[0],
-                         (unsigned long long)((*out)->ndim > 1 ? (*out)->shape[1] : 1),
-                         (unsigned long long)want.shape[0], (unsigned long long)(want.ndim > 1 ? want.shape[1] : 1));
+                         (unsigned long long)((*out)->ndim > 1 ? (*out)->shape[(*out)->ndim - 1] : 1),
+                         (unsigned long long)want.shape[0],
+                         (unsigned long long)(want.ndim > 1 ? want.shape[want.ndim - 1] : 1));
     return SPW_OK;
 }
 

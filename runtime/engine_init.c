@@ -4,17 +4,33 @@
  */
 #include "engine_internal.h"
 #include "normal.h"
+#include <math.h>
 
 typedef struct init_job {
     spw_engine *e;
     uint64_t seed;
 } init_job;
 
+static void
+draw_log_uniform(float *out, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
+{
+    const double least = 0.01, most = 16;
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t r[4];
+        spw_philox(seed, param_id, at + i, r);
+        out[i] = (float)log(least + (most - least) * ((double)r[0] + 0.5) * 0x1p-32);
+    }
+}
+
 void
 spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
 {
     if (p->init == SPW_INIT_NORMAL) {
         spw__normal_draw(out, seed, param_id, at, n, p->init_std);
+        return;
+    }
+    if (p->init == SPW_INIT_LOG_UNIFORM) {
+        draw_log_uniform(out, param_id, seed, at, n);
         return;
     }
     for (uint64_t i = 0; i < n; i++)

@@ -200,6 +200,17 @@ pass_uses(const spw_engine *e, plan_use *uses, uint32_t *forward_count)
     return n;
 }
 
+/* Of a row in a layer: half of the keys are masked, or all but a window; linear attention reads a state twice and writes it. */
+static double
+attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
+{
+    double W = (double)spw_model_window(m, layer_idx);
+    if (spw_model_is_linear(m, layer_idx))
+        return 6.0 * (double)(m->linear_heads * m->linear_key_dim * m->linear_value_dim);
+    return 2.0 * (double)(m->heads * (m->head_dim + spw_model_value_dim(m))) *
+           (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
+}
+
 /*
  * Of a step: each matrix twice per element and token forward, again for recomputing what backward reads, and twice that backward, where half
  * is for its own gradient; forward alone below the lowest block that is trained. *recompute: what is for recomputing.
@@ -223,10 +234,8 @@ step_flops(const spw_engine *e, double *recompute)
             }
         }
     }
-    for (uint64_t l = 0; l < m->layers; l++) { /* attention: half of the keys are masked, or all but a window */
-        double W = (double)spw_model_window(m, l), T = (double)e->T;
-        double product = 2.0 * (double)(m->heads * (m->head_dim + spw_model_value_dim(m))) *
-                         (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
+    for (uint64_t l = 0; l < m->layers; l++) {
+        double product = attention_flops(m, l, (double)e->T);
         forward += product;
         if (l + 1 >= e->lowest) { /* the first block has the embeddings */
             again += product;

@@ -114,15 +114,18 @@ static spw_status
 check_shape(const spw_hf_reader *r, const entry *e, const spw_param *p, spw_error *err)
 {
     const spw_tensor_info *t = e->info;
-    uint64_t want[3] = {p->stack, p->ndim > 1 ? p->rows : p->in_terms ? p->cols / SPW_TERMS : p->cols, p->cols};
-    uint32_t ndim = p->ndim + (p->stack > 0);
-    const uint64_t *shape = p->stack > 0 ? want : want + 1;
+    uint64_t want[SPW_TENSOR_DIMS_MAX + 1] = {p->stack};
+    uint32_t ndim = p->stack > 0;
+    spw_tensor_info described;
     char is[120], needed[80];
-    if (t->ndim == ndim && memcmp(t->shape, shape, ndim * sizeof *shape) == 0)
+    spw_st_describe(&described, p, SPW_F32);
+    memcpy(want + ndim, described.shape, described.ndim * sizeof *want);
+    ndim += described.ndim;
+    if (t->ndim == ndim && memcmp(t->shape, want, ndim * sizeof *want) == 0)
         return SPW_OK;
     return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, this model needs %s", r->shards[e->shard_idx].name,
                      t->name, shape_text(is, sizeof is, t->shape, t->ndim),
-                     shape_text(needed, sizeof needed, shape, ndim));
+                     shape_text(needed, sizeof needed, want, ndim));
 }
 
 /* A parameter as files name it. */

@@ -51,6 +51,10 @@ spw_st_describe(spw_tensor_info *t, const spw_param *p, spw_dtype dtype)
     t->ndim = p->ndim;
     t->shape[0] = p->ndim == 1 ? p->cols : p->rows;
     t->shape[1] = p->ndim == 1 ? 0 : p->cols;
+    if (p->ndim == 3) {
+        t->shape[1] = 1;
+        t->shape[2] = p->cols;
+    }
     t->stack = p->stack;
     t->slice = p->stack > 0 ? p->expert - 1 : 0;
     if (p->in_terms) {

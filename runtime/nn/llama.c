@@ -8,11 +8,12 @@
  * OLMoE (OLMo 2's norms of q and k, experts), Seed-OSS (biases), GLM-4 (gate and up in one, pairs that are turned are neighbors;
  * since 0414 norms where Gemma 2 has them), ERNIE 4.5 (such pairs) and EXAONE 4 (OLMo 2's norms, Qwen3's of q and k, no rope without
  * a window), Ministral 3 (queries that grow with their place), GPT-NeoX (LayerNorm, an MLP without a gate beside attention), OPT (LayerNorm,
- * learned places), Starcoder2 (LayerNorm, an MLP without a gate) and StableLM (LayerNorm) apart are flags of the configuration, not functions.
+ * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
+ * between others whose attention has gates) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
- * 2412.19437).
+ * 2412.19437), Yang et al. 2024 (2412.06464) and Qiu et al. 2025 (2505.06708) for Qwen3-Next's layers.
  */
 #include "nn_internal.h"
 #include <math.h>
@@ -53,8 +54,8 @@ linear_onto(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *x, b
     return spw__nn_add_half(call, onto, x, w, bias ? call->params[w + 1] : NULL, 0, call->block->param_ids[w], ends);
 }
 
-static spw_value *
-norm(const spw_call *call, uint32_t *at, spw_value *x)
+spw_value *
+spw__nn_norm(const spw_call *call, uint32_t *at, spw_value *x)
 {
     const spw_model_config *c = &call->model->config;
     spw_value *w = call->params[(*at)++];
@@ -64,22 +65,42 @@ norm(const spw_call *call, uint32_t *at, spw_value *x)
                              : spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps);
 }
 
-/* Queries or keys, or both and values after them: linear, norm, rope of so many heads; the part's output k. */
+/* Norm and rope of so many heads; the part's output k. */
 static spw_value *
 turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_t k)
 {
     const spw_model_config *c = &call->model->config;
-    if (!c->qk_norm)
-        spw_nn_into(call->tape, k);
-    x = linear(call, at, x, c->qkv_bias);
     if (c->qk_norm) {
         spw_nn_into(call->tape, k);
-        x = norm(call, at, x);
+        x = spw__nn_norm(call, at, x);
     }
     if (!spw_model_has_rope(c, call->block->layer_idx))
         return x;
     return spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, call->batch->positions, heads,
                        c->head_dim, spw_model_rope_width(c), c->rope_paired);
+}
+
+/* Queries or keys, or both and values after them: linear, norm, rope of so many heads; the part's output k. */
+static spw_value *
+projected(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_t k)
+{
+    if (!call->model->config.qk_norm)
+        spw_nn_into(call->tape, k);
+    x = linear(call, at, x, call->model->config.qkv_bias);
+    return turned(call, at, x, heads, k);
+}
+
+/* Queries, and the gate of what they find, the part's output 3: a head's are beside each other. */
+static spw_value *
+gated_queries(const spw_call *call, uint32_t *at, spw_value *h, spw_value **gate)
+{
+    const spw_model_config *c = &call->model->config;
+    const uint64_t sizes[2] = {c->head_dim, c->head_dim};
+    h = linear(call, at, h, c->qkv_bias);
+    spw_nn_into(call->tape, 3);
+    *gate = spw_nn_parts(call->tape, h, c->heads, sizes, 1, 1);
+    h = spw_nn_parts(call->tape, h, c->heads, sizes, 0, 1);
+    return turned(call, at, h, c->heads, 0);
 }
 
 /* Queries, keys and values of the heads in turn. */
@@ -176,7 +197,7 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     return linear_onto(call, at, onto, h, c->mlp_bias, true);
 }
 
-/* Queries, keys and values, or all in one; behind them what they are made of, where the MLP reads it too. */
+/* Queries, keys and values, or all in one; behind them what they are made of, where the MLP reads it too, or a gate. */
 static void
 before_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
@@ -186,17 +207,20 @@ before_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_v
     if (shares)
         spw_nn_into(call->tape, c->packed ? 1 : 3);
     if (c->norms != SPW_NORMS_AFTER)
-        h = norm(call, at, h);
+        h = spw__nn_norm(call, at, h);
     if (shares)
         out[c->packed ? 1 : 3] = h;
     if (c->woven) {
         out[0] = woven(call, at, h);
         return;
     }
-    out[0] = turned(call, at, h, c->heads + (c->packed ? c->kv_heads : 0), 0);
+    if (c->attention_gated)
+        out[0] = gated_queries(call, at, h, &out[3]);
+    else
+        out[0] = projected(call, at, h, c->heads + (c->packed ? c->kv_heads : 0), 0);
     if (c->packed)
         return;
-    out[1] = turned(call, at, h, c->kv_heads, 1);
+    out[1] = projected(call, at, h, c->kv_heads, 1);
     spw_nn_into(call->tape, 2);
     out[2] = linear(call, at, h, c->qkv_bias);
 }
@@ -215,7 +239,7 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
     const spw_model_config *c = &call->model->config;
     uint64_t T = call->batch->positions, R = c->rope_dim, N = c->head_dim - R;
     spw_tape *t = call->tape;
-    spw_value *h = norm(call, at, in[0]), *q = h, *kv;
+    spw_value *h = spw__nn_norm(call, at, in[0]), *q = h, *kv;
     if (c->q_rank > 0)
         q = latent_norm(call, at, linear(call, at, h, c->qkv_bias));
     spw_nn_into(t, 0);
@@ -230,24 +254,35 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
     out[1] = spw_nn_keys(t, out[2], kv, c->kv_rank, c->heads, N, R);
 }
 
+/* What attention gives (in[1]), as far as its gate (in[2]) lets it. */
+static spw_value *
+let_through(const spw_call *call, uint32_t *at, spw_value *const *in)
+{
+    const spw_model_config *c = &call->model->config;
+    if (spw_model_is_linear(c, call->block->layer_idx))
+        return spw__nn_linear_gated(call, at, in[1], in[2]);
+    return c->attention_gated ? spw_nn_gate_mul(call->tape, SPW_GATE_SIGMOID, in[2], in[1]) : in[1];
+}
+
 /* What half of a layer gives, as it is added. */
 static spw_value *
 given(const spw_call *call, uint32_t *at, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
-    return c->half_scale > 0 ? spw_nn_scale(call->tape, h, (float)c->half_scale) : norm(call, at, h);
+    return c->half_scale > 0 ? spw_nn_scale(call->tape, h, (float)c->half_scale) : spw__nn_norm(call, at, h);
 }
 
-/* Of the block's input and what attention gives. */
+/* Of the block's input, what attention gives, and its gate. */
 static void
 after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
     const spw_model_config *c = &call->model->config;
     bool before = c->norms != SPW_NORMS_AFTER, apart = c->norms != SPW_NORMS_BEFORE || c->half_scale > 0;
     spw_tape *t = call->tape;
-    spw_value *x = in[0], *h = linear_onto(call, at, apart ? NULL : x, in[1], c->out_bias, false);
+    spw_value *x = in[0], *h = let_through(call, at, in);
+    h = linear_onto(call, at, apart ? NULL : x, h, c->out_bias, false);
     x = apart ? spw_nn_add(t, x, given(call, at, h)) : h;
-    h = mlp(call, at, apart ? NULL : x, before ? norm(call, at, x) : x);
+    h = mlp(call, at, apart ? NULL : x, before ? spw__nn_norm(call, at, x) : x);
     if (apart) {
         h = given(call, at, h);
         spw_nn_into(t, 0);
@@ -262,7 +297,7 @@ beside_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_v
 {
     const spw_model_config *c = &call->model->config;
     spw_value *x = linear_onto(call, at, in[0], in[1], c->out_bias, false);
-    out[0] = mlp(call, at, x, c->parallel_norm ? norm(call, at, in[0]) : in[2]);
+    out[0] = mlp(call, at, x, c->parallel_norm ? spw__nn_norm(call, at, in[0]) : in[2]);
 }
 
 /* What attention gives is added to the block's input; what experts read of the sum, and the logits of who reads it. */
@@ -270,9 +305,9 @@ static void
 before_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
     const spw_model_config *c = &call->model->config;
-    out[0] = linear_onto(call, at, in[0], in[1], c->out_bias, true);
+    out[0] = linear_onto(call, at, in[0], let_through(call, at, in), c->out_bias, true);
     spw_nn_into(call->tape, 1);
-    out[1] = norm(call, at, out[0]);
+    out[1] = spw__nn_norm(call, at, out[0]);
     spw_nn_into(call->tape, 2);
     out[2] = linear(call, at, out[1], c->experts_paired);
 }
@@ -284,20 +319,24 @@ after_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_valu
     out[0] = shared(call, at, in[0], in[1]);
 }
 
-/* Rows meet in routing, which is in no tile; experts take their rows in pieces of a tile's size. Mixtures have norms before halves alone. */
+/*
+ * Rows meet in routing, which is in no tile; experts take their rows in pieces of a tile's size. Mixtures have norms before halves alone.
+ * gate: of what attention gives, or NULL.
+ */
 static spw_value *
-mixture(const spw_call *call, uint32_t *at, spw_value *x, spw_value *attended)
+mixture(const spw_call *call, uint32_t *at, spw_value *x, spw_value *attended, spw_value *gate)
 {
     spw_value *v[3], *y;
-    spw_nn_rows(call, at, before_experts, (spw_value *[]){x, attended}, 2, v, 3);
+    spw_nn_rows(call, at, before_experts, (spw_value *[]){x, attended, gate}, gate != NULL ? 3 : 2, v, 3);
     y = experts(call, at, v[0], v[1], v[2]);
     if (call->model->config.shared_width > 0)
         spw_nn_rows(call, at, after_experts, (spw_value *[]){y, v[1]}, 2, &y, 1);
     return y;
 }
 
-spw_value *
-spw_llama_layer_forward(const spw_call *call, spw_value *x)
+/* What attention gives; *beside: what the rest of the block reads of it besides, what it was made of or a gate, or NULL. */
+static spw_value *
+attended(const spw_call *call, uint32_t *at, spw_value *x, spw_value **beside)
 {
     const spw_model_config *c = &call->model->config;
     spw_attention_shape shape = {.B = call->batch->sequences,
@@ -313,9 +352,8 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
                                  .cap = (float)c->score_cap};
     uint64_t Q = c->packed ? c->heads * c->head_dim : 0, KV = c->packed ? c->kv_heads * c->head_dim : 0;
     uint64_t N = c->head_dim - c->rope_dim;
-    uint32_t at = 0;
-    uint32_t qkv_count = c->packed ? 1 : 3, shares = c->parallel && !c->parallel_norm;
-    spw_value *qkv[4], *h, *y, *sinks;
+    uint32_t qkv_count = c->packed ? 1 : 3, more = (c->parallel && !c->parallel_norm) || c->attention_gated;
+    spw_value *qkv[4], *sinks;
     if (c->kv_rank > 0) {
         Q = 0;
         KV = N; /* where values begin */
@@ -324,16 +362,28 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
         Q = KV = c->head_dim;
         shape.qk_head = shape.v_head = 3 * c->head_dim;
     }
-    spw_nn_rows(call, &at, c->kv_rank > 0 ? before_latent_attention : before_attention, (spw_value *[]){x}, 1, qkv,
-                qkv_count + shares);
-    sinks = c->sinks ? call->params[at++] : NULL;
-    h = spw_nn_attention(call->tape, qkv[0], 0, qkv[c->packed ? 0 : 1], Q, qkv[c->packed ? 0 : 2], Q + KV, sinks,
-                         &shape);
-    if (spw_model_experts(c, call->block->layer_idx) == 0)
-        spw_nn_rows(call, &at, c->parallel ? beside_attention : after_attention,
-                    (spw_value *[]){x, h, shares ? qkv[qkv_count] : NULL}, 2 + shares, &y, 1);
+    spw_nn_rows(call, at, c->kv_rank > 0 ? before_latent_attention : before_attention, (spw_value *[]){x}, 1, qkv,
+                qkv_count + more);
+    *beside = more ? qkv[qkv_count] : NULL;
+    sinks = c->sinks ? call->params[(*at)++] : NULL;
+    return spw_nn_attention(call->tape, qkv[0], 0, qkv[c->packed ? 0 : 1], Q, qkv[c->packed ? 0 : 2], Q + KV, sinks,
+                            &shape);
+}
+
+spw_value *
+spw_llama_layer_forward(const spw_call *call, spw_value *x)
+{
+    const spw_model_config *c = &call->model->config;
+    uint64_t l = call->block->layer_idx;
+    uint32_t at = 0;
+    spw_value *y, *beside,
+        *h = spw_model_is_linear(c, l) ? spw__nn_linear_attention(call, &at, x, &beside)
+                                       : attended(call, &at, x, &beside);
+    if (spw_model_experts(c, l) == 0)
+        spw_nn_rows(call, &at, c->parallel ? beside_attention : after_attention, (spw_value *[]){x, h, beside},
+                    beside != NULL ? 3 : 2, &y, 1);
     else
-        y = mixture(call, &at, x, h);
+        y = mixture(call, &at, x, h, beside);
     return y;
 }
 
@@ -342,7 +392,7 @@ spw_llama_head_forward(const spw_call *call, spw_value *x)
 {
     double divisor = call->model->config.logit_divisor;
     uint32_t at = 0;
-    x = norm(call, &at, x);
+    x = spw__nn_norm(call, &at, x);
     if (divisor > 0) /* of the logits, which are linear in x */
         x = spw_nn_scale(call->tape, x, (float)(1 / divisor));
     return spw__nn_head(call, x, call->params[at]);
@@ -494,7 +544,7 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
         own_linear(m, b, prefix, names->qkv, Q + 2 * KV, H, c->qkv_bias);
         return;
     }
-    own_linear(m, b, prefix, names->q, Q, H, c->qkv_bias);
+    own_linear(m, b, prefix, names->q, c->attention_gated ? 2 * Q : Q, H, c->qkv_bias);
     if (c->qk_norm)
         own_norm(m, b, prefix, "self_attn.q_norm", c->qk_norm_whole ? Q : D);
     own_linear(m, b, prefix, names->k, KV, H, c->qkv_bias);
@@ -503,6 +553,18 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
     own_linear(m, b, prefix, names->v, KV, H, c->qkv_bias);
     if (c->sinks)
         spw__nn_own(m, b, prefix, "self_attn.sinks", 1, c->heads, 1, SPW_INIT_NORMAL, (float)c->init_std);
+}
+
+static void
+own_attention(spw_model *m, spw_block *b, const char *prefix)
+{
+    const spw_model_config *c = &m->config;
+    if (spw_model_is_linear(c, b->layer_idx)) {
+        spw__nn_own_linear_attention(m, b, prefix);
+        return;
+    }
+    own_qkv(m, b, prefix);
+    own_linear(m, b, prefix, spw__nn_names(c->family)->out, c->width, c->heads * spw_model_value_dim(c), c->out_bias);
 }
 
 void
@@ -528,8 +590,7 @@ spw__nn_build_llama(spw_model *m)
         snprintf(h, sizeof h, "%slayers.%u.", names->base, l);
         if (before)
             own_norm(m, b, h, names->norm, H);
-        own_qkv(m, b, h);
-        own_linear(m, b, h, names->out, H, c->heads * spw_model_value_dim(c), c->out_bias);
+        own_attention(m, b, h);
         if (glm)
             own_norm(m, b, h, "post_self_attn_layernorm", H);
         if (!c->parallel || c->parallel_norm)

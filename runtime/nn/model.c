@@ -191,6 +191,29 @@ spw__nn_own(spw_model *m, spw_block *b, const char *prefix, const char *name, ui
     spw_block_use(m, b, spw_model_add_param(m, full, rows, cols, ndim, init, std));
 }
 
+/* Sizes of linear attention. */
+static spw_status
+check_linear(const spw_model_config *c, spw_error *err)
+{
+    uint64_t K = c->linear_key_dim, V = c->linear_value_dim;
+    if (c->linear_heads == 0)
+        return SPW_OK;
+    if (c->linear_key_heads == 0 || c->linear_heads % c->linear_key_heads != 0)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: %llu value heads of linear attention do not divide into %llu key heads",
+                         (unsigned long long)c->linear_heads, (unsigned long long)c->linear_key_heads);
+    if (K == 0 || K % 8 != 0 || K > SPW_DELTA_DIM_MAX || V == 0 || V % 8 != 0 || V > SPW_DELTA_DIM_MAX)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: linear attention has keys of %llu elements and values of %llu; both must be multiples "
+                         "of 8, and at most %d",
+                         (unsigned long long)K, (unsigned long long)V, SPW_DELTA_DIM_MAX);
+    if (c->linear_taps == 0 || c->linear_taps > SPW_TAPS_MAX)
+        return SPW_RAISE(err, SPW_ECONFIG, "model: linear_conv_kernel_dim is %llu, it must be between 1 and %d",
+                         (unsigned long long)c->linear_taps, SPW_TAPS_MAX);
+    return c->full_every > 0 ? SPW_OK
+                             : SPW_RAISE(err, SPW_ECONFIG, "model: full_attention_interval is 0, it must be above");
+}
+
 enum { LAYERS_MAX = 65536 }; /* their parameters, of all experts, are counted in 32 bits */
 
 static spw_status
@@ -290,6 +313,7 @@ spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err)
     spw_model *m;
     *out = NULL;
     SPW_TRY(check(config, err));
+    SPW_TRY(check_linear(config, err));
     if ((unsigned)config->family >= SPW_FAMILY_CUSTOM)
         return SPW_RAISE(err, SPW_EINVAL, "not a built-in model family");
     SPW_TRY(spw_model_create(&m, config, (uint32_t)((25 + 4 * config->experts) * config->layers + 8),

@@ -16,6 +16,15 @@ void spw__nn_own(spw_model *m, spw_block *b, const char *prefix, const char *nam
                  uint32_t ndim, spw_init init, float std);
 void spw__nn_build_gpt2(spw_model *m);
 void spw__nn_build_llama(spw_model *m); /* and its relatives */
+/* The family's norm, by what is next in the block's list; at moves past it. */
+spw_value *spw__nn_norm(const spw_call *call, uint32_t *at, spw_value *x);
+/*
+ * Linear attention (linear_attention.c): what it makes of the block's input, and a gate of it; what the gate lets of that, of rows; and
+ * the block's parameters for both.
+ */
+spw_value *spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_value **gate);
+spw_value *spw__nn_linear_gated(const spw_call *call, uint32_t *at, spw_value *x, spw_value *gate);
+void spw__nn_own_linear_attention(spw_model *m, spw_block *b, const char *prefix);
 /* y = onto + x w^T for the block's parameter at index w, with the adapter that it may have (lora.c). onto, bias: or NULL. */
 spw_value *
 spw__nn_adapted(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias, unsigned flags);

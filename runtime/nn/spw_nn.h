@@ -229,12 +229,13 @@ uint64_t spw_nn_tile_rows(uint64_t sequences, uint64_t positions, uint64_t most)
 
 /* ---------------------------------------------------------------- models */
 
-typedef enum spw_init { SPW_INIT_NORMAL, SPW_INIT_ZEROS, SPW_INIT_ONES } spw_init;
+/* LOG_UNIFORM: logarithms of numbers between 0.01 and 16, each as likely as the next. */
+typedef enum spw_init { SPW_INIT_NORMAL, SPW_INIT_ZEROS, SPW_INIT_ONES, SPW_INIT_LOG_UNIFORM } spw_init;
 
 typedef struct spw_param {
     char name[96];       /* Hugging Face name */
     uint64_t rows, cols; /* a vector has rows 1 and ndim 1 */
-    uint32_t ndim;
+    uint32_t ndim;       /* 3: a convolution's, which files have as (rows, 1, cols), and no linear layer's */
     spw_init init;
     float init_std;
     bool frozen;  /* no gradient, no record; set it before an engine is made */
@@ -388,9 +389,8 @@ typedef struct spw_model_config {
     bool linear_woven; /* q, k, v and gates of a key head are beside each other in one matrix, b and a in another */
     bool
         attention_gated; /* a head has a gate of its size behind its queries, whose sigmoid what attention gives is multiplied by */
-    bool experts_packed;     /* an expert's gate and up are one matrix, and files have one tensor of all experts */
-    double rope_theta;       /* 0: no rotary positions */
-    double rope_local_theta; /* of layers with a window, whose rope is then plain; 0: as the others' */
+    double rope_theta;                       /* 0: no rotary positions */
+    double rope_local_theta;                 /* of layers with a window, whose rope is then plain; 0: as the others' */
     double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */
     uint64_t rope_positions;                 /* original_max_position_embeddings */
     uint64_t rope_skip_every;                /* the last of each so many layers does without; 0: all have it */
