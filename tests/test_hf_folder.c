@@ -7,6 +7,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -176,6 +177,165 @@ test_other_model(void **state)
     bind_case("qwen3", "bias", "self_attn.q_proj.bias is missing");
 }
 
+typedef struct mixture {
+    spw_model_config config;
+    spw_model *model;
+    spw_hf_reader *each; /* of a folder with tensors of each expert */
+} mixture;
+
+static void
+open_mixture(mixture *x, const char *name)
+{
+    char folder[200];
+    spw_error err = {0};
+    snprintf(folder, sizeof folder, "tests/vectors/families/%s", name);
+    DONE(spw_hf_config_load(&x->config, folder, &err));
+    DONE(spw_model_build(&x->model, &x->config, &err));
+    DONE(spw_hf_reader_open(&x->each, folder, &err));
+    DONE(spw_hf_reader_bind(x->each, x->model, &err));
+}
+
+static void
+close_mixture(mixture *x)
+{
+    spw_hf_reader_close(x->each);
+    spw_model_destroy(x->model);
+}
+
+/* How transformers 5 names it in memory, and where it lies there; rows of the whole. */
+static uint64_t
+place_together(const mixture *x, uint32_t id, char name[160], uint64_t *first)
+{
+    static const char *const kinds[3][3] = {
+        {"gate_proj", "w1", "gate_up_proj"}, {"up_proj", "w3", "gate_up_proj"}, {"down_proj", "w2", "down_proj"}};
+    const spw_param *p = &x->model->params[id];
+    const char *older = strstr(p->name, "block_sparse_moe");
+    uint64_t elems = p->rows * p->cols;
+    *first = 0;
+    snprintf(name, 160, "%.*s%s%s", (int)(older != NULL ? older - p->name : 0), p->name, older != NULL ? "mlp" : "",
+             older != NULL ? older + strlen("block_sparse_moe") : p->name);
+    if (p->expert == 0)
+        return p->rows;
+    for (int k = 0; k < 3; k++) {
+        char end[40];
+        for (int i = 0; i < 2; i++) {
+            snprintf(end, sizeof end, ".%u.%s.weight", p->expert - 1, kinds[k][i]);
+            if (strlen(name) > strlen(end) && strcmp(name + strlen(name) - strlen(end), end) == 0) {
+                snprintf(name + strlen(name) - strlen(end), 40, ".%s", kinds[k][2]);
+                *first = (p->expert - 1) * (k < 2 ? 2 : 1) * elems + (k == 1 ? elems : 0);
+                return k < 2 ? 2 * p->rows : p->rows;
+            }
+        }
+    }
+    fail_msg("%s", p->name);
+    return 0;
+}
+
+/* The tensors of such a file in infos, which parameter is in which, and how many. */
+static uint32_t
+list_together(const mixture *x, uint64_t missing, spw_tensor_info *infos, uint32_t *of)
+{
+    uint32_t n = 0;
+    for (uint32_t id = 0; id < x->model->param_count; id++) {
+        const spw_param *p = &x->model->params[id];
+        uint64_t first, rows;
+        spw_st_describe(&infos[n], p, SPW_F32);
+        rows = place_together(x, id, infos[n].name, &first);
+        for (of[id] = 0; strcmp(infos[of[id]].name, infos[n].name) != 0; of[id]++)
+            ;
+        if (of[id] < n)
+            continue;
+        if (p->expert > 0) {
+            infos[n].ndim = 3;
+            infos[n].shape[0] = x->config.experts;
+            infos[n].shape[1] = rows - missing;
+            infos[n].shape[2] = p->cols;
+        }
+        n++;
+    }
+    return n;
+}
+
+/* Numbers that a file has in fp32 of a parameter; of biases in terms none are looked at. */
+static uint64_t
+elems_of(const mixture *x, uint32_t id)
+{
+    const spw_param *p = &x->model->params[id];
+    return p->in_terms ? 0 : p->rows * p->cols;
+}
+
+/* All of x in fp32, each layer's experts in two tensors, of each expert's rows so many less, and one of its matrices twice if that is asked for. */
+static void
+write_together(const mixture *x, const char *dir, uint64_t missing, bool twice)
+{
+    spw_tensor_info *infos = calloc(x->model->param_count + 1, sizeof *infos);
+    uint32_t *of = calloc(x->model->param_count, sizeof *of), n, one = 0;
+    char path[300];
+    spw_st_writer *w = NULL;
+    spw_error err = {0};
+    assert_true(infos != NULL && of != NULL);
+    n = list_together(x, missing, infos, of);
+    while (x->model->params[one].expert == 0)
+        one++;
+    spw_st_describe(&infos[n], &x->model->params[one], SPW_F32);
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    DONE(spw_st_writer_create(&w, path, infos, n + twice, &err));
+    for (uint32_t id = 0; missing == 0 && id < x->model->param_count; id++) {
+        char name[160];
+        uint64_t first;
+        (void)place_together(x, id, name, &first);
+        for (uint64_t i = 0; i < elems_of(x, id); i++) {
+            float v;
+            DONE(spw_hf_read_param(x->each, id, i, 1, &v, &err));
+            DONE(spw_st_write(w, of[id], 4 * (first + i), &v, 4, &err));
+        }
+    }
+    DONE(spw_st_writer_commit(w, &err));
+    spw_st_writer_destroy(w);
+    free(infos);
+    free(of);
+}
+
+/* Experts in tensors of all of a layer's, as transformers 5 has them in memory, and so in what FSDP saves: the same numbers. */
+static void
+test_experts_together(void **state)
+{
+    static const char *const names[] = {"qwen3_moe", "mixtral", "minimax_m2", "olmoe"};
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
+        spw_hf_reader *r = NULL;
+        spw_error err = {0};
+        mixture x;
+        open_mixture(&x, names[k]);
+        write_together(&x, dir, 0, false);
+        DONE(spw_hf_reader_open(&r, dir, &err));
+        assert_true(spw_hf_reader_count(r) < spw_hf_reader_count(x.each));
+        DONE(spw_hf_reader_bind(r, x.model, &err));
+        for (uint32_t id = 0; id < x.model->param_count; id++) {
+            for (uint64_t i = 0; i < elems_of(&x, id); i++) {
+                float want, got;
+                DONE(spw_hf_read_param(x.each, id, i, 1, &want, &err));
+                DONE(spw_hf_read_param(r, id, i, 1, &got, &err));
+                assert_memory_equal(&want, &got, sizeof got);
+            }
+        }
+        spw_hf_reader_close(r);
+        for (int wrong = 0; wrong < 2; wrong++) {
+            write_together(&x, dir, wrong == 0, wrong == 1);
+            DONE(spw_hf_reader_open(&r, dir, &err));
+            if (spw_hf_reader_bind(r, x.model, &err) != SPW_ECORRUPT ||
+                strstr(err.message, wrong == 0 ? "has shape [" : "is there twice") == NULL)
+                fail_msg("%s: %s", names[k], err.message);
+            err = (spw_error){0};
+            spw_hf_reader_close(r);
+        }
+        close_mixture(&x);
+    }
+    tiny_dir_remove(dir);
+}
+
 int
 main(void)
 {
@@ -183,6 +343,7 @@ main(void)
         cmocka_unit_test(test_shards),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_other_model),
+        cmocka_unit_test(test_experts_together),
     };
     return cmocka_run_group_tests_name("hf_folder", tests, NULL, NULL);
 }

@@ -15,11 +15,23 @@ begins_with(const char *text, const char *begin)
     return strncmp(text, begin, strlen(begin)) == 0;
 }
 
+/* Families whose files say block_sparse_moe where transformers 5 has mlp in memory, and other names for an expert's matrices. */
+static bool
+has_older_experts(spw_family family)
+{
+    return family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_MINIMAX_M2;
+}
+
 /* GPT-2's files may have a prefix, and the text part of a model with images has, older or newer ("model.language_model.norm.weight"). */
 static const char *
 without_prefix(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
 {
-    const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.";
+    const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.", *mlp = strstr(name, ".mlp.");
+    if (mlp != NULL && has_older_experts(family)) {
+        snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s.block_sparse_moe.%s", (int)(mlp - name), name,
+                 mlp + strlen(".mlp."));
+        return room;
+    }
     if (family == SPW_FAMILY_OPT && begins_with(name, "decoder.")) { /* of the class without a head */
         snprintf(room, SPW_TENSOR_NAME_BYTES, "model.%s", name);
         return room;
@@ -222,6 +234,56 @@ bind_weights(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_
     return SPW_OK;
 }
 
+/*
+ * A tensor of all experts, as transformers 5 has them in memory, and Qwen3.5 is published: "X.experts.gate_up_proj" (experts, 2 width, cols),
+ * each one's gate in front of its up, or "X.experts.down_proj". ids: the first expert's parameters that are parts of it.
+ */
+static bool
+is_of_experts(spw_family family, const named *names, uint32_t count, const char *name, uint32_t ids[2], uint32_t *parts)
+{
+    static const char *const kinds[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
+    bool down = ends_with(name, ".experts.down_proj");
+    if (!down && !ends_with(name, ".experts.gate_up_proj"))
+        return false;
+    *parts = down ? 1 : 2;
+    for (uint32_t k = 0; k < *parts; k++) {
+        char plain[SPW_TENSOR_NAME_BYTES];
+        const named *found;
+        snprintf(plain, sizeof plain, "%.*s.0.%s.weight", (int)(strrchr(name, '.') - name), name,
+                 kinds[has_older_experts(family)][down ? 2 : k]);
+        found = bsearch(plain, names, count, sizeof *names, compare_name);
+        if (found == NULL)
+            return false;
+        ids[k] = found->id;
+    }
+    return true;
+}
+
+/* Parameters of experts have ids in a row. */
+static spw_status
+bind_experts(spw_hf_reader *r, const spw_model *m, const uint32_t ids[2], uint32_t parts, uint32_t i, spw_error *err)
+{
+    const spw_param *p = &m->params[ids[0]];
+    const spw_tensor_info *t = r->tensors[i].info;
+    const uint64_t want[3] = {m->config.experts, parts * p->rows, p->cols}, elems = p->rows * p->cols;
+    char is[120], needed[80];
+    SPW_TRY(check_type(r, &r->tensors[i], err));
+    if (t->ndim != 3 || memcmp(t->shape, want, sizeof want) != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, this model needs %s",
+                         r->shards[r->tensors[i].shard_idx].name, t->name, shape_text(is, sizeof is, t->shape, t->ndim),
+                         shape_text(needed, sizeof needed, want, 3));
+    for (uint32_t e = 0; e < m->config.experts; e++) {
+        for (uint32_t k = 0; k < parts; k++) {
+            if (r->of_param[ids[k] + e] != UINT32_MAX)
+                return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is there twice, of all experts and of each",
+                                 r->shards[r->tensors[i].shard_idx].name, m->params[ids[k] + e].name);
+            r->of_param[ids[k] + e] = i;
+            r->first[ids[k] + e] = (e * parts + k) * elems;
+        }
+    }
+    return SPW_OK;
+}
+
 /* "X.weight_scale_inv" of a parameter "X.weight". */
 static bool
 is_scale(const named *names, uint32_t count, const char *name, uint32_t *id)
@@ -296,10 +358,12 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
         char room[SPW_TENSOR_NAME_BYTES];
         const char *name = without_prefix(r->tensors[i].info->name, family, room);
         const named *found = bsearch(name, names, count, sizeof *names, compare_name);
-        uint32_t id = found != NULL ? found->id : m->param_count;
+        uint32_t id = found != NULL ? found->id : m->param_count, ids[2], parts;
         if (found == NULL && is_coded(m, names, count, name, &id) &&
             (r->of_param[id] == UINT32_MAX || r->coded[id].blocks != NULL)) {
             SPW_TRY(bind_coded(r, m, id, i, err));
+        } else if (found == NULL && is_of_experts(family, names, count, name, ids, &parts)) {
+            SPW_TRY(bind_experts(r, m, ids, parts, i, err));
         } else if (id < m->param_count && r->of_param[id] == UINT32_MAX) {
             SPW_TRY(bind_weights(r, m, id, i, err));
         } else if (found == NULL && is_scale(names, count, name, &id) && r->scale_of[id] == UINT32_MAX) {
