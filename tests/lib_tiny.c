@@ -53,7 +53,8 @@ tiny_model_config(spw_model_config *m, spw_family family)
 {
     bool moe = family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_QWEN2_MOE ||
                family == SPW_FAMILY_GPT_OSS || family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_DEEPSEEK_V2 ||
-               family == SPW_FAMILY_DEEPSEEK_V3 || family == SPW_FAMILY_MINIMAX_M2;
+               family == SPW_FAMILY_DEEPSEEK_V3 || family == SPW_FAMILY_MINIMAX_M2 || family == SPW_FAMILY_QWEN3_NEXT;
+    bool next = family == SPW_FAMILY_QWEN3_NEXT, linear = next || family == SPW_FAMILY_QWEN3_5;
     bool minimax = family == SPW_FAMILY_MINIMAX_M2, olmo = family == SPW_FAMILY_OLMO2 || family == SPW_FAMILY_OLMO3;
     bool v2 = family == SPW_FAMILY_DEEPSEEK_V2, latent = v2 || family == SPW_FAMILY_DEEPSEEK_V3;
     bool gpt_oss = family == SPW_FAMILY_GPT_OSS, glm = family == SPW_FAMILY_GLM4_MOE || latent;
@@ -66,7 +67,7 @@ tiny_model_config(spw_model_config *m, spw_family family)
         .width = 32,
         .layers = 3,
         .heads = 4,
-        .kv_heads = family == SPW_FAMILY_LLAMA || family == SPW_FAMILY_PHI3 || (moe && !latent) ? 2 : 4,
+        .kv_heads = family == SPW_FAMILY_LLAMA || family == SPW_FAMILY_PHI3 || linear || (moe && !latent) ? 2 : 4,
         .head_dim = latent ? 10 : 8,
         .kv_rank = latent ? 12 : 0,
         .q_rank = latent && !v2 ? 14 : 0,
@@ -78,16 +79,16 @@ tiny_model_config(spw_model_config *m, spw_family family)
                                                 : 128,
         .experts = moe ? 6 : 0,
         .choices = moe ? 2 : 0,
-        .sum_to_one = family == SPW_FAMILY_MIXTRAL || gpt_oss || minimax || (glm && !v2),
+        .sum_to_one = family == SPW_FAMILY_MIXTRAL || gpt_oss || minimax || next || (glm && !v2),
         .experts_paired = gpt_oss,
         .sinks = gpt_oss,
         .qkv_bias = gpt_oss || ungated || stablelm,
         .out_bias = gpt_oss || ungated,
         .mlp_bias = ungated,
-        .shared_width = family == SPW_FAMILY_QWEN2_MOE ? 40
-                        : glm                          ? 48
-                                                       : 0,
-        .shared_gated = family == SPW_FAMILY_QWEN2_MOE,
+        .shared_width = family == SPW_FAMILY_QWEN2_MOE || next ? 40
+                        : glm                                  ? 48
+                                                               : 0,
+        .shared_gated = family == SPW_FAMILY_QWEN2_MOE || next,
         .sigmoid = minimax || (glm && !v2),
         .groups = glm ? 3 : 0,
         .group_choices = glm ? 2 : 0,
@@ -97,12 +98,19 @@ tiny_model_config(spw_model_config *m, spw_family family)
         .packed = family == SPW_FAMILY_PHI3 || neox,
         .woven = neox,
         .gate_packed = family == SPW_FAMILY_PHI3,
-        .qk_norm = family == SPW_FAMILY_QWEN3_MOE || olmo || minimax || family == SPW_FAMILY_GEMMA3,
+        .qk_norm = family == SPW_FAMILY_QWEN3_MOE || olmo || minimax || linear || family == SPW_FAMILY_GEMMA3,
         .qk_norm_whole = olmo || minimax,
         .norms = olmo    ? SPW_NORMS_AFTER
                  : gemma ? SPW_NORMS_BOTH
                          : SPW_NORMS_BEFORE,
-        .norms_from_one = gemma,
+        .norms_from_one = gemma || linear,
+        .linear_heads = linear ? 4 : 0,
+        .linear_key_heads = linear ? 2 : 0,
+        .linear_key_dim = linear ? 8 : 0,
+        .linear_value_dim = linear ? 16 : 0,
+        .linear_taps = linear ? 4 : 0,
+        .linear_woven = next,
+        .attention_gated = linear,
         .layer_norm = ungated || stablelm,
         .parallel = neox || stablelm,
         .parallel_norm = neox,
@@ -120,9 +128,11 @@ tiny_model_config(spw_model_config *m, spw_family family)
         .score_cap = family == SPW_FAMILY_GEMMA2 ? 0.1 : 0,
         .logit_cap = family == SPW_FAMILY_GEMMA2 ? 0.2 : 0,
         .window = gemma || gpt_oss || family == SPW_FAMILY_OLMO3 ? 5 : 0,
-        .full_every = gemma || gpt_oss || family == SPW_FAMILY_OLMO3 ? 2 : 0,
+        .full_every = next                                                       ? 3
+                      : linear || gemma || gpt_oss || family == SPW_FAMILY_OLMO3 ? 2
+                                                                                 : 0,
         .rope_local_theta = family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_OLMO3 ? 100 : 0,
-        .rope_part = family == SPW_FAMILY_PHI3 || minimax || (glm && !latent) || neox || stablelm ? 0.5 : 0,
+        .rope_part = family == SPW_FAMILY_PHI3 || minimax || (glm && !latent) || neox || stablelm || linear ? 0.5 : 0,
         .positions = 40,
         .norm_eps = 1e-5f,
         .rope_theta = opt ? 0 : 10000.0f,

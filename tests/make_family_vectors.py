@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
-                          Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SeedOssConfig, SiglipVisionConfig,
+                          Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
@@ -26,7 +26,12 @@ torch.use_deterministic_algorithms(True)
 def draw(model, dtype):
     for name, p in model.named_parameters():
         norm = "norm" in name or ".ln_" in name
-        if p.ndim == 3:  # of experts: (experts, out, in), of gpt-oss (experts, in, out) and so large that gates are cut off
+        from_one = model.config.model_type.startswith(("gemma", "qwen3_5", "qwen3_next")) and "linear_attn" not in name
+        if "conv1d" in name:
+            x = torch.randn(p.shape) * 0.7
+        elif name.endswith(("A_log", "dt_bias")):  # so small that states outlive some rows
+            x = torch.randn(p.shape) - (1.0 if name.endswith("A_log") else 0.0)
+        elif p.ndim == 3:  # of experts: (experts, out, in), of gpt-oss (experts, in, out) and so large that gates are cut off
             oss = model.config.model_type == "gpt_oss"
             x = torch.randn(p.shape) * ((4.0 if "gate_up" in name else 0.2) / math.sqrt(p.shape[1]) if oss else 0.7 / math.sqrt(p.shape[2]))
         elif "sinks" in name:
@@ -35,7 +40,7 @@ def draw(model, dtype):
             x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
             x = torch.randn(p.shape) * 0.4 if "embed" in name or "wte" in name or "wpe" in name else x
         else:
-            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not model.config.model_type.startswith("gemma") else 0.0)
+            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not from_one else 0.0)
         p.data = x.to(dtype).float()
     for name, p in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
@@ -54,7 +59,7 @@ def gradients(model, config):
             for e in range(grad.shape[0]):
                 yield f"{name}.{e}", grad[e]
             continue
-        if p.ndim < 3:
+        if p.ndim < 3 or "conv1d" in name:
             yield name, grad
             continue
         kinds = [("w2", "down_proj")] if name.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
@@ -81,7 +86,8 @@ def in_double(model):
 
 def results(model, config, tokens, targets, balance):
     B, T = tokens.shape
-    result = model(tokens, output_router_logits=True) if balance else model(tokens)
+    # Without a cache: there is none for layers of linear attention alone.
+    result = model(tokens, output_router_logits=True) if balance else model(tokens, use_cache=False)
     logits = result.logits
     loss = F.cross_entropy(logits.view(B * T, -1), targets.view(-1))
     k = getattr(config, "num_experts_per_tok", 1)
@@ -268,6 +274,37 @@ def flat_text(folder):
     del text["model_type"], text["layer_types"], text["pad_token_id"]
     c |= text | {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}, "sliding_window": 4096}
     json.dump(c, open(path, "w"), indent=2)
+
+
+# As Qwen3-Next's folders have it: which layers are full by a number, rope beside the other keys, a layer that predicts further tokens.
+def next_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    rope = c.pop("rope_parameters")
+    c |= {"full_attention_interval": 1 + c.pop("layer_types").index("full_attention"), "rope_theta": rope["rope_theta"], "rope_scaling": None,
+          "partial_rotary_factor": rope["partial_rotary_factor"], "torch_dtype": c.pop("dtype")}
+    json.dump(c, open(path, "w"), indent=2)
+    path = os.path.join(folder, "model.safetensors")
+    save_file(load_file(path) | {"mtp.fc.weight": torch.zeros(4, 8), "mtp.layers.0.self_attn.q_proj.weight": torch.zeros(3, 3)}, path, metadata={"format": "pt"})
+
+
+# As Qwen3.5's folders have it: the same in the text's part, all experts in one tensor.
+def images_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    text = c["text_config"]
+    text |= {"full_attention_interval": 1 + text["layer_types"].index("full_attention"), "attn_output_gate": True, "mamba_ssm_dtype": "float32",
+             "mlp_only_layers": [], "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    text["rope_parameters"] |= {"mrope_interleaved": True, "mrope_section": [1, 1, 0]}
+    json.dump(c, open(path, "w"), indent=2)
+    path = os.path.join(folder, "model.safetensors")
+    t = load_file(path) | {"mtp.fc.weight": torch.zeros(4, 8), "mtp.layers.0.self_attn.q_proj.weight": torch.zeros(3, 3)}
+    for name in [name for name in t if name.endswith(".experts.0.down_proj.weight")]:
+        base = name.removesuffix("0.down_proj.weight")
+        count = sum(key.startswith(base) and key.endswith("down_proj.weight") for key in t)
+        gate, up, down = (torch.stack([t.pop(f"{base}{e}.{kind}_proj.weight") for e in range(count)]) for kind in ("gate", "up", "down"))
+        t |= {base + "gate_up_proj": torch.cat([gate, up], dim=1), base + "down_proj": down}
+    save_file(t, path, metadata={"format": "pt"})
 
 
 def older_layers(folder):
@@ -482,6 +519,19 @@ def random_case(rng, family):
             return DeepseekV2Config(**more, topk_method=rng.choice(["greedy", "group_limited_greedy"]))
         return DeepseekV3Config(**more, norm_topk_prob=rng.random() < 0.7, rope_interleave=rng.random() < 0.5)
     more["head_dim"] += 6  # which it norms
+    if family in ("qwen3_5", "qwen3_5_moe", "qwen3_next"):
+        key_heads = rng.choice([1, 1, 2, 3])
+        more |= dict(pad_token_id=None, head_dim=8 * rng.randrange(1, 3), rope_parameters=rope(1000.0, partial_rotary_factor=rng.choice([0.25, 0.5, 1.0])),
+                     full_attention_interval=rng.choice([1, 2, 2, 3, 4]), linear_num_key_heads=key_heads, linear_num_value_heads=key_heads * rng.choice([1, 2, 3]),
+                     linear_key_head_dim=8 * rng.randrange(1, 4), linear_value_head_dim=8 * rng.randrange(1, 4), linear_conv_kernel_dim=rng.randrange(2, 7))
+        if family == "qwen3_5":
+            return Qwen3_5TextConfig(**more)
+        some["num_experts"] = some.pop("num_local_experts")
+        some |= dict(moe_intermediate_size=rng.randrange(3, 30), shared_expert_intermediate_size=rng.randrange(3, 40))
+        if family == "qwen3_5_moe":
+            del more["intermediate_size"]
+            return Qwen3_5MoeTextConfig(**more, **some)
+        return Qwen3NextConfig(**more, **some, norm_topk_prob=rng.random() < 0.7, decoder_sparse_step=rng.choice([1, 1, 2]))
     if family == "qwen3_moe":
         return Qwen3MoeConfig(**more, **some, attention_bias=rng.random() < 0.5, norm_topk_prob=rng.random() < 0.5,
                               use_sliding_window=rng.random() < 0.5, sliding_window=window, moe_intermediate_size=rng.randrange(3, 30))
@@ -494,7 +544,7 @@ def make_random(seed, count, out):
     families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2",
                 "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss",
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
-                "opt", "starcoder2", "stablelm"]
+                "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -680,3 +730,22 @@ elif __name__ == "__main__":
     axes = axes | dict(head_dim=8, rope_parameters=rope(1000.0, mrope_section=[2, 1, 1], mrope_interleaved=True))
     vision = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=24, deepstack_visual_indexes=[0], num_position_embeddings=4)
     make("qwen3_vl_images", Qwen3VLConfig(text_config=axes, vision_config=vision, tie_word_embeddings=False, **tokens), bf16)
+    linear = dict(common | dict(hidden_size=24, num_hidden_layers=4), pad_token_id=None, head_dim=8, linear_conv_kernel_dim=4, linear_key_head_dim=8,
+                  linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4)
+    more = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, shared_expert_intermediate_size=13)
+    turned = rope(1000.0, partial_rotary_factor=0.25)
+    # In double: states go through more rows than fp32 rounds alike in two orders.
+    make("qwen3_5", Qwen3_5TextConfig(**linear, rope_parameters=turned), bf16, double=True)
+    make("qwen3_5_tied", Qwen3_5TextConfig(**linear | dict(num_hidden_layers=5, linear_conv_kernel_dim=3, linear_num_key_heads=1, linear_num_value_heads=3,
+                                                           num_key_value_heads=1, linear_value_head_dim=8), full_attention_interval=3, tie_word_embeddings=True,
+                                           rope_parameters=rope(500.0, partial_rotary_factor=0.5)), f32, double=True, seed=13)
+    make("qwen3_5_moe", Qwen3_5MoeTextConfig(**{key: linear[key] for key in linear if key != "intermediate_size"}, **more, rope_parameters=turned), f32, double=True)
+    make("qwen3_next", Qwen3NextConfig(**linear, **more, rope_parameters=turned), bf16, double=True, rewrite=next_keys)
+    make("qwen3_next_dense", Qwen3NextConfig(**linear | dict(num_hidden_layers=5, linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=16, linear_value_head_dim=8),
+                                             **more, full_attention_interval=2, decoder_sparse_step=2, mlp_only_layers=[0, 1], norm_topk_prob=False,
+                                             rope_parameters=rope(500.0, partial_rotary_factor=1.0)), f32, double=True)
+    vision = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=24, num_position_embeddings=4)
+    make("qwen3_5_images", Qwen3_5Config(text_config=linear | dict(rope_parameters=turned), vision_config=vision, tie_word_embeddings=True, **tokens), bf16, double=True,
+         rewrite=images_keys)
+    linear.pop("intermediate_size")
+    make("qwen3_5_moe_images", Qwen3_5MoeConfig(text_config=linear | more | dict(rope_parameters=turned), vision_config=vision, **tokens), bf16, double=True, rewrite=images_keys)

@@ -170,6 +170,8 @@ test_lora_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_GEMMA3, SPW_STATE_FP32, 0, rig_lora);
     rig_everywhere(SPW_FAMILY_NEOX, SPW_STATE_SPLIT, 1, rig_lora);
     rig_everywhere(SPW_FAMILY_STABLELM, SPW_STATE_FP32, 0, rig_lora_dropout);
+    rig_everywhere(SPW_FAMILY_QWEN3_5, SPW_STATE_SPLIT, 1, rig_lora);
+    rig_everywhere(SPW_FAMILY_QWEN3_NEXT, SPW_STATE_FP32, 0, rig_lora_dropout);
 }
 
 static void
@@ -329,6 +331,7 @@ test_lora_merged(void **state)
     merged(SPW_FAMILY_PHI3);
     merged(SPW_FAMILY_NEOX);
     merged(SPW_FAMILY_OPT);
+    merged(SPW_FAMILY_QWEN3_5);
 }
 
 /* Mistakes are told by name. */

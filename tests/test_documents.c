@@ -170,7 +170,9 @@ static const struct {
               {"gpt_neox", SPW_FAMILY_NEOX, 0},
               {"opt", SPW_FAMILY_OPT, 0},
               {"starcoder2 with a window", SPW_FAMILY_STARCODER2, 5},
-              {"stablelm", SPW_FAMILY_STABLELM, 0}};
+              {"stablelm", SPW_FAMILY_STABLELM, 0},
+              {"qwen3_5", SPW_FAMILY_QWEN3_5, 0},
+              {"qwen3_next", SPW_FAMILY_QWEN3_NEXT, 0}};
 
 /* Losses, an evaluation, and the weights after some steps. And what it is not: the same as with documents that see each other. */
 static void

@@ -77,6 +77,32 @@ test_refusals(void **state)
         {"stablelm", "\"qk_layernorm\":true",
          "not supported yet: qk_layernorm true: of StableLM the models without norms of heads"},
         {"stablelm", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
+        {"qwen3_5_text", "\"attn_output_gate\":false", "not supported yet: attn_output_gate false"},
+        {"qwen3_5_text", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"qwen3_5_text", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
+        {"qwen3_5_text", "\"linear_conv_kernel_dim\":9", "not supported yet: linear_conv_kernel_dim 9"},
+        {"qwen3_5_text", "\"linear_key_head_dim\":12", "not supported yet: linear_key_head_dim 12"},
+        {"qwen3_5_text", "\"linear_value_head_dim\":512", "not supported yet: linear_value_head_dim 512"},
+        {"qwen3_5_text", "\"linear_num_value_heads\":24",
+         "linear_num_value_heads: expected a multiple of linear_num_key_heads, got 24"},
+        {"qwen3_5_text", "\"layer_types\":[\"full_attention\",\"linear_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[1] \"linear_attention\""},
+        {"qwen3_5_text", "\"layer_types\":[\"linear_attention\",\"sliding_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[1] \"sliding_attention\""},
+        {"qwen3_5_text", "\"layer_types\":[\"full_attention\"]", "layer_types: expected a list with one entry"},
+        {"qwen3_5_text", "\"full_attention_interval\":0", "full_attention_interval: expected integer in [1, "},
+        {"qwen3_5_text", "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4}",
+         "not supported yet: rope_parameters.rope_type \"yarn\""},
+        {"qwen3_next", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}",
+         "not supported yet: rope_scaling.type \"linear\""},
+        {"qwen3_next", "\"rope_scaling\":{\"type\":\"default\",\"mrope_section\":[1,2]}",
+         "not supported yet: rope_scaling.mrope_section [1,2]"},
+        {"qwen3_next", "\"mlp_only_layers\":[1]", "not supported yet: mlp_only_layers [1]"},
+        {"qwen3_next", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
+        {"qwen3_5_moe_text", "\"mlp_only_layers\":[0]", "not supported yet: mlp_only_layers [0]"},
+        {"qwen3_5_moe_text", "\"norm_topk_prob\":false", "not supported yet: norm_topk_prob false"},
+        {"qwen3_5", "",
+         "not supported yet: model_type \"qwen3_5\": of a model of text and images only a folder's text"},
         {"smollm3", "\"no_rope_layer_interval\":0", "no_rope_layer_interval: expected integer in [1, "},
         {"smollm3", "\"use_sliding_window\":true,\"sliding_window\":4", "not supported yet: use_sliding_window true"},
         {"qwen2_moe", "\"mlp_only_layers\":[0,2]", "not supported yet: mlp_only_layers [0,2]"},
@@ -564,6 +590,23 @@ test_defaults(void **state)
     assert_true(m.layer_norm && m.kv_heads == 32 && !m.ungated && m.rope_part == 0.25 && !m.qkv_bias && !m.parallel);
     DONE(parse("stablelm", "\"use_qkv_bias\":true,\"use_parallel_residual\":true", &m, &err));
     assert_true(m.qkv_bias && !m.out_bias && !m.mlp_bias && m.parallel && !m.parallel_norm && !m.tied);
+    DONE(parse("qwen3_5_text", "", &m, &err));
+    assert_true(m.linear_heads == 32 && m.linear_key_heads == 16 && m.linear_key_dim == 128 && m.linear_taps == 4);
+    assert_true(m.linear_value_dim == 128 && !m.linear_woven && m.attention_gated && m.qk_norm && m.norms_from_one);
+    assert_true(m.full_every == 4 && m.window == 0 && m.kv_heads == 4 && m.head_dim == 256 && m.rope_part == 0.25);
+    assert_true(m.rope_theta == 10000 && m.norm_eps == 1e-6 && !m.tied && spw_model_is_linear(&m, 2));
+    DONE(parse("qwen3_5_text",
+               "\"full_attention_interval\":3,\"layer_types\":[\"linear_attention\",\"full_attention\","
+               "\"linear_attention\"],\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":1e7,"
+               "\"partial_rotary_factor\":0.5,\"mrope_section\":[11,11,10],\"mrope_interleaved\":true}",
+               &m, &err));
+    assert_true(m.full_every == 2 && !spw_model_is_linear(&m, 1) && m.rope_theta == 1e7 && m.rope_part == 0.5);
+    DONE(parse("qwen3_5_moe_text", "\"mlp_only_layers\":[]", &m, &err));
+    assert_true(m.experts == 256 && m.choices == 8 && m.mlp_width == 512 && m.shared_width == 512 && m.shared_gated);
+    assert_true(m.sum_to_one && m.kv_heads == 2 && m.dense_width == 0 && !m.linear_woven);
+    DONE(parse("qwen3_next", "\"norm_topk_prob\":false,\"decoder_sparse_step\":2", &m, &err));
+    assert_true(m.experts == 512 && m.choices == 10 && m.mlp_width == 512 && m.shared_width == 512 && m.linear_woven);
+    assert_true(!m.sum_to_one && m.kv_heads == 2 && m.dense_width == 7 && spw_model_experts(&m, 1) == 512);
     DONE(parse("exaone4", "", &m, &err));
     assert_true(m.window == 4096 && m.full_every == 0 && m.rope_skip_every == 0 && m.kv_heads == 32 && !m.tied);
     assert_true(m.norms == SPW_NORMS_AFTER && m.qk_norm && !m.qk_norm_whole && m.norm_eps == 1e-5);

@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -78,6 +78,11 @@ train opt_plain false "\"model_type\":\"opt\",$opt,\"activation_function\":\"gel
 train starcoder2 true "\"model_type\":\"starcoder2\",$small,\"sliding_window\":7,\"rope_theta\":1e5"
 train stablelm true "\"model_type\":\"stablelm\",$wide,\"num_key_value_heads\":2,\"use_qkv_bias\":true"
 train stablelm_parallel false "\"model_type\":\"stablelm\",$wide,\"num_key_value_heads\":4,\"use_parallel_residual\":true,\"partial_rotary_factor\":0.5"
+linear="$small,\"head_dim\":8,\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,\"linear_key_head_dim\":8,\"linear_value_head_dim\":16,\"full_attention_interval\":2"
+train qwen3_5 true "\"model_type\":\"qwen3_5_text\",$linear,\"tie_word_embeddings\":true"
+linear="$linear,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"shared_expert_intermediate_size\":17"
+train qwen3_5_moe false "\"model_type\":\"qwen3_5_moe_text\",$(echo "$linear" | sed 's/"intermediate_size":29,//'),\"linear_conv_kernel_dim\":3"
+train qwen3_next true "\"model_type\":\"qwen3_next\",$linear,\"mlp_only_layers\":[0],\"rope_theta\":1e7,\"partial_rotary_factor\":0.5"
 train exaone4_window true "\"model_type\":\"exaone4\",$small,\"sliding_window\":7,\"layer_types\":[\"sliding_attention\",\"full_attention\"]"
 train gemma3 true "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"sliding_window_pattern\":2,
     \"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":1000},\"sliding_attention\":{\"rope_theta\":50}}"
@@ -86,7 +91,7 @@ train gemma2 true "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"query_pre_a
 train gemma2_full false "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\"],\"attention_bias\":true,
     \"attn_logit_softcapping\":null,\"final_logit_softcapping\":null"
 # Of a folder with images what is written is a text model's, configuration and all.
-for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images; do
+for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_5_images qwen3_5_moe_images; do
     mkdir "$dir/$name"
     check "$name: exported" run export "tests/vectors/families/$name" --to "$dir/$name/step-1"
     names="$names $name"
@@ -180,6 +185,13 @@ want = {
     "gemma2_full": dict(layer_types=["full_attention"] * 2, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None),
     "gemma3_images": dict(model_type="gemma3_text", vocab_size=41, sliding_window=5), "mistral3_images": dict(model_type="mistral", head_dim=6),
     "qwen2_vl_images": dict(model_type="qwen2", tie_word_embeddings=True), "qwen2_5_vl_images": dict(model_type="qwen2", num_hidden_layers=3),
+    "qwen3_5": dict(layer_types=["linear_attention", "full_attention"], linear_num_value_heads=4, linear_conv_kernel_dim=4, head_dim=8, num_key_value_heads=2,
+                    tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}),
+    "qwen3_5_moe": dict(linear_conv_kernel_dim=3, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, shared_expert_intermediate_size=17),
+    "qwen3_next": dict(linear_num_key_heads=2, mlp_only_layers=[0], decoder_sparse_step=1, norm_topk_prob=True, intermediate_size=29,
+                       rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5}),
+    "qwen3_5_images": dict(model_type="qwen3_5_text", tie_word_embeddings=True, vocab_size=41),
+    "qwen3_5_moe_images": dict(model_type="qwen3_5_moe_text", tie_word_embeddings=False, num_experts=6),
     "qwen3_vl_images": dict(model_type="qwen3", tie_word_embeddings=False),
     "gpt_oss": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=7, layer_types=["sliding_attention", "full_attention"],
                     attention_bias=True, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 32, "beta_fast": 32, "beta_slow": 1,
@@ -195,7 +207,7 @@ def by_expert(model):
     mixtral = model.config.model_type in ("mixtral", "minimax_m2")
     for key, t in model.state_dict().items():
         key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral else key
-        if t.ndim < 3 or model.config.model_type == "gpt_oss":  # whose files have the two tensors
+        if t.ndim < 3 or "conv1d" in key or model.config.model_type == "gpt_oss":  # whose files have the two tensors
             yield key, t
             continue
         kinds = [("w2", "down_proj")] if key.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]

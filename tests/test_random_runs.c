@@ -55,10 +55,11 @@ static void
 draw_model(uint64_t run, rig *r)
 {
     static const spw_family families[] = {
-        SPW_FAMILY_GPT2,     SPW_FAMILY_GPT2,        SPW_FAMILY_LLAMA,       SPW_FAMILY_PHI3,       SPW_FAMILY_OLMO2,
-        SPW_FAMILY_GEMMA3,   SPW_FAMILY_MIXTRAL,     SPW_FAMILY_QWEN3_MOE,   SPW_FAMILY_QWEN2_MOE,  SPW_FAMILY_GPT_OSS,
-        SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_MINIMAX_M2, SPW_FAMILY_OLMO3,
-        SPW_FAMILY_NEOX,     SPW_FAMILY_OPT,         SPW_FAMILY_STABLELM};
+        SPW_FAMILY_GPT2,        SPW_FAMILY_GPT2,       SPW_FAMILY_LLAMA,    SPW_FAMILY_PHI3,
+        SPW_FAMILY_OLMO2,       SPW_FAMILY_GEMMA3,     SPW_FAMILY_MIXTRAL,  SPW_FAMILY_QWEN3_MOE,
+        SPW_FAMILY_QWEN2_MOE,   SPW_FAMILY_GPT_OSS,    SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V2,
+        SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_MINIMAX_M2, SPW_FAMILY_OLMO3,    SPW_FAMILY_NEOX,
+        SPW_FAMILY_OPT,         SPW_FAMILY_STABLELM,   SPW_FAMILY_QWEN3_5,  SPW_FAMILY_QWEN3_NEXT};
     static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD", "Adagrad"};
     static const char *const codes[] = {"", "int8", "int4"};
     spw_state_format format = (spw_state_format)random_pick(run, 0, SPW_STATE_COUNT);

@@ -50,6 +50,8 @@ test_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_PHI3, SPW_STATE_FP32, 0, with_adapters);
     rig_everywhere(SPW_FAMILY_NEOX, SPW_STATE_SPLIT, 1, in_nines);
     rig_everywhere(SPW_FAMILY_STABLELM, SPW_STATE_FP32, 0, in_nines);
+    rig_everywhere(SPW_FAMILY_QWEN3_5, SPW_STATE_SPLIT, 1, in_nines);
+    rig_everywhere(SPW_FAMILY_QWEN3_NEXT, SPW_STATE_FP32, 0, in_nines);
 }
 
 static void
@@ -93,12 +95,14 @@ test_as_the_whole(void **state)
         spw_family family;
         void (*change)(rig *r);
         uint64_t tiles[2];
-    } kinds[] = {{SPW_FAMILY_GPT2, with_dropout, {7, 24}},  {SPW_FAMILY_LLAMA, as_it_is, {9, 1}},
-                 {SPW_FAMILY_QWEN3, as_it_is, {5, 24}},     {SPW_FAMILY_GEMMA2, as_it_is, {8, 24}},
-                 {SPW_FAMILY_OLMO2, as_it_is, {8, 47}},     {SPW_FAMILY_QWEN2_MOE, as_it_is, {8, 3}},
-                 {SPW_FAMILY_LLAMA, with_adapters, {7, 2}}, {SPW_FAMILY_GPT_OSS, as_it_is, {9, 24}},
-                 {SPW_FAMILY_NEOX, as_it_is, {7, 24}},      {SPW_FAMILY_OPT, as_it_is, {9, 1}},
-                 {SPW_FAMILY_STABLELM, as_it_is, {9, 24}},  {SPW_FAMILY_NEOX, with_adapters, {7, 2}}};
+    } kinds[] = {{SPW_FAMILY_GPT2, with_dropout, {7, 24}},    {SPW_FAMILY_LLAMA, as_it_is, {9, 1}},
+                 {SPW_FAMILY_QWEN3, as_it_is, {5, 24}},       {SPW_FAMILY_GEMMA2, as_it_is, {8, 24}},
+                 {SPW_FAMILY_OLMO2, as_it_is, {8, 47}},       {SPW_FAMILY_QWEN2_MOE, as_it_is, {8, 3}},
+                 {SPW_FAMILY_LLAMA, with_adapters, {7, 2}},   {SPW_FAMILY_GPT_OSS, as_it_is, {9, 24}},
+                 {SPW_FAMILY_NEOX, as_it_is, {7, 24}},        {SPW_FAMILY_OPT, as_it_is, {9, 1}},
+                 {SPW_FAMILY_STABLELM, as_it_is, {9, 24}},    {SPW_FAMILY_NEOX, with_adapters, {7, 2}},
+                 {SPW_FAMILY_QWEN3_5, as_it_is, {9, 1}},      {SPW_FAMILY_QWEN3_NEXT, as_it_is, {7, 24}},
+                 {SPW_FAMILY_QWEN3_5, with_adapters, {7, 24}}};
     (void)state;
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         outcome whole;

@@ -103,13 +103,20 @@ spw__hf_has_layer_norm(spw_family family)
 {
     return family >= SPW_FAMILY_NEOX && family <= SPW_FAMILY_STABLELM;
 }
+/* Those with layers of linear attention (hf_linear.c). */
+static inline bool
+spw__hf_is_linear(spw_family family)
+{
+    return family == SPW_FAMILY_QWEN3_5 || family == SPW_FAMILY_QWEN3_5_MOE || family == SPW_FAMILY_QWEN3_NEXT;
+}
 /* Classes without a window of any kind. */
 static inline bool
 spw__hf_is_full(spw_family family)
 {
     return family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_MINIMAX_M2 || family == SPW_FAMILY_GEMMA ||
            family == SPW_FAMILY_GRANITE || family == SPW_FAMILY_OLMOE || family == SPW_FAMILY_SEED_OSS ||
-           family == SPW_FAMILY_ERNIE || spw__hf_is_glm_dense(family) || spw__hf_is_latent(family);
+           family == SPW_FAMILY_ERNIE || spw__hf_is_glm_dense(family) || spw__hf_is_latent(family) ||
+           spw__hf_is_linear(family);
 }
 
 /* By which cos and sin are larger where a configuration does not say: of yarn, and of longrope. */

@@ -113,16 +113,17 @@ read_llama(const source *s, spw_model_config *c)
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, ernie = c->family == SPW_FAMILY_ERNIE;
     bool glm_dense = spw__hf_is_glm_dense(c->family), exaone = c->family == SPW_FAMILY_EXAONE4;
     bool ministral = c->family == SPW_FAMILY_MINISTRAL3;
+    bool linear = spw__hf_is_linear(c->family);
     uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm ||
                                   minimax || seed || ministral
                               ? 8
-                          : c->family == SPW_FAMILY_GEMMA                                                 ? 16
-                          : glm_dense || ernie                                                            ? 2
-                          : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
-                          : s->qwen_vl                                                                    ? 8
-                          : c->family == SPW_FAMILY_QWEN2_MOE                                             ? 16
-                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3 || exaone      ? 32
-                                                                                                          : 0;
+                          : c->family == SPW_FAMILY_GEMMA                                                           ? 16
+                          : glm_dense || ernie || (linear && c->family != SPW_FAMILY_QWEN3_5)                       ? 2
+                          : linear || c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
+                          : s->qwen_vl                                                                              ? 8
+                          : c->family == SPW_FAMILY_QWEN2_MOE                                                       ? 16
+                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3 || exaone                ? 32
+                                                                                                                    : 0;
     bool coarse = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || c->family == SPW_FAMILY_GLM4_LITE;
     bool bias = gpt_oss || seed || glm_dense;
     c->norm_eps = glm_dense                                                                                 ? 1.5625e-7
@@ -135,7 +136,7 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
     c->kv_heads = kv_default > 0 && json_object_get(s->object, "num_key_value_heads") == NULL ? kv_default : c->heads;
     SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
-    c->head_dim = gemma                                                                                 ? 256
+    c->head_dim = gemma || linear                                                                       ? 256
                   : gpt_oss                                                                             ? 64
                   : c->family == SPW_FAMILY_QWEN3 || minimax || seed || glm_dense || ernie || ministral ? 128
                   : c->heads > 0 ? c->width / c->heads
@@ -146,6 +147,7 @@ read_llama(const source *s, spw_model_config *c)
                      json_object_get(s->object, "num_attention_heads"));
     SPW_TRY(read_real(s, "rms_norm_eps", &c->norm_eps));
     SPW_TRY(spw__hf_read_latent(s, c));
+    SPW_TRY(spw__hf_read_linear(s, c));
     SPW_TRY(spw__hf_read_rope(s, c));
     SPW_TRY(spw__hf_read_no_rope(s, c));
     SPW_TRY(spw__hf_read_window(s, c));
@@ -167,7 +169,7 @@ read_llama(const source *s, spw_model_config *c)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", c->mlp_bias));
-    c->qk_norm = exaone || qwen3 || olmo || olmoe || minimax || c->family == SPW_FAMILY_GEMMA3;
+    c->qk_norm = linear || exaone || qwen3 || olmo || olmoe || minimax || c->family == SPW_FAMILY_GEMMA3;
     if (glm)
         SPW_TRY(read_bool(s, "use_qk_norm", &c->qk_norm));
     c->qk_norm_whole = olmo || olmoe || minimax;
@@ -237,7 +239,7 @@ static const char *
 missing_of(const char *type)
 {
     return strcmp(type, "gemma3") == 0 || strcmp(type, "mistral3") == 0 || strcmp(type, "qwen2_vl") == 0 ||
-                   strcmp(type, "qwen2_5_vl") == 0
+                   strcmp(type, "qwen2_5_vl") == 0 || strcmp(type, "qwen3_5") == 0 || strcmp(type, "qwen3_5_moe") == 0
                ? ": of a model of text and images only a folder's text part is read"
                : "";
 }
@@ -332,7 +334,11 @@ static const struct with_images {
     {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, true, 152064, 32768,
      8192, 80, 64, 29568},
     {"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", SPW_FAMILY_QWEN3, true, false, 151936, 128000,
-     4096, 32, 32, 22016}};
+     4096, 32, 32, 22016},
+    {"qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", SPW_FAMILY_QWEN3_5, true, false, 248320, 32768, 4096,
+     32, 16, 12288},
+    {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", SPW_FAMILY_QWEN3_5_MOE, true, false,
+     248320, 32768, 2048, 40, 16, 0}};
 
 /* The family of a Qwen's text part is not what it is called. */
 static spw_status

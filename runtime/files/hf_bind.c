@@ -52,7 +52,7 @@ ends_with(const char *text, const char *end)
 
 /*
  * What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images, those
- * of GLM and DeepSeek layers behind the last one, which predict further tokens, and 8-bit ones scales for who rounds activations.
+ * of GLM, DeepSeek and Qwen layers behind the last one, which predict further tokens, and 8-bit ones scales for who rounds activations.
  */
 static bool
 is_passed_over(const char *name, const spw_model_config *c)
@@ -62,7 +62,10 @@ is_passed_over(const char *name, const spw_model_config *c)
     if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL || family == SPW_FAMILY_MINISTRAL3) &&
         (begins_with(inner, "vision_tower.") || begins_with(inner, "multi_modal_projector.")))
         return true;
-    if ((family == SPW_FAMILY_QWEN2 || family == SPW_FAMILY_QWEN3) && begins_with(inner, "visual."))
+    if ((family == SPW_FAMILY_QWEN2 || family == SPW_FAMILY_QWEN3 || spw__hf_is_linear(family)) &&
+        begins_with(inner, "visual."))
+        return true;
+    if (spw__hf_is_linear(family) && begins_with(name, "mtp."))
         return true;
     if (c->sigmoid && begins_with(name, "model.layers.") &&
         strtoull(name + strlen("model.layers."), NULL, 10) >= c->layers)

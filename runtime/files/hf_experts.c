@@ -44,20 +44,56 @@ read_dense_layers(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
-static spw_status
-read_qwen_experts(const source *s, spw_model_config *c)
+/* The classes' defaults. */
+static const struct qwen_experts {
+    spw_family family;
+    uint64_t experts, choices, width, shared;
+    bool sum_to_one;
+} qwen_experts[] = {
+    {SPW_FAMILY_QWEN2_MOE, 60, 4, 1408, 5632, false},
+    {SPW_FAMILY_QWEN3_MOE, 128, 8, 768, 0, false},
+    {SPW_FAMILY_QWEN3_5_MOE, 256, 8, 512, 512, true},
+    {SPW_FAMILY_QWEN3_NEXT, 512, 10, 512, 512, true},
+};
+
+/* NULL: none of Qwen's mixtures. */
+static const struct qwen_experts *
+qwen_defaults(spw_family family)
 {
-    bool with_shared = c->family == SPW_FAMILY_QWEN2_MOE;
-    c->experts = with_shared ? 60 : 128; /* the classes' defaults */
-    c->choices = with_shared ? 4 : 8;
-    c->mlp_width = with_shared ? 1408 : 768;
-    c->shared_width = with_shared ? 5632 : 0;
-    c->shared_gated = with_shared;
-    SPW_TRY(read_size(s, get(s, "num_local_experts") != NULL && !with_shared ? "num_local_experts" : "num_experts", 1,
-                      &c->experts));
+    for (size_t i = 0; i < sizeof qwen_experts / sizeof qwen_experts[0]; i++) {
+        if (qwen_experts[i].family == family)
+            return &qwen_experts[i];
+    }
+    return NULL;
+}
+
+/* Qwen3.5's class has experts in all layers, and their weights' sum is one; its folders have an empty list all the same. */
+static spw_status
+check_qwen3_5(const source *s, spw_model_config *c)
+{
+    const json_t *list = get(s, "mlp_only_layers");
+    c->dense_width = 0;
+    if (list != NULL && json_array_size(list) > 0)
+        return refuse(s, "mlp_only_layers", list);
+    return must_be(s, "norm_topk_prob", true);
+}
+
+static spw_status
+read_qwen_experts(const source *s, const struct qwen_experts *d, spw_model_config *c)
+{
+    c->experts = d->experts;
+    c->choices = d->choices;
+    c->mlp_width = d->width;
+    c->shared_width = d->shared;
+    c->shared_gated = d->shared > 0;
+    c->sum_to_one = d->sum_to_one;
+    SPW_TRY(read_size(s, get(s, "num_local_experts") != NULL && !c->shared_gated ? "num_local_experts" : "num_experts",
+                      1, &c->experts));
     SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
-    if (with_shared)
+    if (c->shared_gated)
         SPW_TRY(read_size(s, "shared_expert_intermediate_size", 1, &c->shared_width));
+    if (c->family == SPW_FAMILY_QWEN3_5_MOE)
+        return check_qwen3_5(s, c);
     SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
     return read_dense_layers(s, c);
 }
@@ -224,16 +260,16 @@ spw_status
 spw__hf_read_experts(const source *s, spw_model_config *c)
 {
     bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, mixtral = c->family == SPW_FAMILY_MIXTRAL;
-    bool qwen = c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_QWEN3_MOE;
+    const struct qwen_experts *qwen = qwen_defaults(c->family);
     double jitter = 0;
     bool shared = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_latent(c->family);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
-    if (!mixtral && !qwen && !gpt_oss && !shared && !minimax && !olmoe)
+    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe)
         return SPW_OK;
     SPW_TRY(check_router_logits(s));
     c->dense_width = c->mlp_width;
-    if (qwen) {
-        SPW_TRY(read_qwen_experts(s, c));
+    if (qwen != NULL) {
+        SPW_TRY(read_qwen_experts(s, qwen, c));
     } else if (shared) {
         SPW_TRY(read_shared_experts(s, c));
     } else if (minimax) {

@@ -38,14 +38,19 @@
 #define GLM_DENSE   (OF(GLM) | OF(GLM4))
 #define ERNIE       OF(ERNIE)
 #define EXAONE      OF(EXAONE4)
-#define FULL        (GEMMA1 | GRANITE | OLMOE | SEED_OSS | SHARED | MINIMAX | GLM_DENSE | ERNIE) /* without a window */
-#define LLAMAS      (FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | EXAONE)
-#define NEOX        OF(NEOX)
-#define OPT         OF(OPT)
-#define STARCODER2  OF(STARCODER2)
-#define STABLELM    OF(STABLELM)
-#define LAYER_NORM  (NEOX | OPT | STARCODER2 | STABLELM)
-#define ALL         (GPT2 | LLAMAS | LAYER_NORM)
+#define QWEN3_5     (OF(QWEN3_5) | OF(QWEN3_5_MOE))
+#define QWEN3_NEXT  OF(QWEN3_NEXT)
+#define LINEAR      (QWEN3_5 | QWEN3_NEXT)
+#define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
+#define FULL                                                                                                           \
+    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | SHARED | MINIMAX | GLM_DENSE | ERNIE | LINEAR) /* without a window */
+#define LLAMAS     (FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | EXAONE)
+#define NEOX       OF(NEOX)
+#define OPT        OF(OPT)
+#define STARCODER2 OF(STARCODER2)
+#define STABLELM   OF(STABLELM)
+#define LAYER_NORM (NEOX | OPT | STARCODER2 | STABLELM)
+#define ALL        (GPT2 | LLAMAS | LAYER_NORM)
 _Static_assert(SPW_FAMILY_COUNT <= 64, "a bit for each family");
 
 static const struct {
@@ -66,7 +71,7 @@ static const struct {
     {"num_attention_heads", LLAMAS | LAYER_NORM},
     {"num_key_value_heads", LLAMAS | STARCODER2 | STABLELM},
     {"head_dim", LLAMAS},
-    {"intermediate_size", LLAMAS | (LAYER_NORM & ~OPT)},
+    {"intermediate_size", (LLAMAS & ~OF(QWEN3_5_MOE)) | (LAYER_NORM & ~OPT)},
     {"max_position_embeddings", LLAMAS | LAYER_NORM},
     {"original_max_position_embeddings", LLAMAS},
     {"activation_function", GPT2 | OPT},
@@ -117,11 +122,11 @@ static const struct {
     {"attention_out_bias", SEED_OSS},
     {"clip_qkv", OLMOE},
     {"use_bias", ERNIE | STARCODER2},
-    {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX},
+    {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX | LINEAR_MOE},
     {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX},
-    {"shared_expert_intermediate_size", QWEN2_MOE},
+    {"shared_expert_intermediate_size", QWEN2_MOE | LINEAR_MOE},
     {"qkv_bias", QWEN2_MOE},
-    {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX},
+    {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE},
     {"n_routed_experts", SHARED},
     {"n_shared_experts", SHARED},
     {"first_k_dense_replace", SHARED},
@@ -150,14 +155,24 @@ static const struct {
     {"num_mtp_layers", SHARED},
     {"swiglu_limit", GPT_OSS},
     {"swiglu_alpha", GPT_OSS},
-    {"moe_intermediate_size", QWEN_MOE | SHARED},
-    {"norm_topk_prob", QWEN_MOE | OLMOE | SHARED},
-    {"decoder_sparse_step", QWEN_MOE},
-    {"mlp_only_layers", QWEN_MOE},
-    {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX},
-    {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX},
+    {"moe_intermediate_size", QWEN_MOE | SHARED | LINEAR_MOE},
+    {"norm_topk_prob", QWEN_MOE | OLMOE | SHARED | LINEAR_MOE},
+    {"decoder_sparse_step", QWEN_MOE | QWEN3_NEXT},
+    {"mlp_only_layers", QWEN_MOE | LINEAR_MOE},
+    {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE},
+    {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE},
     {"router_jitter_noise", MIXTRAL | MINIMAX},
     {"layer_types", LLAMAS},
+    {"full_attention_interval", LINEAR},
+    {"linear_num_value_heads", LINEAR},
+    {"linear_num_key_heads", LINEAR},
+    {"linear_key_head_dim", LINEAR},
+    {"linear_value_head_dim", LINEAR},
+    {"linear_conv_kernel_dim", LINEAR},
+    {"attn_output_gate", LINEAR},
+    {"mamba_ssm_dtype", LINEAR},       /* of the state in generation, which is fp32 here always */
+    {"mtp_num_hidden_layers", LINEAR}, /* layers behind the last one, which are left out */
+    {"mtp_use_dedicated_embeddings", LINEAR},
     {"resid_pdrop", GPT2 | PHI3},
     {"embd_pdrop", GPT2 | PHI3},
     {"attn_pdrop", ALL},
@@ -184,15 +199,15 @@ static const struct {
 };
 
 const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",       "LlamaForCausalLM",       "MistralForCausalLM",   "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",      "MixtralForCausalLM",     "Qwen3MoeForCausalLM",  "Phi3ForCausalLM",
-    "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",    "Olmo2ForCausalLM",     "Gemma3ForCausalLM",
-    "Gemma2ForCausalLM",     "GptOssForCausalLM",      "Glm4MoeForCausalLM",   "DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniMaxM2ForCausalLM", "Olmo3ForCausalLM",
-    "GemmaForCausalLM",      "GraniteForCausalLM",     "OlmoeForCausalLM",     "SeedOssForCausalLM",
-    "GlmForCausalLM",        "Glm4ForCausalLM",        "Ernie4_5ForCausalLM",  "Exaone4ForCausalLM",
-    "Ministral3ForCausalLM", "GPTNeoXForCausalLM",     "OPTForCausalLM",       "Starcoder2ForCausalLM",
-    "StableLmForCausalLM"};
+    "GPT2LMHeadModel",       "LlamaForCausalLM",       "MistralForCausalLM",    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",      "MixtralForCausalLM",     "Qwen3MoeForCausalLM",   "Phi3ForCausalLM",
+    "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",    "Olmo2ForCausalLM",      "Gemma3ForCausalLM",
+    "Gemma2ForCausalLM",     "GptOssForCausalLM",      "Glm4MoeForCausalLM",    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniMaxM2ForCausalLM",  "Olmo3ForCausalLM",
+    "GemmaForCausalLM",      "GraniteForCausalLM",     "OlmoeForCausalLM",      "SeedOssForCausalLM",
+    "GlmForCausalLM",        "Glm4ForCausalLM",        "Ernie4_5ForCausalLM",   "Exaone4ForCausalLM",
+    "Ministral3ForCausalLM", "GPTNeoXForCausalLM",     "OPTForCausalLM",        "Starcoder2ForCausalLM",
+    "StableLmForCausalLM",   "Qwen3_5ForCausalLM",     "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

@@ -5,6 +5,13 @@
  */
 #include "hf_source.h"
 
+/* Qwen3.5's class of text knows what is said of axes, too. */
+static bool
+has_axes(const source *s, const spw_model_config *c)
+{
+    return s->axes || c->family == SPW_FAMILY_QWEN3_5 || c->family == SPW_FAMILY_QWEN3_5_MOE;
+}
+
 static spw_status
 read_rope_kind(const source *s, spw_model_config *c)
 {
@@ -18,13 +25,13 @@ read_rope_kind(const source *s, spw_model_config *c)
         c->rope = SPW_ROPE_LONG; /* by all of its class's names */
         return SPW_OK;
     }
-    if (v == NULL || (kind != NULL && (strcmp(kind, "default") == 0 || (s->axes && strcmp(kind, "mrope") == 0))))
+    if (v == NULL || (kind != NULL && (strcmp(kind, "default") == 0 || (has_axes(s, c) && strcmp(kind, "mrope") == 0))))
         return SPW_OK;
     c->rope = kind != NULL && strcmp(kind, "linear") == 0   ? SPW_ROPE_LINEAR
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
               : kind != NULL && strcmp(kind, "yarn") == 0   ? SPW_ROPE_YARN
                                                             : SPW_ROPE_PLAIN;
-    if (spw__hf_is_latent(c->family) && c->rope != SPW_ROPE_YARN)
+    if ((spw__hf_is_latent(c->family) && c->rope != SPW_ROPE_YARN) || spw__hf_is_linear(c->family))
         return refuse(s, key, v);
     return c->rope != SPW_ROPE_PLAIN && c->family != SPW_FAMILY_PHI3 ? SPW_OK : refuse(s, key, v);
 }
@@ -144,7 +151,7 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
 }
 
 /*
- * Phi-3's, GLM's, MiniMax's, GPT-NeoX's and StableLM's classes turn the first part of a head, and look in the rope object before they look beside; the
+ * Phi-3's, GLM's, MiniMax's, GPT-NeoX's, StableLM's, Qwen3-Next's and Qwen3.5's classes turn the first part of a head, and look in the rope object before they look beside; the
  * others know of no part.
  */
 static spw_status
@@ -154,7 +161,7 @@ read_rope_part(const source *s, const char *key, spw_model_config *c)
     SPW_TRY(read_real(s, key, &part));
     if (part != 1 && c->family != SPW_FAMILY_PHI3 && c->family != SPW_FAMILY_GLM4_MOE &&
         c->family != SPW_FAMILY_MINIMAX_M2 && !spw__hf_is_glm_dense(c->family) && c->family != SPW_FAMILY_NEOX &&
-        c->family != SPW_FAMILY_STABLELM)
+        c->family != SPW_FAMILY_STABLELM && !spw__hf_is_linear(c->family))
         return refuse(s, key, get(s, key));
     if (!(part > 0 && part <= 1))
         return wrong(s, key, "number above 0, at most 1", get(s, key));
@@ -204,7 +211,8 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
             c->rope == SPW_ROPE_LONG && (strcmp(name, "short_factor") == 0 || strcmp(name, "long_factor") == 0);
         for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
             found = found || strcmp(name, known[i]) == 0;
-        found = found || (s->axes && (strcmp(name, "mrope_section") == 0 || strcmp(name, "mrope_interleaved") == 0));
+        found =
+            found || (has_axes(s, c) && (strcmp(name, "mrope_section") == 0 || strcmp(name, "mrope_interleaved") == 0));
         found = found || (c->family == SPW_FAMILY_MINISTRAL3 &&
                           (strcmp(name, "llama_4_scaling_beta") == 0 || strcmp(name, "max_position_embeddings") == 0));
         if (!found && c->rope == SPW_ROPE_YARN && strcmp(name, "attn_factor") == 0 && json_is_number(v))
@@ -264,16 +272,17 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
-    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_GEMMA3 || s->qwen_vl ? 1e6
-                    : s->axes || by_layer || c->family == SPW_FAMILY_ERNIE                          ? 5e5
-                    : minimax                                                                       ? 5e6
-                    : c->family == SPW_FAMILY_SMOLLM3                                               ? 2e6
-                    : c->family == SPW_FAMILY_GPT_OSS                                               ? 150000
-                                                                                                    : 10000;
+    c->rope_theta = spw__hf_is_linear(c->family)                                                      ? 10000
+                    : c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_GEMMA3 || s->qwen_vl ? 1e6
+                    : s->axes || by_layer || c->family == SPW_FAMILY_ERNIE                            ? 5e5
+                    : minimax                                                                         ? 5e6
+                    : c->family == SPW_FAMILY_SMOLLM3                                                 ? 2e6
+                    : c->family == SPW_FAMILY_GPT_OSS                                                 ? 150000
+                                                                                                      : 10000;
     c->rope_paired = c->rope_paired || c->family == SPW_FAMILY_ERNIE || spw__hf_is_glm_dense(c->family);
-    c->rope_part = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family) ? 0.5
-                   : neox || c->family == SPW_FAMILY_STABLELM                          ? 0.25
-                                                                                       : 0;
+    c->rope_part = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family)        ? 0.5
+                   : neox || c->family == SPW_FAMILY_STABLELM || spw__hf_is_linear(c->family) ? 0.25
+                                                                                              : 0;
     if (minimax && c->head_dim > 0) { /* the older name */
         SPW_TRY(read_size(s, "rotary_dim", 2, &turned));
         if (turned > c->head_dim)

@@ -82,6 +82,8 @@ spw__hf_read_window(const source *s, spw_model_config *c)
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
+    if (spw__hf_is_linear(c->family)) /* whose list hf_linear.c reads */
+        return SPW_OK;
     if (spw__hf_is_full(c->family))
         return read_layer_types(s, c, false);
     if (spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_OLMO3 ||

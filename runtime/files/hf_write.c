@@ -121,8 +121,8 @@ write_rope(json_t *o, const spw_model_config *c)
         return;
     }
     json_object_set_new(o, "rope_theta", json_real(c->rope_theta));
-    if (c->rope_part > 0 || c->family == SPW_FAMILY_GLM4_MOE ||
-        spw__hf_is_glm_dense(c->family)) /* whose default is a half */
+    if (c->rope_part > 0 || c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family) ||
+        spw__hf_is_linear(c->family)) /* whose default is less than all */
         json_object_set_new(o, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
     spw__hf_write_scaling(o, c);
     if (c->rope == SPW_ROPE_LONG)
@@ -263,6 +263,8 @@ write_llama(json_t *o, const spw_model_config *c)
 {
     bool seed = c->family == SPW_FAMILY_SEED_OSS, glm_dense = spw__hf_is_glm_dense(c->family);
     bool exaone = c->family == SPW_FAMILY_EXAONE4;
+    bool qwen_moe =
+        c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_QWEN3_NEXT;
     bool biases =
         c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GRANITE || seed;
     set_size(o, "hidden_size", c->width);
@@ -271,7 +273,8 @@ write_llama(json_t *o, const spw_model_config *c)
     set_size(o, "num_key_value_heads", c->kv_heads);
     if (c->kv_rank == 0)
         set_size(o, "head_dim", c->head_dim);
-    set_size(o, "intermediate_size", c->dense_width > 0 ? c->dense_width : c->mlp_width);
+    if (c->family != SPW_FAMILY_QWEN3_5_MOE) /* which has none */
+        set_size(o, "intermediate_size", c->dense_width > 0 ? c->dense_width : c->mlp_width);
     set_size(o, "max_position_embeddings", c->positions);
     if (spw__hf_is_gemma(c->family))
         write_gemma(o, c);
@@ -289,6 +292,8 @@ write_llama(json_t *o, const spw_model_config *c)
         write_gpt_oss(o, c);
     if (c->family == SPW_FAMILY_ERNIE)
         json_object_set_new(o, "use_bias", json_boolean(c->qkv_bias));
+    if (spw__hf_is_linear(c->family))
+        spw__hf_write_linear(o, c);
     if (biases || (c->qk_norm && c->family != SPW_FAMILY_MINIMAX_M2 && !exaone) || spw__hf_is_gemma(c->family) ||
         c->family == SPW_FAMILY_GPT_OSS || glm_dense)
         json_object_set_new(o, "attention_bias", json_boolean(seed || glm_dense ? c->qkv_bias : c->out_bias));
@@ -311,18 +316,20 @@ write_llama(json_t *o, const spw_model_config *c)
                  c->experts);
         set_size(o, "num_experts_per_tok", c->choices);
     }
-    if (c->family == SPW_FAMILY_QWEN2_MOE) {
+    if (c->shared_gated)
         set_size(o, "shared_expert_intermediate_size", c->shared_width);
+    if (c->family == SPW_FAMILY_QWEN2_MOE)
         json_object_set_new(o, "qkv_bias", json_boolean(c->qkv_bias));
-    }
-    if (c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_OLMOE)
+    if (qwen_moe || c->family == SPW_FAMILY_OLMOE)
         json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
-    if (c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE) {
+    if (qwen_moe || c->family == SPW_FAMILY_QWEN3_5_MOE)
         set_size(o, "moe_intermediate_size", c->mlp_width);
-        json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
+    if (qwen_moe) {
         set_size(o, "decoder_sparse_step", c->sparse_every > 0 ? c->sparse_every : 1);
         json_object_set_new(o, "mlp_only_layers", dense_layers(c));
     }
+    if (c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE)
+        json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
     if (c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3) {
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);

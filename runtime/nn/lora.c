@@ -47,12 +47,12 @@ is_router(const char *name)
     return any;
 }
 
-/* Families whose router is a bare parameter in transformers 4: peft has adapters beside linear layers. */
+/* Families whose router is a bare parameter in transformers 4, or in 5, which alone has them: peft has adapters beside linear layers. */
 static bool
 has_bare_router(spw_family family)
 {
     return family == SPW_FAMILY_GPT_OSS || family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_DEEPSEEK_V2 ||
-           family == SPW_FAMILY_DEEPSEEK_V3;
+           family == SPW_FAMILY_DEEPSEEK_V3 || family == SPW_FAMILY_QWEN3_5_MOE;
 }
 
 /* The name without ".weight"; false when this is no linear weight of a layer. */

@@ -315,6 +315,9 @@ typedef enum spw_family {
     SPW_FAMILY_OPT,
     SPW_FAMILY_STARCODER2,
     SPW_FAMILY_STABLELM,
+    SPW_FAMILY_QWEN3_5,
+    SPW_FAMILY_QWEN3_5_MOE,
+    SPW_FAMILY_QWEN3_NEXT,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -449,7 +452,7 @@ spw_status spw_model_check(const spw_model *model, spw_error *err);
  * spw_model_add_lora - freezes all parameters and puts adapters beside the linear weights that targets match.
  *   targets  (count) globs on the linear's name, without ".weight" ("model.layers.0.self_attn.q_proj"), or on what is left
  *            of it behind any of its dots ("q_proj"). A router's weight is only matched by one that ends in its own name ("gate"), and
- *            by none where it is a bare parameter in transformers 4 (gpt_oss, glm4_moe, deepseek_v2, deepseek_v3)
+ *            by none where it is a bare parameter in transformers 4 (gpt_oss, glm4_moe, deepseek_v2, deepseek_v3), or has no other class (qwen3_5_moe_text)
  * Computes  y = x W^T + alpha / rank * drop(x) A^T B^T with A (rank, in) and B (out, rank), whatever the order of W's own
  *           dimensions. A is drawn from a normal distribution of standard deviation 1 / sqrt(3 in), which is the one of
  *           the uniform distribution in +- 1 / sqrt(in); B is 0, so that the model is at first the one without adapters.
