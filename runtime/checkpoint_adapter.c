@@ -41,12 +41,13 @@ spw__adapter_config(const spw_model *m, const spw_config *c)
                      "bias", "none", "inference_mode", 1, "use_rslora", 0, "use_dora", 0);
 }
 
-/* peft 0.21 takes these for the experts', whose gate and up transformers 5 has as one; of Qwen2-MoE it reads them as they are. */
+/* peft 0.21 takes these for the experts', whose gate and up transformers 5 has as one; of Qwen2-MoE and Qwen3.5-MoE it reads them as they are. */
 void
 spw__adapter_warn(const spw_model *m)
 {
     uint32_t id = spw__base_count(m);
-    if (m->config.experts == 0 || m->config.family == SPW_FAMILY_QWEN2_MOE)
+    if (m->config.experts == 0 || m->config.family == SPW_FAMILY_QWEN2_MOE ||
+        m->config.family == SPW_FAMILY_QWEN3_5_MOE)
         return;
     while (id < m->param_count && fnmatch("*.mlp.*_proj.lora_A.weight", m->params[id].name, 0) != 0)
         id++;

@@ -112,6 +112,14 @@ check "gpt_oss's router has none" [ "$(grep -c 'proj"' "$dir/gpt_oss/step-6/adap
 check "gpt_oss exports" run export "$dir/gpt_oss" --to "$dir/gpt_oss-merged" --dtype fp32
 mixture qwen3_moe '"num_experts":4,"moe_intermediate_size":16,"mlp_only_layers":[0]' '["down_proj"]'
 check "qwen3_moe is told of" grep -q "does not load adapters of MLPs beside experts, such as base_model.model.model.layers.0.mlp.down_proj" "$dir/err"
+moe='"hidden_size":32,"head_dim":16,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"vocab_size":256,"max_position_embeddings":64,"full_attention_interval":2,
+  "linear_num_key_heads":2,"linear_num_value_heads":4,"linear_key_head_dim":8,"linear_value_head_dim":16,"num_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":16,"shared_expert_intermediate_size":24'
+mixture qwen3_5_moe_text '"tie_word_embeddings":true' '["*"]'
+check "qwen3_5_moe_text says nothing of them" [ ! -s "$dir/err" ]
+check "its linear attention has them, but for the convolution" [ "$(grep -c linear_attn "$dir/qwen3_5_moe_text/step-6/adapter_config.json")-$(grep -c conv1d "$dir/qwen3_5_moe_text/step-6/adapter_config.json")" = 10-0 ]
+check "qwen3_5_moe_text exports" run export "$dir/qwen3_5_moe_text" --to "$dir/qwen3_5_moe_text-merged" --dtype fp32
+mixture qwen3_next '"intermediate_size":48' '["linear_attn.*"]'
+check "qwen3_next exports" run export "$dir/qwen3_next" --to "$dir/qwen3_next-merged" --dtype fp32
 
 # Weights as codes: text and loss of a checkpoint that was trained beside them are the same from codes and from what they stand
 # for; of others they are near.
@@ -161,7 +169,7 @@ assert (got - want).abs().max() <= 4e-6 * most and (whole - want).abs().max() <=
 EOF
 }
 if python3 -c 'import torch, transformers, peft' 2>/dev/null; then
-    for name in llama gpt2 gpt_oss; do
+    for name in llama gpt2 gpt_oss qwen3_5_moe_text qwen3_next; do
         check "$name is the same to peft, transformers and the export" compare "$dir/$name/step-6" "$dir/$name-merged"
     done
 else
