@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2, gpt-oss and two more, with DeepSeek-V3's patterns and V2's, and of Llama 2,
+"""Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2, Qwen3.5, gpt-oss and two more, with DeepSeek-V3's patterns and V2's, and of Llama 2,
 Mistral and Gemma 3, trained on the text below, and what the tokenizers library makes of a text that is meant to be hard. Run from the repository's root:
 
     python3 tests/make_tokenizer_vectors.py
@@ -21,6 +21,7 @@ O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}
          r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
          r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+QWEN3_5 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"\s\p{L}", r"\s\p{L}\p{M}")
 
 ENGLISH = """A spillway lets water pass a dam when the lake behind it is full. It isn't there for ordinary days: it's there
 for the one night in thirty years when it rains and rains and won't stop. We'll look at how such a thing is built, what
@@ -74,7 +75,9 @@ HARD = [
     "ไทยไม่มีช่องว่าง", "العربية ١٢٣ والعبرية עברית", "Здравствуй, мир! Ёлка ё Й и\u0306 \u0419", "a" * 100, " " * 100, "\n" * 50, " \t" * 40, "ab" * 60 + "!" * 70, "=" * 80 + "\n" + "-" * 80, "日" * 60,
     "<|endoftext|>", "a<|endoftext|>b", "a <|endoftext|> b", "<|endoftext|><|endoftext|>", "<|endoftext| > <|endoftext", "<|end_of_text|>x<|begin_of_text|>y<|eot_id|>z", "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n",
     "<tool_call> <tool_call>{\"a\": 1}</tool_call>", "  <mask>  b", "a\n\t <mask>\n\n c", "<mask><mask> <mask>", "a  <pad>   b <pad>", "<mask> <pad> <mask> <pad>", "caf\u00e9s cafe\u0301s", "x caf\u00e9s y cafe\u0301 s", "spam spa spamm",
-    " spillway spillway\nspillway  spillway", "hello water the waters", "the  the   the    the", CODE, ENGLISH[:400], OTHERS,
+    " spillway spillway\nspillway  spillway", "hello water the waters", "the  the   the    the",
+    "पानी बाँध के पीछे है। हिन्दी में लिखा", "น้ำไหลผ่านเขื่อน ที่นี่", "שָׁלוֹם עֲלֵיכֶם בְּרֵאשִׁית", "x\u0332y\u0332 z\u20d7 m\u0307\u0308w\u0310", " \u0301a \u0332\u0332 b", "1\u0332\u0332 2\u0301", "!\u0301 .\u0332x", "\n\u0301\n \u0332",
+    "'s\u0332 \u0332's", CODE, ENGLISH[:400], OTHERS,
 ]
 
 
@@ -168,6 +171,10 @@ tokenizers = {
                    [special("<|endoftext|>"), special("<|im_start|>"), special("<|im_end|>"), AddedToken("<tool_call>", normalized=False),
                     AddedToken("</tool_call>", normalized=False)], normalizer=normalizers.NFC(),
                    post=lambda t: processors.ByteLevel(trim_offsets=False)),
+    "qwen3_5": build("qwen3_5", pre_tokenizers.Sequence([split(QWEN3_5), plain]), 1100,
+                     [special("<|endoftext|>"), special("<|im_start|>"), special("<|im_end|>"), AddedToken("<think>", normalized=False),
+                      AddedToken("</think>", normalized=False)], normalizer=normalizers.NFC(),
+                     post=lambda t: processors.ByteLevel(trim_offsets=False)),
     "o200k": build("o200k", pre_tokenizers.Sequence([split(O200K), plain]), 1000, [special("<|endoftext|>"), special("<|start|>")]),
     # Everything else that is read: several patterns, digits, white space around added tokens, tokens found after NFC.
     "mixed": build("mixed", pre_tokenizers.Sequence([split(r"\p{N}{1,3}"), split("[一-龥぀-ゟ゠-ヿ]+"), split(

@@ -1,6 +1,6 @@
 /*
  * Tokenizers: the ids of the tokenizers library (vectors made by make_tokenizer_vectors.py) for the configurations of
- * GPT-2, Llama 3, Qwen2, gpt-oss, one with DeepSeek-V3's patterns and one that keeps matches alone, of Llama 2, Mistral and
+ * GPT-2, Llama 3, Qwen2, Qwen3.5, gpt-oss, one with DeepSeek-V3's patterns and one that keeps matches alone, of Llama 2, Mistral and
  * three more by characters; any bytes come back; what is not supported is refused by name.
  */
 #include "lib_tiny.h"
@@ -15,7 +15,7 @@
 #include <utf8proc.h>
 
 static const char *const names[] = {"gpt2",   "llama3", "qwen2", "mixed", "llama2", "mistral",
-                                    "across", "bare",   "gemma", "o200k", "alone"};
+                                    "across", "bare",   "gemma", "o200k", "alone",  "qwen3_5"};
 #define BOT "{\"SpecialToken\": {\"id\": \"<|begin_of_text|>\", \"type_id\": 0}}" /* in a template */
 enum { NAMES = sizeof names / sizeof names[0], TEXT_MAX = 1 << 20 };
 
@@ -158,7 +158,7 @@ test_round_trip(void **state)
             }
             encode(t, text, BYTES, round % 2 != 0, &ids);
             bytes = decode(t, &ids, &back);
-            if (strcmp(names[n], "qwen2") != 0) {
+            if (strstr("qwen2 qwen3_5", names[n]) == NULL) {
                 assert_int_equal(bytes, BYTES);
                 assert_memory_equal(back, text, BYTES);
             } else {
@@ -341,6 +341,26 @@ open_deepseek(void)
     return t;
 }
 
+/* The tokenizer of Qwen2's vector with another pattern. */
+static spw_tokenizer *
+open_pattern(const char *pattern)
+{
+    json_t *root = load_named("qwen2"), *text = json_string(pattern);
+    char dir[256], *quoted = json_dumps(text, JSON_ENCODE_ANY);
+    spw_tokenizer *t;
+    spw_error err = {0};
+    set_at(root, "pre_tokenizer.pretokenizers.0.pattern.Regex", quoted);
+    tiny_dir_make(dir);
+    write_json(dir, "tokenizer.json", root);
+    if (spw_tokenizer_open(&t, dir, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    free(quoted);
+    json_decref(text);
+    json_decref(root);
+    tiny_dir_remove(dir);
+    return t;
+}
+
 /* Cuts a text wherever spw_tokenizer_cut says so: the ids must be those of the whole. Returns how often. */
 static uint64_t
 count_cuts(const char *name, const spw_tokenizer *t, const char *text, uint64_t bytes)
@@ -369,10 +389,19 @@ test_cut(void **state)
     static const char *const lines[] = {"Water flows.\r\n", "It is 7 m. ", "the dam\r\n",
                                         "\xe6\xb0\xb4\xe6\xb5\x81\n\xe6\xb0\xb4\xe3\x80\x82\n",
                                         "\xd0\xb2\xd0\xbe\xd0\xb4\xd0\xb0 \xd0\xb8\xd0\xb4\xd1\x91\xd1\x82.\n"};
+    static const char *const patterns[] = {
+        /* Ministral's and Seed-OSS' */
+        "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|[^\\r\\n\\p{L}\\p{N}"
+        "]?"
+        "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}| "
+        "?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|"
+        "\\s+(?!\\S)|\\s+",
+        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\r\n]+|\\s*[\r\n]+|"
+        "\\s+(?!\\S)|\\s+"};
     enum { TIMES = 100 };
     uint64_t bytes;
     char *text = read_file("tests/vectors/tok_text.txt", &bytes), many[64 * TIMES];
-    spw_tokenizer *plain = open_named("gpt2");
+    spw_tokenizer *plain = open_named("gpt2"), *other;
     (void)state;
     for (int n = 0; n < NAMES; n++) {
         spw_tokenizer *t = open_named(names[n]);
@@ -388,11 +417,14 @@ test_cut(void **state)
         }
         spw_tokenizer_close(t);
     }
-    for (int n = 0; n < 2; n++) { /* patterns of gpt-oss and DeepSeek */
-        spw_tokenizer *t = n == 0 ? open_named("o200k") : open_deepseek();
-        assert_true(count_cuts(n == 0 ? "o200k" : "DeepSeek", t, text, bytes) > 40);
+    for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
+        spw_tokenizer *t = open_pattern(patterns[i]);
+        assert_true(count_cuts(patterns[i], t, text, bytes) > 40);
         spw_tokenizer_close(t);
     }
+    other = open_deepseek();
+    assert_true(count_cuts("DeepSeek", other, text, bytes) > 40);
+    spw_tokenizer_close(other);
     assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 0), 3);
     assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 4), 6);
     assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 7), 9);
@@ -700,18 +732,40 @@ write_pair(const char *dir, const json_t *root, const char *more)
     free(text);
 }
 
+/* tokenizer_config.json with a class and the added tokens that tokenizer.json has. */
+static json_t *
+config_of(const char *class, const json_t *added)
+{
+    json_t *decoder = json_object(),
+           *config = json_pack("{s:s, s:s, s:o}", "tokenizer_class", class, "eos_token", "<|im_end|>",
+                               "added_tokens_decoder", decoder),
+           *token;
+    char id[32];
+    size_t i;
+    assert_non_null(config);
+    json_array_foreach(added, i, token)
+    {
+        snprintf(id, sizeof id, "%lld", (long long)json_integer_value(json_object_get(token, "id")));
+        assert_int_equal(json_object_set(decoder, id, token), 0);
+    }
+    return config;
+}
+
 /* vocab.json and merges.txt give what tokenizer.json gives, by folder and by file, for GPT-2 and, named by
- * tokenizer_config.json, for Qwen2; other classes are refused. */
+ * tokenizer_config.json, for Qwen2 and Qwen3.5; other classes are refused. */
 static void
 test_pair(void **state)
 {
+    static const struct {
+        const char *name, *class;
+    } qwen[] = {{"qwen2", "Qwen2Tokenizer"}, {"qwen3_5", "Qwen3_5Tokenizer"}, {"qwen3_5", "Qwen3_5TokenizerFast"}};
     char dir[256], path[300];
     uint64_t bytes;
     char *text = read_file("tests/vectors/tok_text.txt", &bytes);
     spw_tokenizer *t, *whole = open_named("gpt2");
     spw_tokens got = {0}, want = {0};
     spw_error err = {0};
-    json_t *root = load_named("gpt2"), *config;
+    json_t *root = load_named("gpt2"), *config = NULL;
     (void)state;
     tiny_dir_make(dir);
     /* GPT-2's own vocab.json holds <|endoftext|> at its end. */
@@ -735,34 +789,27 @@ test_pair(void **state)
     assert_non_null(strstr(err.message, "tokenizer_config.json: tokenizer_class: BartTokenizer"));
     json_decref(root);
     spw_tokenizer_close(whole);
-    /* Qwen2's slow files. */
-    whole = open_named("qwen2");
-    root = load_named("qwen2");
-    config = json_pack("{s:s, s:s, s:{s:O, s:O, s:O, s:O, s:O}}", "tokenizer_class", "Qwen2Tokenizer", "eos_token",
-                       "<|im_end|>", "added_tokens_decoder", "1100",
-                       json_array_get(json_object_get(root, "added_tokens"), 0), "1101",
-                       json_array_get(json_object_get(root, "added_tokens"), 1), "1102",
-                       json_array_get(json_object_get(root, "added_tokens"), 2), "1103",
-                       json_array_get(json_object_get(root, "added_tokens"), 3), "1104",
-                       json_array_get(json_object_get(root, "added_tokens"), 4));
-    assert_non_null(config);
-    assert_int_equal(
-        json_integer_value(json_object_get(json_array_get(json_object_get(root, "added_tokens"), 0), "id")), 1100);
-    write_pair(dir, root, "");
-    write_json(dir, "tokenizer_config.json", config);
-    if (spw_tokenizer_open(&t, dir, &err) != SPW_OK)
-        fail_msg("%s", err.message);
-    encode(whole, text, bytes, true, &want);
-    encode(t, text, bytes, true, &got);
-    assert_same_ids("qwen2 pair", 0, &got, &want);
-    spw_tokenizer_close(t);
+    for (size_t i = 0; i < sizeof qwen / sizeof qwen[0]; i++) {
+        whole = open_named(qwen[i].name);
+        root = load_named(qwen[i].name);
+        write_pair(dir, root, "");
+        json_decref(config);
+        config = config_of(qwen[i].class, json_object_get(root, "added_tokens"));
+        write_json(dir, "tokenizer_config.json", config);
+        if (spw_tokenizer_open(&t, dir, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        encode(whole, text, bytes, true, &want);
+        encode(t, text, bytes, true, &got);
+        assert_same_ids(qwen[i].class, 0, &got, &want);
+        spw_tokenizer_close(t);
+        spw_tokenizer_close(whole);
+        json_decref(root);
+    }
     set_at(config, "added_tokens_decoder.x", "{}");
     write_json(dir, "tokenizer_config.json", config);
     assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_ECORRUPT);
     assert_non_null(strstr(err.message, "tokenizer_config.json: added_tokens_decoder.x"));
     json_decref(config);
-    json_decref(root);
-    spw_tokenizer_close(whole);
     spw_tokens_free(&got);
     spw_tokens_free(&want);
     tiny_dir_remove(dir);

@@ -156,7 +156,8 @@ spw_status spw__tok_split(const tok_run *r, const char *text, uint64_t bytes);
 bool spw__tok_patterns_known(const char *const *patterns, uint64_t count); /* that never join those: of models here */
 bool spw__tok_may_cut(const char *text, uint64_t bytes, uint64_t at);
 bool spw__tok_ends_word(const char *text, uint64_t at);
-extern const char *const spw__tok_gpt2_pattern, *const spw__tok_llama3_pattern, *const spw__tok_qwen2_pattern;
+extern const char *const spw__tok_gpt2_pattern, *const spw__tok_llama3_pattern, *const spw__tok_qwen2_pattern,
+                                                                                    *const spw__tok_qwen3_5_pattern;
 
 /* tokenizer_added.c: added tokens in text. */
 spw_status spw__tok_added_build(spw_tokenizer *t, spw_error *err);

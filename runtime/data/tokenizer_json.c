@@ -395,25 +395,42 @@ add_named_tokens(json_t *added, const json_t *vocab, const json_t *config, spw_e
     return SPW_OK;
 }
 
+/* What a class has that is read from vocab.json and merges.txt, and says nothing of it there. NULL: not such a one. */
+typedef struct pair_class {
+    const char *name, *const *pattern;
+    bool nfc;
+} pair_class;
+
+static const pair_class *
+find_class(const char *name)
+{
+    static const pair_class classes[] = {{"GPT2Tokenizer", &spw__tok_gpt2_pattern, false},
+                                         {"Qwen2Tokenizer", &spw__tok_qwen2_pattern, true},
+                                         {"Qwen3_5Tokenizer", &spw__tok_qwen3_5_pattern, true}};
+    for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++) {
+        size_t n = strlen(classes[i].name);
+        if (strncmp(name, classes[i].name, n) == 0 && (name[n] == '\0' || strcmp(name + n, "Fast") == 0))
+            return &classes[i];
+    }
+    return NULL;
+}
+
 static spw_status
 load_pair(spw_tokenizer *t, json_t *vocab, const json_t *config, const char *config_path, const char *merges_path,
           spw_error *err)
 {
     const json_t *name = json_object_get(config, "tokenizer_class"),
                  *prefix = json_object_get(config, "add_prefix_space");
-    const char *class_name = json_is_string(name) ? json_string_value(name) : "GPT2Tokenizer";
-    bool qwen = strncmp(class_name, "Qwen2Tokenizer", 14) == 0;
-    const char *rest = class_name + (qwen ? 14 : strncmp(class_name, "GPT2Tokenizer", 13) == 0 ? 13 : 0);
+    const pair_class *class = find_class(json_is_string(name) ? json_string_value(name) : "GPT2Tokenizer");
     json_t *added = NULL, *merges = NULL;
     char *text = NULL;
     spw_status st;
-    if (rest == class_name || (rest[0] != '\0' && strcmp(rest, "Fast") != 0))
+    if (class == NULL)
         return refused(config_path, "tokenizer_class", name, err);
     if (json_is_true(prefix))
         return refused(config_path, "add_prefix_space", prefix, err);
-    t->nfc = qwen;
-    SPW_TRY(spw__tok_pattern_add(t, qwen ? spw__tok_qwen2_pattern : spw__tok_gpt2_pattern, TOK_REGEX, t->path,
-                                 "pattern", err));
+    t->nfc = class->nfc;
+    SPW_TRY(spw__tok_pattern_add(t, *class->pattern, TOK_REGEX, t->path, "pattern", err));
     t->cuts = true;
     st = added_of_config(&added, config, config_path, err);
     if (st == SPW_OK)

@@ -13,16 +13,21 @@
 const char *const spw__tok_gpt2_pattern =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 #define SHORT        "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define AFTER_NUMBER "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define WHITE        "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define AFTER_NUMBER "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" WHITE
 #define UP_TO_NUMBER SHORT "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
 const char *const spw__tok_llama3_pattern = UP_TO_NUMBER "\\p{N}{1,3}" AFTER_NUMBER;
 const char *const spw__tok_qwen2_pattern = UP_TO_NUMBER "\\p{N}" AFTER_NUMBER;
-#define BEFORE "[^\\r\\n\\p{L}\\p{N}]?"
-#define UPPER  "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
-#define LOWER  "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+static const char seed_pattern[] = UP_TO_NUMBER "\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\r\n]+|\\s*[\r\n]+|\\s+(?!\\S)|\\s+";
+#define BEFORE  "[^\\r\\n\\p{L}\\p{N}]?"
+#define UPPER   "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER   "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define SLASHES "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" WHITE
+const char *const spw__tok_qwen3_5_pattern =
+    SHORT "|" BEFORE "[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" WHITE;
 static const char o200k_pattern[] =
-    BEFORE UPPER "*" LOWER "+" SHORT "?|" BEFORE UPPER "+" LOWER "*" SHORT "?|"
-                 "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+    BEFORE UPPER "*" LOWER "+" SHORT "?|" BEFORE UPPER "+" LOWER "*" SHORT "?|\\p{N}{1,3}" SLASHES;
+static const char tekken_pattern[] = BEFORE UPPER "*" LOWER "+|" BEFORE UPPER "+" LOWER "*|\\p{N}" SLASHES;
 static const char *const deepseek_patterns[] = {
     "\\p{N}{1,3}", "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+",
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "
@@ -336,7 +341,8 @@ spw__tok_split(const tok_run *r, const char *text, uint64_t bytes)
 bool
 spw__tok_patterns_known(const char *const *patterns, uint64_t count)
 {
-    const char *const single[] = {spw__tok_llama3_pattern, spw__tok_qwen2_pattern, o200k_pattern};
+    const char *const single[] = {spw__tok_llama3_pattern,  spw__tok_qwen2_pattern, seed_pattern,
+                                  spw__tok_qwen3_5_pattern, o200k_pattern,          tekken_pattern};
     bool known = count == sizeof deepseek_patterns / sizeof deepseek_patterns[0];
     for (uint64_t i = 0; known && i < count; i++)
         known = strcmp(patterns[i], deepseek_patterns[i]) == 0;
