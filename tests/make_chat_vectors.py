@@ -61,6 +61,9 @@ LAYOUTS = [
     ("chatml", "qwen2", [], turns("", two(im("user")), im("assistant"), system=two(im("system")))),
     ("chatml", "gpt2", new("<|im_start|>", "<|im_end|>"), turns("", two(im("user")), im("assistant"), system=two(im("system")))),
     ("chatml", "llama2", new("<|im_start|>", special=False) + new("<|im_end|>"), turns("", two(im("user")), im("assistant"), system=two(im("system")))),
+    ("chatml", "qwen3_5", [], turns("", two(im("user")), im("assistant"), system=two(im("system")))),
+    ("examples/chat_no_thinking.json", "qwen3_5", [], turns(
+        "", two(im("user")), (im("assistant")[0] + "<think>\n\n</think>\n\n",) + im("assistant")[1:], system=two(im("system")), trim=True)),
     ("llama3", "llama3", new("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"), turns(
         "<|begin_of_text|>", two(header("user")), header("assistant"), system=two(header("system")), trim=True)),
     ("mistral", "mistral", new("[INST]", "[/INST]"), turns("<s>", *INST)),
