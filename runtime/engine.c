@@ -97,7 +97,7 @@ take_memory(spw_engine *e, spw_error *err)
     e->starts = spw_carve_take(&carve, e->cache_slots * 4);
     if (spw__documents_bytes(e) > 0)
         e->documents = spw_carve_take(&carve, 3 * e->micro_max * e->rows * 4);
-    e->cache = spw_carve_take(&carve, spw__cache_elems(e) * e->compute_bytes);
+    e->cache = spw_carve_take(&carve, spw__cache_bytes(e));
     if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->wire_memory == NULL || e->cache == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
     return fill_tables(e, err);

@@ -64,20 +64,23 @@ static spw_status
 extend_part(spw_engine *e, block_run *run, uint32_t c, const engine_part *p, spw_error *err)
 {
     uint64_t width = e->model->config.width, n = p->sequences * p->positions;
-    uint64_t row_bytes = width * e->compute_bytes, part_bytes = spw__cache_part_elems(e) * e->compute_bytes,
-             layer = c > 0 ? c - 1 : 0; /* the first block has no attention */
+    uint64_t row_bytes = width * e->compute_bytes, layer = c > 0 ? c - 1 : 0; /* the first block has no attention */
     spw_batch batch = {.sequences = p->sequences,
                        .positions = p->positions,
                        .tokens = e->tokens + p->row,
                        .places = e->places + p->row};
-    spw_attention_cache cache = {.key = e->cache + layer * 2 * part_bytes,
-                                 .value = e->cache + (layer * 2 + 1) * part_bytes,
-                                 .capacity = e->cache_positions,
-                                 .slots = e->slots + p->sequence,
-                                 .starts = e->starts + p->sequence};
+    layer_cache kept = spw__cache_of_layer(e, layer);
+    char *first = e->cache + kept.at, *second = first + kept.bytes[0];
+    const int32_t *slots = e->slots + p->sequence, *starts = e->starts + p->sequence;
+    spw_attention_cache keys = {
+        .key = first, .value = second, .capacity = e->cache_positions, .slots = slots, .starts = starts};
+    spw_delta_cache states = {.state = (float *)(void *)first, .before = second, .slots = slots, .starts = starts};
+    bool linear = spw_model_is_linear(&e->model->config, layer);
     spw_value *x = NULL, *y;
     spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
-    spw_tape_use_cache(e->tape, &cache, spw__cache_width(e), batch.places, p->positions == 1);
+    spw_tape_use_cache(e->tape, linear ? NULL : &keys, spw__cache_width(e), batch.places, p->positions == 1);
+    if (linear)
+        spw_tape_use_delta_cache(e->tape, &states);
     if (c > 0)
         x = spw_tape_input(e->tape, spw__flow(e, c, 0) + p->row * row_bytes, n, width, false);
     y = spw__call_forward(e, run, &batch, x, false, false);

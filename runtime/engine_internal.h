@@ -126,7 +126,7 @@ struct spw_engine {
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
     int32_t *documents; /* (3, micro_max, rows) places, begins and ends where documents are separate; else NULL */
-    char *cache;        /* (layers, 2, cache_slots, cache_positions, cache_width) keys, then values */
+    char *cache;        /* of the layers, one after another, what spw__cache_of_layer() says */
     /*
      * x[c], the input of the block at c, of every micro-batch: kept for the backward pass from the lowest block that is
      * trained (but not the first, which has none) to the last but one.
@@ -230,11 +230,18 @@ uint32_t spw__count_sharers(const spw_engine *e, bool tell);
 spw_status spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err);
 uint32_t spw__engine_cpus(const spw_engine *e); /* this rank's share */
 spw_aio_options spw__engine_aio(const spw_config *c);
-/* Keys and values of running sequences: elements of a row, of a layer's keys, of all; positions of the rotary table. */
-uint64_t spw__cache_width(const spw_engine *e);
-uint64_t spw__cache_part_elems(const spw_engine *e);
-uint64_t spw__cache_elems(const spw_engine *e);
-uint64_t spw__table_positions(const spw_engine *e);
+/*
+ * What a layer keeps of running sequences: two arrays one behind the other, at a byte of engine.cache. Keys and values (cache_slots,
+ * cache_positions, cache_width); or, of linear attention, states (cache_slots, Hv, Dk, Dv) fp32 and the last inputs of its convolution
+ * (cache_slots, K - 1, C).
+ */
+typedef struct layer_cache {
+    uint64_t at, bytes[2];
+} layer_cache;
+layer_cache spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx);
+uint64_t spw__cache_bytes(const spw_engine *e);     /* of all layers */
+uint64_t spw__cache_width(const spw_engine *e);     /* elements of a row of keys */
+uint64_t spw__table_positions(const spw_engine *e); /* of the rotary table */
 uint64_t spw__rope_elems(const spw_engine *e);
 uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a step */
 uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */

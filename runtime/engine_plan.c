@@ -412,7 +412,9 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
                         4096);
 }
 
-/* ---------------------------------------------------------------- keys and values of running sequences */
+/* ---------------------------------------------------------------- what layers keep of running sequences */
+
+enum { CACHE_ALIGN = 64 };
 
 uint64_t
 spw__cache_width(const spw_engine *e)
@@ -421,18 +423,30 @@ spw__cache_width(const spw_engine *e)
     return (m->family == SPW_FAMILY_GPT2 ? m->heads : m->kv_heads) * m->head_dim;
 }
 
-/* Of a layer's keys or values. */
-uint64_t
-spw__cache_part_elems(const spw_engine *e)
+/* Every layer before has its own; one of linear attention keeps as much whatever the number of positions is. */
+layer_cache
+spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx)
 {
-    return e->cache_slots * e->cache_positions * spw__cache_width(e);
+    const spw_model_config *m = &e->model->config;
+    uint64_t keys = e->cache_positions * spw__cache_width(e) * e->compute_bytes;
+    uint64_t state = m->linear_heads * m->linear_key_dim * m->linear_value_dim * sizeof(float);
+    uint64_t channels = 2 * m->linear_key_heads * m->linear_key_dim + m->linear_heads * m->linear_value_dim;
+    layer_cache c = {.at = 0};
+    for (uint64_t l = 0; l <= layer_idx; l++) {
+        bool linear = spw_model_is_linear(m, l);
+        c.at += c.bytes[0] + c.bytes[1];
+        c.bytes[0] = spw_round_up(e->cache_slots * (linear ? state : keys), CACHE_ALIGN);
+        c.bytes[1] = spw_round_up(e->cache_slots * (linear ? (m->linear_taps - 1) * channels * e->compute_bytes : keys),
+                                  CACHE_ALIGN);
+    }
+    return c;
 }
 
 /* Every block between the first and the last may hold an attention. */
 uint64_t
-spw__cache_elems(const spw_engine *e)
+spw__cache_bytes(const spw_engine *e)
 {
-    return (e->model->block_count - 2) * 2 * spw__cache_part_elems(e);
+    return spw__cache_of_layer(e, e->model->block_count - 2).at;
 }
 
 uint64_t
@@ -595,7 +609,7 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     if (spw__documents_bytes(e) > 0)
         in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
     in.batch_device += spw__deferred_bytes(e);
-    in.batch_device += spw__cache_elems(e) * e->compute_bytes + e->cache_slots * 8;
+    in.batch_device += spw__cache_bytes(e) + e->cache_slots * 8;
     in.batch_device = spw_round_up(in.batch_device, 4096);
     in.use_count = pass_uses(e, NULL, &in.forward_count);
     in.uses = uses = spw_mem_calloc(in.use_count, sizeof *uses);
