@@ -161,6 +161,17 @@ better_victim(const unit *o, const unit *than)
     return o->next_use != than->next_use ? o->next_use > than->next_use : o->last_use < than->last_use;
 }
 
+/*
+ * Begun for a use that is not fetched any more, or not now; or, where somebody waits, without anything read for it yet: the slot that it needs may
+ * hold what is waited for.
+ */
+static bool
+may_be_begun_anew(const spw_store *s, const unit *o, bool waited_for)
+{
+    return o->d == D_FILLING && o->copies_inflight == 0 &&
+           (o->next_use >= s->fetch_count || s->tight || (waited_for && o->read_next <= o->fill_next));
+}
+
 static bool
 make_room(spw_store *s, unit *u, uint64_t nearer_than)
 {
@@ -168,9 +179,7 @@ make_room(spw_store *s, unit *u, uint64_t nearer_than)
         unit *victim = NULL;
         for (uint32_t i = 0; i < s->resident.count; i++) {
             unit *o = &s->units[s->resident.list[i].owner];
-            bool idle = (o->d == D_READY &&
-                         o->pins == 0) || /* or it was begun for a use that is not fetched any more, or not now */
-                        (o->d == D_FILLING && o->copies_inflight == 0 && (o->next_use >= s->fetch_count || s->tight));
+            bool idle = (o->d == D_READY && o->pins == 0) || may_be_begun_anew(s, o, nearer_than == 0);
             if (idle && (uint64_t)o->next_use + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
                 better_victim(o, victim))
                 victim = o;

@@ -492,6 +492,38 @@ test_place_without_slot(void **state)
     tiny_dir_remove(dir);
 }
 
+/*
+ * Unit 1 is given the place on the device, and before it has a slot unit 0, whose weights have stayed in the one slot, is put in front of it:
+ * the place is unit 0's then, for whose sake the slot is not given away.
+ */
+static void
+test_place_before_slot(void **state)
+{
+    const spw_store_use later[] = {{1, 0}}, first[] = {{0, 0}, {1, 0}};
+    const void *weights;
+    char dir[256];
+    const char *path = dir;
+    (void)state;
+    tiny_dir_make(dir);
+    for (int run = 0; run < 50; run++) {
+        fixture f;
+        order o;
+        spw_error err = {0};
+        open_narrow(&f, &o, &path);
+        for (int i = 0; i < 2; i++) {
+            if (i == 1) {
+                spw_store_set_future(f.store, later, 1, 1);
+                spw_store_set_future(f.store, first, 2, 2);
+            }
+            if (spw_store_acquire(f.store, first, 1, &weights, &err) != SPW_OK)
+                fail_msg("%s", err.message);
+            spw_store_release(f.store, 0, NULL);
+        }
+        close_store(&f);
+    }
+    tiny_dir_remove(dir);
+}
+
 /* Whoever waits for an update that nobody released is told so, and does not wait for ever; nor does anybody later. */
 static void
 test_stands_still(void **state)
@@ -529,6 +561,7 @@ main(void)
         cmocka_unit_test(test_left_out),
         cmocka_unit_test(test_leave_first),
         cmocka_unit_test(test_place_without_slot),
+        cmocka_unit_test(test_place_before_slot),
         cmocka_unit_test(test_stands_still),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
