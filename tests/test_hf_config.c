@@ -601,6 +601,8 @@ test_defaults(void **state)
                "\"partial_rotary_factor\":0.5,\"mrope_section\":[11,11,10],\"mrope_interleaved\":true}",
                &m, &err));
     assert_true(m.full_every == 2 && !spw_model_is_linear(&m, 1) && m.rope_theta == 1e7 && m.rope_part == 0.5);
+    DONE(parse("qwen3_5_text", "\"full_attention_interval\":9", &m, &err));
+    assert_int_equal(m.full_every, 4);
     DONE(parse("qwen3_5_moe_text", "\"mlp_only_layers\":[]", &m, &err));
     assert_true(m.experts == 256 && m.choices == 8 && m.mlp_width == 512 && m.shared_width == 512 && m.shared_gated);
     assert_true(m.sum_to_one && m.kv_heads == 2 && m.dense_width == 0 && !m.linear_woven);

@@ -11,6 +11,8 @@ read_full_layers(const source *s, spw_model_config *c)
     const json_t *list = get(s, "layer_types");
     c->full_every = 4;
     SPW_TRY(read_size(s, "full_attention_interval", 1, &c->full_every));
+    if (c->full_every > c->layers) /* as the list would have it, in which no layer is full */
+        c->full_every = c->layers + 1;
     if (list == NULL)
         return SPW_OK;
     if (!json_is_array(list) || json_array_size(list) != c->layers)
