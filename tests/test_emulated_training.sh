@@ -177,8 +177,11 @@ oss='"model_type": "gpt_oss", "intermediate_size": 24, "num_local_experts": 6, "
   "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096}' oss_more=
 deepseek='"model_type": "deepseek_v3", "intermediate_size": 60, "moe_intermediate_size": 24, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
   "first_k_dense_replace": 1, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8' deepseek_more=', "tile_tokens": 13'
+linear='"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 16, "full_attention_interval": 2, "head_dim": 8'
+qwen3_5='"model_type": "qwen3_5_text", "intermediate_size": 60, '$linear qwen3_5_more=', "tile_tokens": 14'
+next='"model_type": "qwen3_next", "moe_intermediate_size": 24, "shared_expert_intermediate_size": 36, "num_experts": 6, "num_experts_per_tok": 2, '$linear next_more=
 first=host
-for family in experts shared phi3 gemma gemma2 oss deepseek; do
+for family in experts shared phi3 gemma gemma2 oss deepseek qwen3_5 next; do
     more=${family}_more kv_heads=2
     [ $family = deepseek ] && kv_heads=6
     cat >"$dir/$family.json" <<JSON

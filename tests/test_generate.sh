@@ -49,13 +49,12 @@ check "and says so once" test "$(grep -c "the model's 64 positions: it goes on f
 run generate "$c" --prompt "line " --tokens 59 --temperature 0
 check "one that fits says nothing" test ! -s "$dir/err"
 # Where it starts again it is a prompt of its own: token for token what the last 32 tokens give, three times over.
-run generate "$c" --prompt 108,105,110,101,32 --ids --json --tokens 150 --temperature 0
-cp "$dir/out" "$dir/long.json"
-restarts() {
-    python3 - "$spw" "$c" "$dir/long.json" <<'PY'
+restarts() { # MODEL PROMPT, of five tokens
+    run generate "$1" --prompt "$2" --ids --json --tokens 150 --temperature 0
+    python3 - "$spw" "$1" "$dir/out" "$2" <<'PY'
 import json, subprocess, sys
 o = json.load(open(sys.argv[3]))
-ids = [108, 105, 110, 101, 32] + o["tokens"]
+ids = [int(n) for n in sys.argv[4].split(",")] + o["tokens"]
 if o.get("restarts") != 3 or len(ids) != 155:
     sys.exit("restarts: %s, %d tokens" % (o.get("restarts"), len(ids)))
 for end in (65, 98, 131):  # 64 are fed and one is drawn, then 32 and 33 more
@@ -67,7 +66,10 @@ for end in (65, 98, 131):  # 64 are fed and one is drawn, then 32 and 33 more
         sys.exit("after token %d: %s, wanted %s" % (end, got, want))
 PY
 }
-check "from where the last half of the positions is the prompt" restarts
+check "from where the last half of the positions is the prompt" restarts "$c" 108,105,110,101,32
+cp -r "$f/qwen3_5" "$dir/linear"
+sed -i 's/"eos_token_id": 2/"eos_token_id": null/' "$dir/linear/config.json"
+check "linear attention has nothing left of what was before, either" restarts "$dir/linear" 36,6,19,39,37
 
 # Placement changes nothing, and leaves nothing.
 for o in "--nvme $dir/swap" "--nvme $dir/swap --host-memory 64MiB" "--nvme $dir/swap --device-memory 2MiB" "--device-memory 2MiB"; do

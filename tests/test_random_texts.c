@@ -50,6 +50,12 @@ draw_model(uint64_t run, spw_config *c, spw_model_config *m)
     m->mlp_width = m->experts > 0 ? 24 + 8 * random_pick(run, 4, 8) : 64 + 8 * random_pick(run, 4, 40);
     m->shared_width = m->sigmoid ? m->mlp_width : m->shared_width;
     m->tied = random_pick(run, 5, 2) == 0;
+    if (m->linear_heads > 0) {
+        m->full_every = 1 + random_pick(run, 12, 5);
+        m->linear_taps = 1 + random_pick(run, 13, SPW_TAPS_MAX);
+        m->linear_value_dim = 8ull << random_pick(run, 14, 3);
+        m->linear_key_dim = 8 + 8 * random_pick(run, 15, 4);
+    }
     m->init_std = 0.3;
     if (c->run.state_format != SPW_STATE_FP32)
         snprintf(c->run.frozen_codes, sizeof c->run.frozen_codes, "%s", codes[random_pick(run, 6, 3)]);
