@@ -184,9 +184,10 @@ cli_train_show_end(train_run *r)
         printf("  integrity        %s checked, %.1f%% of the processor time\n",
                spw_format_bytes(a, sizeof a, stats.checked_bytes), 100 * (double)stats.checksum_ns * 1e-9 / s->cpu_s);
     spw_plan_print(p, print_line, NULL);
-    printf("  peak memory      %s accounted, %s measured by the kernel, %s planned\n",
+    printf("  peak memory      %s accounted, %s measured by the kernel%s, %s planned\n",
            spw_format_bytes(a, sizeof a, cli_train_memory_peak(r)),
            spw_format_bytes(b, sizeof b, spw_process_rss_peak_bytes()),
+           p->local_ranks > 1 ? " with what was read of other ranks'" : "",
            spw_format_bytes(c, sizeof c, p->host_bytes + (apart ? 0 : p->device_bytes)));
     if (apart)
         printf("  of the device    %s, %s planned\n",

@@ -47,6 +47,8 @@ for ranks in 2 3 4; do
     check "have the losses of one" near
     check "and reduce in each step what was planned" as_planned
 done
+check "one step of two ranks" run train "$dir/tiny.json" -n 2 --set spillway.steps=1
+check "says whose memory the kernel counts too" grep -q "measured by the kernel with what was read of other ranks', " "$dir/out"
 check "a frozen layer and little room, 4 ranks" train -n 4 --set train_batch_size=4 --set spillway.eval_interval=0 --set spillway.steps=66 \
     --set 'spillway.freeze=["model.layers.0.*"]' --set spillway.device_memory=3MiB --set zero_optimization.offload_param.device=none --set zero_optimization.offload_optimizer.device=none \
     --set 'model={"model_type":"llama","vocab_size":1000,"hidden_size":64,"intermediate_size":96,"num_hidden_layers":8,"num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":32,"tie_word_embeddings":false}'
