@@ -1,4 +1,4 @@
-"""Makes tests/vectors/deepspeed, fsdp, llmc and torch: what DeepSpeed, FSDP and torch.save write of a small Llama, llm.c of a small GPT-2, and
+"""Makes tests/vectors/deepspeed, fsdp, fsdp_experts, llmc and torch: what DeepSpeed, FSDP and torch.save write of a small Llama, llm.c of a small GPT-2, and
 what must come of it.
 
     python3 tests/make_foreign_vectors.py        needs torch, transformers, safetensors, deepspeed 0.19.8; five minutes, no GPU
@@ -268,6 +268,48 @@ def fsdp(out):
     os._exit(0)
 
 
+def fsdp_experts(out):
+    """One rank of two: a small Qwen3.5-MoE in FSDP2, all experts of a layer in one tensor. Each sequence is the same, so that their order is."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    import transformers
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    dist.init_process_group("gloo")
+    torch.manual_seed(4)
+    mesh, losses = init_device_mesh("cpu", (dist.get_world_size(),)), []
+    sizes = {k: v for k, v in SIZES.items() if k != "intermediate_size"}
+    config = transformers.Qwen3_5MoeTextConfig(
+        **sizes, head_dim=8, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=6, shared_expert_intermediate_size=4, full_attention_interval=2,
+        linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, pad_token_id=None)
+    model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager").float()
+    if dist.get_rank() == 0:
+        model.config.save_pretrained(out)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    params = list(model.parameters())
+    optimizer = torch.optim.AdamW([{"params": [p for p in params if p.ndim > 1], "weight_decay": 0.1},
+                                   {"params": [p for p in params if p.ndim == 1], "weight_decay": 0.0}], lr=0.01, betas=(0.9, 0.95))
+    ids = torch.tensor([[(5 * i * i + 3 * i + 2) % SIZES["vocab_size"] for i in [*range(LENGTH), 0]]])
+    for step in range(STEPS):
+        if step == SAVED:
+            weights, state = get_state_dict(model, optimizer)
+            dcp.save({"model": weights, "optimizer": state}, checkpoint_id=str(out))
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if dist.get_rank() == 0:
+        (out / "losses").write_text("".join(f"{x:.9g}\n" for x in losses[SAVED:]))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def llmc(rows):
     """transformers' GPT-2 trained as llm.c trains (AdamW without decay of vectors, clipping at 1): all tensors of the checkpoint and what comes of it, for so
     many sequences a step."""
@@ -405,6 +447,14 @@ def make_fsdp():
     shutil.rmtree(into / "flat")
 
 
+def make_fsdp_experts():
+    into = ROOT / "vectors/fsdp_experts"
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", __file__, "--fsdp-experts", str(into)], check=True, env=env)
+
+
 def make_nvme():
     """stage3 as ZeRO-Infinity leaves it: what was on nvme is in files of its own, with padding, and empty in the ranks' files. DeepSpeed leaves
     arrays below 1 MiB where they are, so this is made of the other checkpoint: one sub-group of four stays."""
@@ -468,6 +518,8 @@ def make_torch():
 if __name__ == "__main__":
     if len(sys.argv) > 2 and sys.argv[1] == "--fsdp":
         fsdp(pathlib.Path(sys.argv[2]))
+    elif len(sys.argv) > 2 and sys.argv[1] == "--fsdp-experts":
+        fsdp_experts(pathlib.Path(sys.argv[2]))
     elif len(sys.argv) > 3:
         run(sys.argv[2], pathlib.Path(sys.argv[3]))
     elif len(sys.argv) > 1:
@@ -476,6 +528,7 @@ if __name__ == "__main__":
         make_torch()
         make_llmc()
         make_fsdp()
+        make_fsdp_experts()
         make_cases()
         make_nvme()
         make_runs()

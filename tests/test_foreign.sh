@@ -119,6 +119,18 @@ grep '^  model' "$dir/out" | sed 's/  */ /g' | sort >"$dir/want"
 run inspect "$dir/fsdp" --digest
 check "has the same bits" cmp -s <(grep '^  model' "$dir/out" | sed 's/  */ /g' | sort) "$dir/want"
 
+# Of a mixture whose experts are one tensor in each layer there, and parameters of their own here: moments of both go the same way.
+{ printf '\x88\xd8\x34\x01\x01\0\0\0\x21\x03\0\0'; head -c 1012 /dev/zero; for i in $(seq 0 800); do printf '%b' "\\0$(printf %o $(((5 * (i % 8) * (i % 8) + 3 * (i % 8) + 2) % 19)))\\0000"; done; } >"$dir/same.bin"
+cat >"$dir/experts.json" <<JSON
+{ "train_batch_size": 2, "gradient_clipping": 0, "model": {"path": "tests/vectors/fsdp_experts"},
+  "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+  "data": {"path": "$dir/same.bin", "seq_length": 8},
+  "spillway": {"steps": 8, "device": "cpu", "router_balance": 0, "checkpoint_dir": "$dir/experts", "run_log": "$dir/experts.jsonl"} }
+JSON
+check "from FSDP with experts in one tensor" run train "$dir/experts.json" --resume tests/vectors/fsdp_experts
+check "the losses are the ones it had" awk '{ d = $1 / $2 - 1; bad = bad || d > 1e-6 || d < -1e-6 } END { exit bad || NR != 4 }' \
+    <(paste <(grep -o '"loss":[^,]*' "$dir/experts.jsonl" | cut -d: -f2) tests/vectors/fsdp_experts/losses)
+
 # The state of a training without FSDP, which may be none: what lies beside it is a folder.
 cp -r "$dir/start" "$dir/sgd"
 cp tests/vectors/fsdp/broken/stateless.bin "$dir/sgd/optimizer.bin"
