@@ -28,12 +28,12 @@ channel_blocks(uint64_t C)
     return spw__cuda_blocks(C, CONV_THREADS * CONV_CHANNELS);
 }
 
-template <class E, int TAPS>
+template <class E, int TAPS, bool WIDE>
 static void
 conv(cuda_queue *q, const conv_args<E> &args, uint64_t B)
 {
     LAUNCH(q, dim3(channel_blocks(args.C), spw__cuda_blocks(args.T, CONV_ROWS), (unsigned)B), CONV_THREADS, 0,
-           (conv_kernel<E, TAPS>), args);
+           (conv_kernel<E, TAPS, WIDE>), args);
 }
 
 template <class E>
@@ -49,10 +49,12 @@ launch_conv(cuda_queue *q, act *y, const act *x, const act *w, const spw_delta_c
         args.starts = cache->starts;
         args.wide = args.wide && spw__cuda_aligned(cache->before);
     }
-    if (s->K == 4)
-        conv<E, 4>(q, args, s->B);
+    if (s->K == 4 && args.wide)
+        conv<E, 4, true>(q, args, s->B);
+    else if (args.wide)
+        conv<E, SPW_TAPS_MAX, true>(q, args, s->B);
     else
-        conv<E, SPW_TAPS_MAX>(q, args, s->B);
+        conv<E, SPW_TAPS_MAX, false>(q, args, s->B);
     if (cache != NULL && s->T > CONV_ROWS && s->K > 1) /* blocks of the same launch still read what was kept */
         LAUNCH(q, dim3(spw__cuda_blocks(s->C, 256), (unsigned)s->K - 1, (unsigned)s->B), 256, 0, (conv_keep_kernel<E>),
                args.before, args.x, args.slots, s->T, s->C, s->K - 1);
@@ -86,11 +88,11 @@ rows_per_piece(uint64_t M, uint64_t C, uint64_t K)
     return rows > 64 ? rows : 64;
 }
 
-template <class E, int TAPS>
+template <class E, int TAPS, bool WIDE>
 static void
 conv_backward(cuda_queue *q, const conv_args<E> &args, unsigned pieces)
 {
-    LAUNCH(q, dim3(channel_blocks(args.C), pieces), CONV_THREADS, 0, (conv_backward_kernel<E, TAPS>), args);
+    LAUNCH(q, dim3(channel_blocks(args.C), pieces), CONV_THREADS, 0, (conv_backward_kernel<E, TAPS, WIDE>), args);
 }
 
 template <class E>
@@ -107,10 +109,12 @@ launch_backward(cuda_queue *q, act *dx, float *dw, const act *dy, const act *x, 
     args.wide = args.wide && spw__cuda_aligned(dx, dy);
     if (dw != NULL && (args.partial = (float *)spw__cuda_scratch(q, pieces * s->C * s->K * sizeof *dw)) == NULL)
         return;
-    if (s->K == 4)
-        conv_backward<E, 4>(q, args, pieces);
+    if (s->K == 4 && args.wide)
+        conv_backward<E, 4, true>(q, args, pieces);
+    else if (args.wide)
+        conv_backward<E, SPW_TAPS_MAX, true>(q, args, pieces);
     else
-        conv_backward<E, SPW_TAPS_MAX>(q, args, pieces);
+        conv_backward<E, SPW_TAPS_MAX, false>(q, args, pieces);
     if (dw != NULL)
         spw__cuda_add_slices(q, dw, args.partial, NULL, NULL, s->C * s->K, pieces);
 }

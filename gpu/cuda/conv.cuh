@@ -24,15 +24,24 @@ template <class E> struct conv_args {
     const int32_t *slots, *starts; /* (B) */
     uint64_t T, C, M, rows;        /* rows of a piece */
     unsigned K;
-    bool wide, add; /* rows begin where two channels can be loaded at once; onto dx */
+    bool wide, add; /* every two channels can be loaded at once; onto dx */
 };
 
-/* p[0 .. least(left, 2)), zeros behind. */
-template <class E>
+/* A thread's channels: both there, and where two can be loaded at once (WIDE), or perhaps one; their taps are the last K of TAPS. */
+template <class E, int TAPS> struct conv_channels {
+    uint64_t c;
+    unsigned K;
+    bool both;
+    float w[TAPS][CONV_CHANNELS];
+};
+
+/* Zeros where nothing is. */
+template <bool WIDE, class E>
 SPW_DEVICE void
-load_two(float *v, const E *p, uint64_t left, bool wide)
+load_two(float *v, const E *p, bool here, bool both)
 {
-    if (wide && left >= CONV_CHANNELS) {
+    v[0] = v[1] = 0.0f;
+    if (WIDE && here) {
         SPW_NEED_ALIGNED(p, 2 * sizeof(E));
         if constexpr (sizeof(E) == 4) {
             float2 two = *(const float2 *)p;
@@ -41,17 +50,17 @@ load_two(float *v, const E *p, uint64_t left, bool wide)
         } else {
             unpack<E>(v, *(const unsigned *)p);
         }
-    } else {
-        v[0] = left > 0 ? widen(p[0]) : 0.0f;
-        v[1] = left > 1 ? widen(p[1]) : 0.0f;
+    } else if (here) {
+        v[0] = widen(p[0]);
+        v[1] = both ? widen(p[1]) : 0.0f;
     }
 }
 
-template <class E>
+template <bool WIDE, class E>
 SPW_DEVICE void
-store_two(E *p, const float *v, uint64_t left, bool wide)
+store_two(E *p, const float *v, bool both)
 {
-    if (wide && left >= CONV_CHANNELS) {
+    if (WIDE) {
         SPW_NEED_ALIGNED(p, 2 * sizeof(E));
         if constexpr (sizeof(E) == 4)
             *(float2 *)p = float2{v[0], v[1]};
@@ -59,17 +68,10 @@ store_two(E *p, const float *v, uint64_t left, bool wide)
             *(unsigned *)p = pack<E>(v[0], v[1]);
     } else {
         narrow(p, v[0]);
-        if (left > 1)
+        if (both)
             narrow(p + 1, v[1]);
     }
 }
-
-/* A thread's channels from c on, and their taps: the last K of TAPS, as all arrays of them have it. */
-template <class E, int TAPS> struct conv_channels {
-    uint64_t c, left;
-    unsigned K;
-    float w[TAPS][CONV_CHANNELS];
-};
 
 /* False: there are none. */
 template <class E, int TAPS>
@@ -78,14 +80,15 @@ my_channels(conv_channels<E, TAPS> *m, const conv_args<E> &g)
 {
     m->c = ((uint64_t)blockIdx.x * CONV_THREADS + threadIdx.x) * CONV_CHANNELS;
     m->K = TAPS == 4 ? 4 : g.K;
+    m->both = m->c + 1 < g.C;
     if (m->c >= g.C)
         return false;
-    m->left = g.C - m->c;
 #pragma unroll
     for (unsigned j = 0; j < TAPS; j++)
 #pragma unroll
         for (unsigned i = 0; i < CONV_CHANNELS; i++)
-            m->w[j][i] = j + m->K >= TAPS && i < m->left ? widen(g.w[(m->c + i) * m->K + j + m->K - TAPS]) : 0.0f;
+            m->w[j][i] =
+                j + m->K >= TAPS && (i == 0 || m->both) ? widen(g.w[(m->c + i) * m->K + j + m->K - TAPS]) : 0.0f;
     return true;
 }
 
@@ -103,7 +106,7 @@ taps_sum(const conv_channels<E, TAPS> &m, const float x[TAPS][CONV_CHANNELS], in
 }
 
 /* The rows before row t0 of sequence b, as far as they are in its document, into the window's places for them. */
-template <class E, int TAPS>
+template <bool WIDE, class E, int TAPS>
 SPW_DEVICE void
 rows_before(float x[TAPS][CONV_CHANNELS], const conv_args<E> &g, const conv_channels<E, TAPS> &m, uint64_t b,
             uint64_t t0)
@@ -116,72 +119,83 @@ rows_before(float x[TAPS][CONV_CHANNELS], const conv_args<E> &g, const conv_chan
         const E *from = kept && is_tap ? g.before + ((uint64_t)g.slots[b] * (m.K - 1) + m.K - 1 - i) * g.C
                         : here         ? g.x + (b * g.T + t0 - i) * g.C
                                        : g.x;
-        load_two(x[TAPS - 1 - i], from + m.c, (kept && is_tap) || here ? m.left : 0, g.wide);
+        load_two<WIDE>(x[TAPS - 1 - i], from + m.c, (kept && is_tap) || here, m.both);
     }
 }
 
-/* Rows that come next: row t of sequence b and those behind it, zeros from end on; whether a document begins with each. */
-template <class E> struct conv_coming {
+/* Rows that come next, zeros from row `end` on, and whether a document begins with each. */
+struct conv_coming {
     float x[CONV_AHEAD][CONV_CHANNELS];
     bool anew[CONV_AHEAD];
 };
 
-template <class E, int TAPS>
+/* From row t on, whose channels are at x; begins of the sequence, or NULL. */
+template <bool WIDE, class E>
 SPW_DEVICE void
-load_coming(conv_coming<E> *coming, const conv_args<E> &g, const conv_channels<E, TAPS> &m, uint64_t b, uint64_t t,
-            uint64_t end)
+load_coming(conv_coming *coming, const E *x, uint64_t C, const int32_t *begins, unsigned t, unsigned end, bool both)
 {
 #pragma unroll
-    for (unsigned k = 0; k < CONV_AHEAD; k++) {
+    for (unsigned k = 0; k < CONV_AHEAD; k++, x += C) {
         const bool here = t + k < end;
-        const uint64_t row = here ? b * g.T + t + k : 0;
-        load_two(coming->x[k], g.x + row * g.C + m.c, here ? m.left : 0, g.wide);
-        coming->anew[k] = g.begins != NULL && here && (uint64_t)g.begins[row] == t + k;
+        load_two<WIDE>(coming->x[k], x, here, both);
+        coming->anew[k] = begins != NULL && here && (unsigned)begins[t + k] == t + k;
     }
 }
 
 /* Blocks: channels, runs of CONV_ROWS rows, sequences. What a cache keeps is written here where one run is all there is. */
-template <class E, int TAPS>
+template <class E, int TAPS, bool WIDE>
 __global__ void
-__launch_bounds__(CONV_THREADS) conv_kernel(conv_args<E> g)
+__launch_bounds__(CONV_THREADS, 4) conv_kernel(conv_args<E> g)
 {
-    const uint64_t b = blockIdx.z, t0 = (uint64_t)blockIdx.y * CONV_ROWS, end = least(g.T, t0 + CONV_ROWS);
+    const uint64_t b = blockIdx.z;
+    const unsigned t0 = blockIdx.y * CONV_ROWS, end = (unsigned)least(g.T, (uint64_t)t0 + CONV_ROWS);
+    const int32_t *begins = g.begins != NULL ? g.begins + b * g.T : NULL;
     conv_channels<E, TAPS> m;
-    conv_coming<E> now, next;
+    conv_coming now, next;
     float x[TAPS][CONV_CHANNELS] = {};
     if (!my_channels(&m, g))
         return;
-    rows_before<E, TAPS>(x, g, m, b, t0);
-    load_coming(&next, g, m, b, t0, end);
-    for (uint64_t t = t0; t < end; t += CONV_AHEAD) {
-        now = next;
-        load_coming(&next, g, m, b, t + CONV_AHEAD, end);
+    const E *from = g.x + (b * g.T + t0) * g.C + m.c;
+    E *to = g.y + (b * g.T + t0) * g.C + m.c;
+    rows_before<WIDE, E, TAPS>(x, g, m, b, t0);
+    load_coming<WIDE>(&next, from, g.C, begins, t0, end, m.both);
+    auto step = [&](int k) {
+        float y[CONV_CHANNELS];
 #pragma unroll
-        for (unsigned k = 0; k < CONV_AHEAD; k++) {
-            float y[CONV_CHANNELS];
-            if (t + k >= end)
-                break;
+        for (int i = 0; i < CONV_CHANNELS; i++) {
+            x[TAPS - 1][i] = now.x[k][i];
 #pragma unroll
-            for (int i = 0; i < CONV_CHANNELS; i++) {
-                x[TAPS - 1][i] = now.x[k][i];
+            for (int j = 0; j < TAPS - 1; j++)
+                x[j][i] = now.anew[k] ? 0.0f : x[j][i];
+            y[i] = taps_sum(m, x, i);
+            y[i] *= quick_sigmoid(y[i]);
 #pragma unroll
-                for (int j = 0; j < TAPS - 1; j++)
-                    x[j][i] = now.anew[k] ? 0.0f : x[j][i];
-                y[i] = taps_sum(m, x, i);
-                y[i] *= quick_sigmoid(y[i]);
-#pragma unroll
-                for (int j = 0; j < TAPS - 1; j++)
-                    x[j][i] = x[j + 1][i];
-            }
-            store_two(g.y + (b * g.T + t + k) * g.C + m.c, y, m.left, g.wide);
+            for (int j = 0; j < TAPS - 1; j++)
+                x[j][i] = x[j + 1][i];
         }
+        store_two<WIDE>(to, y, m.both);
+        to += g.C;
+    };
+    unsigned t = t0;
+    for (; t + CONV_AHEAD <= end; t += CONV_AHEAD) {
+        now = next;
+        from += CONV_AHEAD * g.C;
+        load_coming<WIDE>(&next, from, g.C, begins, t + CONV_AHEAD, end, m.both);
+#pragma unroll
+        for (int k = 0; k < CONV_AHEAD; k++)
+            step(k);
     }
+    now = next;
+#pragma unroll
+    for (int k = 0; k < CONV_AHEAD - 1; k++)
+        if (t + (unsigned)k < end)
+            step(k);
     if (g.before != NULL && gridDim.y == 1)
 #pragma unroll
         for (unsigned j = 0; j < TAPS - 1; j++) /* each has moved on by one */
             if (j + m.K >= TAPS)
-                store_two(g.before + ((uint64_t)g.slots[b] * (m.K - 1) + j + m.K - TAPS) * g.C + m.c, x[j], m.left,
-                          g.wide);
+                store_two<WIDE>(g.before + ((uint64_t)g.slots[b] * (m.K - 1) + j + m.K - TAPS) * g.C + m.c, x[j],
+                                m.both);
 }
 
 /* The last K - 1 of many new rows into the cache. Blocks: channels, rows, sequences. */
@@ -197,32 +211,46 @@ conv_keep_kernel(E *before, const E *x, const int32_t *slots, uint64_t positions
 /* ---------------------------------------------------------------- backward */
 
 /* Of rows of all sequences, in which the walk goes down: what comes back to each, and the first row that it reads. */
-template <class E> struct conv_coming_back {
+struct conv_coming_back {
     float dy[CONV_AHEAD][CONV_CHANNELS], x[CONV_AHEAD][CONV_CHANNELS];
-    unsigned back[CONV_AHEAD]; /* rows before it in its document, as many as there are taps at most */
+    unsigned back[CONV_AHEAD]; /* rows before it in its document */
     bool last[CONV_AHEAD];     /* in its document */
 };
 
-/* From row r on, which is at *position of its sequence; that moves along. */
-template <class E, int TAPS>
+/*
+ * Where a walk is that goes down: the row's dy and the first x that it reads, its document's ends, its place in the sequence; how many rows are
+ * to come, and how many of x, of the sequences before too.
+ */
+template <class E> struct conv_walk {
+    const E *dy, *x;
+    const int32_t *begins, *ends; /* NULL: there are no documents */
+    unsigned t, left, of_x;
+};
+
+template <bool WIDE, class E, int TAPS>
 SPW_DEVICE void
-load_coming_back(conv_coming_back<E> *coming, const conv_args<E> &g, const conv_channels<E, TAPS> &m, int64_t r,
-                 int64_t first, uint64_t *position)
+load_coming_back(conv_coming_back *coming, conv_walk<E> *walk, const conv_args<E> &g, const conv_channels<E, TAPS> &m)
 {
 #pragma unroll
     for (int k = 0; k < CONV_AHEAD; k++) {
-        const bool here = r - k >= first, reads = here && r - k >= (int64_t)m.K - 1;
-        const uint64_t row = here ? (uint64_t)(r - k) : 0, t = *position;
-        load_two(coming->dy[k], g.dy + row * g.C + m.c, here ? m.left : 0, g.wide);
-        load_two(coming->x[k], g.x + (reads ? row - (m.K - 1) : 0) * g.C + m.c, reads ? m.left : 0, g.wide);
-        coming->back[k] = (unsigned)least(g.begins != NULL ? t - (uint64_t)g.begins[row] : t, (uint64_t)TAPS);
-        coming->last[k] = (g.ends != NULL ? (uint64_t)g.ends[row] : g.T) == t + 1;
-        *position = t > 0 ? t - 1 : g.T - 1;
+        const bool here = walk->left > 0;
+        const unsigned t = walk->t;
+        load_two<WIDE>(coming->dy[k], walk->dy, here, m.both);
+        load_two<WIDE>(coming->x[k], walk->x, here && walk->of_x > 0, m.both);
+        coming->back[k] = walk->begins != NULL && here ? t - (unsigned)*walk->begins : t;
+        coming->last[k] = (walk->begins != NULL && here ? (unsigned)*walk->ends : (unsigned)g.T) == t + 1;
+        walk->dy -= g.C;
+        walk->x -= g.C;
+        walk->begins -= walk->begins != NULL;
+        walk->ends -= walk->ends != NULL;
+        walk->t = t > 0 ? t - 1 : (unsigned)g.T - 1;
+        walk->left -= here;
+        walk->of_x -= walk->of_x > 0;
     }
 }
 
 /* The rows that row `top` reads, except its first one, as far as there are any: into the places before that where a walk down begins. */
-template <class E, int TAPS>
+template <bool WIDE, class E, int TAPS>
 SPW_DEVICE void
 rows_below(float x[TAPS][CONV_CHANNELS], const conv_args<E> &g, const conv_channels<E, TAPS> &m, uint64_t top)
 {
@@ -230,7 +258,7 @@ rows_below(float x[TAPS][CONV_CHANNELS], const conv_args<E> &g, const conv_chann
     for (unsigned j = 0; j < TAPS - 1; j++) {
         const unsigned behind = TAPS - 2 - j; /* rows that it comes before row top */
         const bool here = j + m.K >= TAPS && top >= behind;
-        load_two(x[j], g.x + (here ? top - behind : 0) * g.C + m.c, here ? m.left : 0, g.wide);
+        load_two<WIDE>(x[j], g.x + (here ? top - behind : 0) * g.C + m.c, here, m.both);
     }
 }
 
@@ -238,70 +266,86 @@ rows_below(float x[TAPS][CONV_CHANNELS], const conv_args<E> &g, const conv_chann
  * Blocks: channels, pieces of g.rows rows of all sequences. Walks down from the last row whose gradient reaches the piece; dx and the taps'
  * gradients are of the piece's own rows.
  */
-template <class E, int TAPS>
+template <class E, int TAPS, bool WIDE>
 __global__ void
 __launch_bounds__(CONV_THREADS) conv_backward_kernel(conv_args<E> g)
 {
     const uint64_t first = (uint64_t)blockIdx.y * g.rows, end = least(g.M, first + g.rows), last_t = (end - 1) % g.T;
     const uint64_t behind = (g.ends != NULL ? (uint64_t)g.ends[end - 1] : g.T) - 1 - last_t;
     conv_channels<E, TAPS> m;
-    conv_coming_back<E> now, next;
+    conv_coming_back now, next;
     float x[TAPS][CONV_CHANNELS] = {}, du[TAPS][CONV_CHANNELS] = {}, dw[TAPS][CONV_CHANNELS] = {};
     if (!my_channels(&m, g))
         return;
     const uint64_t top = end - 1 + least(behind, (uint64_t)m.K - 1);
-    rows_below<E, TAPS>(x, g, m, top);
-    uint64_t position = top % g.T;
-    load_coming_back(&next, g, m, (int64_t)top, (int64_t)first, &position);
-    for (int64_t r = (int64_t)top; r >= (int64_t)first; r -= CONV_AHEAD) {
-        now = next;
-        load_coming_back(&next, g, m, r - CONV_AHEAD, (int64_t)first, &position);
+    const bool documents = g.begins != NULL;
+    unsigned left = (unsigned)(top + 1 - first);
+    const unsigned own = (unsigned)(end - first);
+    conv_walk<E> walk = {g.dy + top * g.C + m.c,
+                         g.x + ((int64_t)top - (int64_t)m.K + 1) * (int64_t)g.C + m.c,
+                         documents ? g.begins + top : NULL,
+                         documents ? g.ends + top : NULL,
+                         (unsigned)(top % g.T),
+                         left,
+                         (unsigned)(most(top + 2, (uint64_t)m.K) - m.K)};
+    E *to = g.dx != NULL ? g.dx + top * g.C + m.c : NULL;
+    auto step = [&](int k) {
+        const bool mine = left <= own;
+        float dx[CONV_CHANNELS] = {};
+        if (mine && to != NULL && g.add)
+            load_two<WIDE>(dx, to, true, m.both);
 #pragma unroll
-        for (int k = 0; k < CONV_AHEAD; k++) {
-            const uint64_t row = (uint64_t)(r - k), at = row * g.C + m.c;
-            const bool mine = row < end;
-            float dx[CONV_CHANNELS] = {};
-            if (r - k < (int64_t)first)
-                break;
-            if (mine && g.dx != NULL && g.add)
-                load_two(dx, g.dx + at, m.left, g.wide);
+        for (int i = 0; i < CONV_CHANNELS; i++) {
+            float seen[TAPS][CONV_CHANNELS], u, s;
 #pragma unroll
-            for (int i = 0; i < CONV_CHANNELS; i++) {
-                float seen[TAPS][CONV_CHANNELS], u, s;
-#pragma unroll
-                for (int j = TAPS - 1; j > 0;
-                     j--) { /* up by one: the last is row r now, and of du row r + 1 the first */
-                    x[j][i] = x[j - 1][i];
-                    du[j][i] = now.last[k] ? 0.0f : du[j - 1][i];
-                }
-#pragma unroll
-                for (unsigned j = 0; j < TAPS; j++)
-                    if (j + m.K == TAPS)
-                        x[j][i] = now.x[k][i];
-#pragma unroll
-                for (unsigned j = 0; j < TAPS; j++)
-                    seen[j][i] = TAPS - 1 - j <= now.back[k] ? x[j][i] : 0.0f;
-                u = taps_sum(m, seen, i);
-                s = quick_sigmoid(u);
-                du[0][i] = now.dy[k][i] * (s + u * s * (1.0f - s));
-#pragma unroll
-                for (int j = 0; j < TAPS; j++) { /* row r + j reads it by its j-th last tap */
-                    if ((unsigned)j < m.K)
-                        dx[i] = __fmaf_rn(m.w[TAPS - 1 - j][i], du[j][i], dx[i]);
-                    if (mine)
-                        dw[j][i] = __fmaf_rn(du[0][i], seen[j][i], dw[j][i]);
-                }
+            for (int j = TAPS - 1; j > 0;
+                 j--) { /* the last x is this row's then, and the second du of the row behind */
+                x[j][i] = x[j - 1][i];
+                du[j][i] = now.last[k] ? 0.0f : du[j - 1][i];
             }
-            if (mine && g.dx != NULL)
-                store_two(g.dx + at, dx, m.left, g.wide);
+#pragma unroll
+            for (unsigned j = 0; j < TAPS; j++)
+                if (j + m.K == TAPS)
+                    x[j][i] = now.x[k][i];
+#pragma unroll
+            for (unsigned j = 0; j < TAPS; j++)
+                seen[j][i] = TAPS - 1 - j <= now.back[k] ? x[j][i] : 0.0f;
+            u = taps_sum(m, seen, i);
+            s = quick_sigmoid(u);
+            du[0][i] = now.dy[k][i] * (s + u * s * (1.0f - s));
+#pragma unroll
+            for (int j = 0; j < TAPS; j++) { /* the j-th row behind reads it by its j-th last tap */
+                if ((unsigned)j < m.K)
+                    dx[i] = __fmaf_rn(m.w[TAPS - 1 - j][i], du[j][i], dx[i]);
+                if (mine)
+                    dw[j][i] = __fmaf_rn(du[0][i], seen[j][i], dw[j][i]);
+            }
         }
+        if (mine && to != NULL)
+            store_two<WIDE>(to, dx, m.both);
+        to -= to != NULL ? g.C : 0;
+        left--;
+    };
+    rows_below<WIDE, E, TAPS>(x, g, m, top);
+    load_coming_back<WIDE>(&next, &walk, g, m);
+    while (left >= CONV_AHEAD) {
+        now = next;
+        load_coming_back<WIDE>(&next, &walk, g, m);
+#pragma unroll
+        for (int k = 0; k < CONV_AHEAD; k++)
+            step(k);
     }
+    now = next;
+#pragma unroll
+    for (int k = 0; k < CONV_AHEAD - 1; k++)
+        if (left > 0)
+            step(k);
     if (g.partial != NULL)
 #pragma unroll
         for (unsigned j = 0; j < TAPS; j++)
 #pragma unroll
             for (unsigned i = 0; i < CONV_CHANNELS; i++)
-                if (j + m.K >= TAPS && i < m.left)
+                if (j + m.K >= TAPS && (i == 0 || m.both))
                     g.partial[((uint64_t)blockIdx.y * g.C + m.c + i) * m.K + j + m.K - TAPS] = dw[j][i];
 }
 
