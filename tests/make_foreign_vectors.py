@@ -1,7 +1,7 @@
 """Makes tests/vectors/deepspeed, fsdp, fsdp_experts, llmc and torch: what DeepSpeed, FSDP and torch.save write of a small Llama, llm.c of a small GPT-2, and
 what must come of it.
 
-    python3 tests/make_foreign_vectors.py        needs torch, transformers, safetensors, deepspeed 0.19.8; five minutes, no GPU
+    python3 tests/make_foreign_vectors.py        needs torch, transformers (5 for two of the cases), safetensors, deepspeed 0.19.8; five minutes, no GPU
 
 runs.json has, for each configuration in RUNS, the losses, learning rates and loss scales of twelve steps from start.safetensors, on one rank.
 
@@ -28,6 +28,8 @@ COMMON = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0,
 FROZEN = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
 ROUND_ROBIN = "stage2_elastic"
 EXPERTS = "stage2_experts"  # of the small gpt-oss in vectors/families, whose experts are one tensor
+BUFFERS = "stage2_buffers"  # of a small GLM-4-MoE, with experts of a layer in one tensor, and what they are chosen by in a buffer
+NEOX = "stage3_neox"  # whose head transformers 5 calls lm_head in memory, and embed_out in files
 # name: ranks, groups (norms without decay), frozen, configuration
 CASES = {
     "stage1_bf16": (2, False, False, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}),
@@ -36,6 +38,8 @@ CASES = {
     ROUND_ROBIN: (3, True, False, {"zero_optimization": {"stage": 2, "elastic_checkpoint": True, "round_robin_gradients": True}}),
     "stage2_fp16_frozen": (2, False, True, {"fp16": {"enabled": True, "initial_scale_power": 19, "hysteresis": 1}, "zero_optimization": {"stage": 2}}),
     EXPERTS: (2, False, False, {"zero_optimization": {"stage": 2, "parameter_alignment": True}}),
+    BUFFERS: (2, False, False, {"zero_optimization": {"stage": 2}}),
+    NEOX: (2, False, False, {"zero_optimization": {"stage": 3}}),
     "stage3": (3, True, False, {"zero_optimization": {"stage": 3, "sub_group_size": 150}}),
     "stage3_bf16_frozen": (3, False, True, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}),
 }
@@ -98,6 +102,16 @@ def make_model(name=""):
         config = json.loads((ROOT / "vectors/families/gpt_oss_full/config.json").read_text())
         config.update(num_hidden_layers=1, layer_types=["full_attention"], num_local_experts=3)
         return transformers.GptOssForCausalLM(transformers.GptOssConfig(**config)).float()
+    if name == BUFFERS:
+        model = transformers.AutoModelForCausalLM.from_config(transformers.Glm4MoeConfig(
+            **{**SIZES, "num_hidden_layers": 1}, head_dim=4, partial_rotary_factor=0.5, n_routed_experts=3, num_experts_per_tok=2,
+            moe_intermediate_size=5, first_k_dense_replace=0, n_group=1, topk_group=1, n_shared_experts=1, routed_scaling_factor=1.5),
+            experts_implementation="eager").float()
+        model.model.layers[0].mlp.gate.e_score_correction_bias.copy_(torch.tensor([0.1, -0.2, 0.05]))
+        return model
+    if name == NEOX:
+        sizes = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "rms_norm_eps")}
+        return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**{**sizes, "num_hidden_layers": 1}, rotary_pct=0.5)).float()
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).float()
 
 
@@ -133,6 +147,7 @@ def train(name, out):
             else:
                 with deepspeed.zero.GatheredParameters([p]):
                     expect[prefix + n] = p.detach().float().clone().contiguous()
+        expect.update({prefix + n: b.clone() for n, b in engine.module.named_buffers() if n.endswith("e_score_correction_bias")})
 
     losses = []
     for step in range(STEPS):

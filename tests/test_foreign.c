@@ -71,11 +71,25 @@ typedef struct checkpoint {
     bool groups, frozen, moments; /* moments: they are known */
     const char *precision;        /* a member of the configuration */
     const char *format;           /* of the state here */
-    bool experts;                 /* another model */
+    const char *model;            /* NULL: a small Llama */
+    bool experts;                 /* a small gpt-oss */
+    uint32_t tensors;             /* 0: as many as the Llama has */
     bool fsdp;                    /* PyTorch's; not clipped, one learning rate */
     bool llmc;                    /* of a GPT-2; one learning rate */
     uint32_t batch;               /* sequences of a step; 0: as many as ranks */
 } checkpoint;
+
+#define GLM4_MOE                                                                                                       \
+    "{\"model_type\":\"glm4_moe\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"                 \
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":4,\"vocab_size\":19,"                            \
+    "\"partial_rotary_factor\":0.5,\"max_position_embeddings\":16,\"rms_norm_eps\":1e-5,"                              \
+    "\"tie_word_embeddings\":false,\"n_routed_experts\":3,\"num_experts_per_tok\":2,"                                  \
+    "\"moe_intermediate_size\":5,\"first_k_dense_replace\":0,\"n_group\":1,\"topk_group\":1,"                          \
+    "\"n_shared_experts\":1,\"routed_scaling_factor\":1.5}"
+#define NEOX                                                                                                           \
+    "{\"model_type\":\"gpt_neox\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"                 \
+    "\"num_attention_heads\":2,\"vocab_size\":19,\"max_position_embeddings\":16,\"rotary_pct\":0.5,"                   \
+    "\"tie_word_embeddings\":false}"
 
 static const checkpoint checkpoints[] = {
     {.name = "deepspeed/stage1_bf16",
@@ -116,7 +130,27 @@ static const checkpoint checkpoints[] = {
      .moments = true,
      .precision = "",
      .format = "fp32",
-     .experts = true},
+     .experts = true,
+     .tensors = 16},
+    /* of transformers 5: a layer's experts in one tensor, and a buffer that is not trained; and another name of the head in memory */
+    {.name = "deepspeed/stage2_buffers",
+     .stage = 2,
+     .ranks = 2,
+     .updates = 4,
+     .moments = true,
+     .precision = "",
+     .format = "fp32",
+     .model = GLM4_MOE,
+     .tensors = 16},
+    {.name = "deepspeed/stage3_neox",
+     .stage = 3,
+     .ranks = 2,
+     .updates = 4,
+     .moments = true,
+     .precision = "",
+     .format = "fp32",
+     .model = NEOX,
+     .tensors = 16},
     {.name = "deepspeed/stage3",
      .stage = 3,
      .ranks = 3,
@@ -216,14 +250,14 @@ static const checkpoint checkpoints[] = {
 enum {
     STAGE2 = 1,
     FP16 = 3,
-    STAGE3 = 5,
-    NVME = 6,
-    FROZEN = 7,
-    FSDP = 9,
-    TRAINER = 10,
-    FULL = 11,
-    LLMC = 13,
-    LLMC_PARTS = 14,
+    STAGE3 = 7,
+    NVME = 8,
+    FROZEN = 9,
+    FSDP = 11,
+    TRAINER = 12,
+    FULL = 13,
+    LLMC = 15,
+    LLMC_PARTS = 16,
     CHECKPOINTS = sizeof checkpoints / sizeof checkpoints[0]
 };
 
@@ -259,9 +293,10 @@ configure(spw_config *c, const checkpoint *k, uint32_t ranks, const char *more, 
              "\"spillway\":{%s\"steps\":8,\"ranks\":%u,\"state_format\":\"%s\",\"decay_norm_and_bias\":%s%s}}",
              k->precision, more, k->batch > 0 ? k->batch : k->ranks, k->fsdp ? "0" : "1.0",
              k->fsdp || k->llmc ? "{}" : warmup,
-             k->experts ? gpt_oss
-             : k->llmc  ? gpt2
-                        : llama,
+             k->model     ? k->model
+             : k->experts ? gpt_oss
+             : k->llmc    ? gpt2
+                          : llama,
              spillway, ranks, k->format, k->groups ? "false" : "true", freeze);
     need(spw_config_parse(c, text, "c.json", NULL, 0, &err));
 }
@@ -299,7 +334,7 @@ test_weights(void **state)
         assert_int_equal(a->moment_count, 2);
         need(spw_foreign_weights(d, &r, &err));
         spw_foreign_close(d); /* the reader goes on */
-        assert_int_equal(spw_hf_reader_count(r), k->experts ? 16 : k->llmc ? 28 : 21);
+        assert_int_equal(spw_hf_reader_count(r), k->tensors > 0 ? k->tensors : k->llmc ? 28 : 21);
         for (uint32_t t = 0; t < spw_hf_reader_count(r); t++) {
             const spw_tensor_info *info = spw_hf_reader_tensor(r, t, NULL);
             float want[ELEMS_MAX];
@@ -345,6 +380,26 @@ end(subject *s)
     *s = (subject){.e = NULL};
 }
 
+/* How it is called in memory there, and which of that tensor's elements are its: an expert's are a slice of it, and the up projection is behind the gate. */
+static uint64_t
+place_there(const spw_param *p, char name[SPW_TENSOR_NAME_BYTES])
+{
+    const uint64_t elems = p->rows * p->cols;
+    spw_tensor_info whole;
+    char *experts;
+    bool down, up;
+    spw_st_describe(&whole, p, SPW_F32);
+    snprintf(name, SPW_TENSOR_NAME_BYTES, "%s",
+             strcmp(whole.name, "embed_out.weight") == 0 ? "lm_head.weight" : whole.name);
+    experts = strstr(name, ".experts.");
+    if (whole.stack > 0 || p->expert == 0 || experts == NULL)
+        return whole.slice * elems;
+    down = strstr(experts, "down_proj") != NULL;
+    up = strstr(experts, "up_proj") != NULL;
+    snprintf(experts, 40, ".experts.%s", down ? "down_proj" : "gate_up_proj");
+    return ((p->expert - 1) * (down ? 1 : 2) + up) * elems;
+}
+
 /* A part of every parameter that is trained, bit for bit or within a bound; prefix: of the expected names. */
 static spw_status
 check_part(subject *s, const char *name, const char *part, const char *prefix, const char *suffix, double bound,
@@ -352,20 +407,19 @@ check_part(subject *s, const char *name, const char *part, const char *prefix, c
 {
     for (uint32_t id = 0; id < s->model->param_count; id++) {
         const spw_param *param = &s->model->params[id];
-        char tensor[200];
+        char tensor[200], name_there[SPW_TENSOR_NAME_BYTES];
         float all[ELEMS_MAX], got[ELEMS_MAX], *want = all;
-        uint64_t n, first = 0;
-        spw_tensor_info whole;
+        uint64_t n, first;
         spw_access a;
         /* keys' biases have gradient 0 but for rounding, and Adam makes whole steps of that */
-        if (param->frozen || (bound > 0 && strstr(param->name, "c_attn.bias") != NULL))
+        if (param->frozen || (bound > 0 && (strstr(param->name, "c_attn.bias") != NULL ||
+                                            strstr(param->name, "query_key_value.bias") != NULL)))
             continue;
-        spw_st_describe(&whole, param, SPW_F32); /* an expert's is a slice of one */
-        snprintf(tensor, sizeof tensor, "%s%.100s%s", prefix, whole.name, suffix);
+        first = place_there(param, name_there);
+        snprintf(tensor, sizeof tensor, "%s%.100s%s", prefix, name_there, suffix);
         SPW_TRY(find_expected(name, tensor, all, &n, e));
         SPW_TRY(spw_access_find(&a, s->e, param->name, part, e));
-        first = whole.slice * a.count;
-        if (first + a.count > n || (whole.stack == 0 && a.count != n))
+        if (first + a.count > n || (param->expert == 0 && param->stack == 0 && a.count != n))
             return SPW_RAISE(e, SPW_EINVAL, "%s: %s has %llu elements", name, tensor, (unsigned long long)a.count);
         want += first;
         n = a.count;

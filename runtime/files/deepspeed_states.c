@@ -1,6 +1,6 @@
 /*
  * What a checkpoint of DeepSpeed says of the model: mp_rank_00_model_states.pt, of which stage 3 has one for each rank. It names the parameters in
- * the order in which the optimizer's flat arrays have them, and holds those that were frozen.
+ * the order in which the optimizer's flat arrays have them, and holds those that were frozen, and buffers.
  */
 #include "foreign.h"
 #include <stdio.h>
@@ -54,18 +54,44 @@ add_param(spw_foreign *d, const spw__torch *t, const char *name, const spw__py *
     return SPW_OK;
 }
 
-/* Names and shapes of what was trained, group by group, and of what was frozen. */
+static const spw__py *
+find_buffer(const spw__torch *t, const char *name)
+{
+    return spw__py_get(spw__py_get(spw__torch_root(t), "module"), name);
+}
+
+/* What no optimizer has, as the biases that experts are chosen by. Of those that are no floats, a text model needs none. */
+static spw_status
+add_buffer(spw_foreign *d, const spw__torch *t, const char *name, spw_error *err)
+{
+    const spw__py *v = name != NULL ? find_buffer(t, name) : NULL;
+    spw__foreign_param *p = &d->params[d->param_count];
+    if (v == NULL || !spw__torch_is_tensor(v))
+        return SPW_OK;
+    if (strlen(name) >= sizeof p->info.name)
+        return spw__ds_damaged(t, "buffer_names: a name that is too long", err);
+    SPW_TRY(spw__torch_tensor(t, v, name, &p->info, err));
+    if (p->info.dtype == SPW_DTYPE_COUNT || p->info.bytes == 0)
+        return SPW_OK;
+    snprintf(p->info.name, sizeof p->info.name, "%s", name);
+    p->frozen = p->buffer = true;
+    d->param_count++;
+    return SPW_OK;
+}
+
+/* Names and shapes of what was trained, group by group, of what was frozen, and of buffers. */
 static spw_status
 read_params(spw_foreign *d, const spw__torch *t, spw_error *err)
 {
     const spw__py *root = spw__torch_root(t), *groups = spw__py_get(root, "param_shapes");
-    const spw__py *frozen = spw__py_get(root, "frozen_param_shapes");
+    const spw__py *frozen = spw__py_get(root, "frozen_param_shapes"), *buffers = spw__py_get(root, "buffer_names");
     uint64_t count = 0, frozen_items = frozen != NULL ? frozen->count : 0;
+    uint64_t buffer_count = buffers != NULL && buffers->kind == SPW__PY_LIST ? buffers->count : 0;
     if (groups == NULL || groups->kind != SPW__PY_LIST || groups->count == 0 || groups->count > SPW__DS_GROUPS_MAX)
         return spw__ds_damaged(t, "param_shapes, the names of what the optimizer has, is missing", err);
     for (uint64_t g = 0; g < groups->count; g++)
         count += groups->items[g]->count / 2;
-    d->params = spw_mem_calloc(count + frozen_items / 2 + 1, sizeof *d->params);
+    d->params = spw_mem_calloc(count + frozen_items / 2 + buffer_count + 1, sizeof *d->params);
     if (d->params == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "parameters of %s", d->folder);
     for (uint32_t g = 0; g < groups->count; g++) {
@@ -80,6 +106,8 @@ read_params(spw_foreign *d, const spw__torch *t, spw_error *err)
         SPW_TRY(add_param(d, t, spw__py_text(frozen->items[i]), frozen->items[i + 1], 0, err));
         d->params[d->param_count - 1].frozen = true;
     }
+    for (uint64_t i = 0; i < buffer_count; i++)
+        SPW_TRY(add_buffer(d, t, spw__py_text(buffers->items[i]), err));
     return SPW_OK;
 }
 
@@ -111,18 +139,19 @@ fragment(const spw__torch *t, uint64_t i, const char *name)
     return there != NULL && strcmp(there, name) == 0 ? all->items[2 * i + 1] : spw__py_get(all, name);
 }
 
-/* One frozen parameter's weights in a rank's file of states: all of them, or in stage 3 the rank's part. */
+/* One frozen parameter's weights in a rank's file of states: all of them, or in stage 3 the rank's part, but of a buffer. */
 static spw_status
 add_frozen(spw_foreign *d, const spw__torch *t, uint32_t file_idx, uint32_t rank, spw__foreign_param *p, spw_error *err)
 {
-    const spw__py *v = fragment(t, (uint64_t)(p - d->params) - d->trained_count, p->info.name);
+    const spw__py *v = p->buffer ? find_buffer(t, p->info.name)
+                                 : fragment(t, (uint64_t)(p - d->params) - d->trained_count, p->info.name);
     uint64_t all = spw__foreign_elements(&p->info), count = all, size;
     spw_tensor_info info;
     SPW_TRY(spw__torch_tensor(t, v, p->info.name, &info, err));
     if (info.dtype == SPW_DTYPE_COUNT)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: %s is %s; fp32, bf16 and fp16 are read", spw__torch_path(t),
                          p->info.name, info.type);
-    if (d->about.stage == 3)
+    if (d->about.stage == 3 && !p->buffer)
         count = (all + d->about.ranks - 1) / d->about.ranks; /* the last ranks' are filled up */
     size = spw_dtype_bytes(info.dtype);
     if (rank == 0) {
@@ -162,7 +191,7 @@ spw__ds_read_frozen(spw_foreign *d, spw_error *err)
     }
     for (uint32_t i = d->trained_count; st == SPW_OK && i < d->param_count; i++) {
         d->params[i].info.begin = spw__span_bytes(d->span);
-        for (uint32_t r = 0; st == SPW_OK && r < files; r++)
+        for (uint32_t r = 0; st == SPW_OK && r < (d->params[i].buffer ? 1 : files); r++)
             st = add_frozen(d, t[r], file_idx[r], r, &d->params[i], err);
     }
     for (uint32_t r = 0; t != NULL && r < files; r++)

@@ -24,8 +24,8 @@ typedef struct spw__ds_rank {
 typedef struct spw__foreign_param {
     spw_tensor_info info; /* begin: of its masters, or of a frozen one's weights, in the span */
     uint64_t moment[SPW_FOREIGN_MOMENTS_MAX];
-    double decay; /* NAN: not known */
-    bool frozen;
+    double decay;          /* NAN: not known */
+    bool frozen, buffer;   /* buffer: DeepSpeed's, of which each rank's file has all */
     uint32_t moment_count; /* PyTorch's */
     uint32_t group_idx;    /* DeepSpeed's, and elements behind it */
     uint64_t padding;

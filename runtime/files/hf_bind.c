@@ -36,6 +36,8 @@ without_prefix(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BY
         snprintf(room, SPW_TENSOR_NAME_BYTES, "model.%s", name);
         return room;
     }
+    if (family == SPW_FAMILY_NEOX && strcmp(name, "lm_head.weight") == 0) /* as transformers 5 has it in memory */
+        return "embed_out.weight";
     if (begins_with(name, "model.language_model.")) {
         snprintf(room, SPW_TENSOR_NAME_BYTES, "model.%s", name + strlen("model.language_model."));
         return room;
