@@ -48,9 +48,10 @@ both llama '"model_type":"llama","hidden_size":32,"num_hidden_layers":3,"num_att
 both gpt2 '"model_type":"gpt2","n_embd":32,"n_layer":3,"n_head":4,"n_positions":64,"vocab_size":256' '["c_attn", "h.2.mlp.*"]'
 
 # Adapters as peft writes them: in 16 bits, with alpha over the root of the rank; and what they may not be.
-variant() { # NAME CODE: a folder like llama's, changed by Python, which has tensors t {name: (shape, bytes of bf16)} and the configuration c
-    rm -rf "$dir/$1" && mkdir "$dir/$1" && cp "$dir"/llama/step-6/{config.json,model.safetensors} "$dir/$1" || return 1
-    python3 - "$dir/llama/step-6" "$dir/$1" "${3:-2}" "$2" <<'EOF'
+variant() { # NAME CODE WIDTH OF: a folder like llama's or that of OF, changed by Python, which has tensors t {name: (shape, bytes of bf16)} and the configuration c
+    local of=$dir/${4:-llama}/step-6
+    rm -rf "$dir/$1" && mkdir "$dir/$1" && cp "$of"/{config.json,model.safetensors} "$dir/$1" || return 1
+    python3 - "$of" "$dir/$1" "${3:-2}" "$2" <<'EOF'
 import json, struct, sys
 source, to, width, code = sys.argv[1:]
 raw = open(f"{source}/adapter_model.safetensors", "rb").read()
@@ -80,6 +81,10 @@ check "to the same" cmp "$dir/wide-merged/model.safetensors" "$dir/narrow-merged
 check "alpha over the root is made" variant root 'c["use_rslora"], c["lora_alpha"] = True, 4 * 3 ** 0.5'
 check "and merged" merges root
 check "to the same" cmp "$dir/wide-merged/model.safetensors" "$dir/root-merged/model.safetensors"
+for key in use_dora alpha_pattern; do
+    check "$key is made" variant "$key" "c['$key'] = {'q_proj': 3} if '$key' == 'alpha_pattern' else True"
+    check "and refused by its name" refuses "not supported yet: $key; peft's merge_and_unload" export "$dir/$key" --to "$dir/$key-merged"
+done
 for init in pissa olora; do
     check "$init is made" variant "$init" "c['init_lora_weights'] = '$init'"
     check "and refused" refuses "init_lora_weights \"$init\" has changed the weights" export "$dir/$init" --to "$dir/$init-merged"
@@ -118,6 +123,16 @@ mixture qwen3_5_moe_text '"tie_word_embeddings":true' '["*"]'
 check "qwen3_5_moe_text says nothing of them" [ ! -s "$dir/err" ]
 check "its linear attention has them, but for the convolution" [ "$(grep -c linear_attn "$dir/qwen3_5_moe_text/step-6/adapter_config.json")-$(grep -c conv1d "$dir/qwen3_5_moe_text/step-6/adapter_config.json")" = 10-0 ]
 check "qwen3_5_moe_text exports" run export "$dir/qwen3_5_moe_text" --to "$dir/qwen3_5_moe_text-merged" --dtype fp32
+
+# Beside a model of text and images peft calls them otherwise, and may have some of what reads images, which the export does not have.
+longer='language = {n.replace("model.model.", "model.model.language_model."): v for n, v in t.items()}'
+check "those of its text are made" variant words "" 2 qwen3_5_moe_text
+check "and merged" merges words
+check "those beside images are made" variant images "$longer; t = {**language, **{f'base_model.model.model.visual.blocks.0.attn.qkv.lora_{x}.weight': ([1, 1], bytes(2)) for x in 'AB'}}" 2 qwen3_5_moe_text
+check "and merged" merges images
+check "to the same" cmp "$dir/words-merged/model.safetensors" "$dir/images-merged/model.safetensors"
+check "one by both names is made" variant twice "$longer; t.update(language)" 2 qwen3_5_moe_text
+check "and refused" refuses "is there twice, with and without its prefix" export "$dir/twice" --to "$dir/twice-merged"
 mixture qwen3_next '"intermediate_size":48' '["linear_attn.*"]'
 check "qwen3_next exports" run export "$dir/qwen3_next" --to "$dir/qwen3_next-merged" --dtype fp32
 

@@ -24,10 +24,11 @@ typedef struct job {
     spw_model *model;
     const char *beside; /* the folder that config.json and the tokenizer are taken from; NULL: none */
     spw_hf_reader *folder;
-    spw_st_reader *masters;  /* of a checkpoint, for fp32; NULL: none */
-    spw_st_reader *adapters; /* NULL: there are none */
-    bool is_foreign;         /* another program's checkpoint */
-    bool says_model;         /* such a one, of the model that config is */
+    spw_st_reader *masters;           /* of a checkpoint, for fp32; NULL: none */
+    spw_st_reader *adapters;          /* NULL: there are none */
+    const spw_tensor_info **matrices; /* (param_count, 2) of them: A and B of each parameter, NULL where it has none */
+    bool is_foreign;                  /* another program's checkpoint */
+    bool says_model;                  /* such a one, of the model that config is */
     double alpha;
     bool by_root; /* alpha counts over the square root of the rank, not over the rank */
     struct {      /* of the parameter that is written; rank 0: it has none */
@@ -59,6 +60,9 @@ static spw_status
 read_adapter_config(job *j, const json_t *root, const char *path, spw_error *err)
 {
     const json_t *init = json_object_get(root, "init_lora_weights");
+    const char *unread = json_is_true(json_object_get(root, "use_dora"))                ? "use_dora"
+                         : json_object_size(json_object_get(root, "alpha_pattern")) > 0 ? "alpha_pattern"
+                                                                                        : NULL;
     j->alpha = json_number_value(json_object_get(root, "lora_alpha"));
     j->by_root = json_is_true(json_object_get(root, "use_rslora"));
     if (!(j->alpha > 0))
@@ -75,26 +79,53 @@ read_adapter_config(job *j, const json_t *root, const char *path, spw_error *err
             "%s: adapters with alora_invocation_tokens are for what follows these tokens alone, and cannot "
             "be merged",
             path);
-    if (json_is_true(json_object_get(root, "use_dora")) || json_object_size(json_object_get(root, "alpha_pattern")) > 0)
-        return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: not supported yet: use_dora, alpha_pattern", path);
+    if (unread != NULL)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "%s: not supported yet: %s; peft's merge_and_unload() makes weights of such adapters", path,
+                         unread);
     return SPW_OK;
 }
 
-/* Each tensor is A or B of a weight here: nothing that was trained is left out. */
-static spw_status
-check_adapters(const job *j, spw_error *err)
+/* "base_model.model.X.lora_A.weight" is A of the weight X, by its name here; weight: "" of another tensor. */
+static void
+name_adapted(const job *j, const char *name, bool *is_b, char weight[SPW_TENSOR_NAME_BYTES])
 {
-    const char *prefix = j->config.family == SPW_FAMILY_GPT2 ? "base_model.model.transformer." : "base_model.model.";
-    size_t n = strlen(prefix);
+    static const char *const prefix = "base_model.model.";
+    const char *end = strstr(name, ".lora_"), *inner = name + strlen(prefix);
+    char there[SPW_TENSOR_NAME_BYTES], room[SPW_TENSOR_NAME_BYTES];
+    weight[0] = '\0';
+    if (end == NULL || end < inner || strncmp(name, prefix, strlen(prefix)) != 0)
+        return;
+    *is_b = strcmp(end, ".lora_B.weight") == 0;
+    if (!*is_b && strcmp(end, ".lora_A.weight") != 0)
+        return;
+    snprintf(there, sizeof there, "%.*s.weight", (int)(end - inner), inner);
+    snprintf(weight, SPW_TENSOR_NAME_BYTES, "%s", spw__hf_name_here(there, j->config.family, room));
+}
+
+/* Each tensor is A or B of a weight here, or of what reads images, which is left out: nothing else that was trained is. */
+static spw_status
+bind_adapters(job *j, spw_error *err)
+{
+    j->matrices = spw_mem_calloc((size_t)j->model->param_count * 2 + 1, sizeof *j->matrices);
+    if (j->matrices == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "adapters in %s", j->o->source);
     for (uint32_t i = 0; i < spw_st_reader_count(j->adapters); i++) {
-        const char *name = spw_st_reader_tensor(j->adapters, i)->name, *end = strstr(name, ".lora_");
-        char weight[SPW_TENSOR_NAME_BYTES] = "";
-        if (end != NULL && strncmp(name, prefix, n) == 0 &&
-            (strcmp(end, ".lora_A.weight") == 0 || strcmp(end, ".lora_B.weight") == 0))
-            snprintf(weight, sizeof weight, "%.*s.weight", (int)(end - name - (ptrdiff_t)n), name + n);
-        if (spw_model_find_param(j->model, weight) == UINT32_MAX)
+        const spw_tensor_info *t = spw_st_reader_tensor(j->adapters, i);
+        char weight[SPW_TENSOR_NAME_BYTES];
+        bool is_b = false;
+        uint32_t id;
+        name_adapted(j, t->name, &is_b, weight);
+        id = spw_model_find_param(j->model, weight);
+        if (id == UINT32_MAX && spw__hf_is_passed_over(weight, &j->config))
+            continue;
+        if (id == UINT32_MAX || j->model->params[id].ndim != 2)
             return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s/%s: %s is not an adapter of a weight of this model",
-                             j->o->source, spw_hf_adapters(j->o->source), name);
+                             j->o->source, spw_hf_adapters(j->o->source), t->name);
+        if (j->matrices[2 * (size_t)id + is_b] != NULL)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s/%s: %s is there twice, with and without its prefix", j->o->source,
+                             spw_hf_adapters(j->o->source), t->name);
+        j->matrices[2 * (size_t)id + is_b] = t;
     }
     return SPW_OK;
 }
@@ -116,7 +147,7 @@ open_adapters(job *j, spw_error *err)
     spw_mem_free(text);
     st = read_adapter_config(j, root, path, err);
     json_decref(root);
-    return st == SPW_OK ? check_adapters(j, err) : st;
+    return st == SPW_OK ? bind_adapters(j, err) : st;
 }
 
 /* The masters of another program's checkpoint: they go before weights in 16 bits that lie beside it, as a Trainer saves both. */
@@ -200,28 +231,22 @@ open_source(job *j, spw_error *err)
 }
 
 static spw_status
-read_matrix(const job *j, const spw_param *p, char letter, const spw_tensor_info **info, float **out, spw_error *err)
+read_matrix(const job *j, const spw_tensor_info *info, float **out, spw_error *err)
 {
-    bool gpt2 = j->config.family == SPW_FAMILY_GPT2;
-    char name[SPW_TENSOR_NAME_BYTES], *stored;
+    char *stored;
     uint64_t elems;
     spw_status st = SPW_OK;
-    snprintf(name, sizeof name, "base_model.model.%s%.*s.lora_%c.weight", gpt2 ? "transformer." : "",
-             (int)(strlen(p->name) - strlen(".weight")), p->name, letter);
-    *info = spw_st_reader_find(j->adapters, name);
-    if (*info == NULL)
-        return SPW_OK;
-    if ((*info)->dtype == SPW_DTYPE_COUNT || (*info)->ndim != 2)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s must be a matrix of F32, BF16 or F16", j->o->source, name);
-    elems = (*info)->shape[0] * (*info)->shape[1];
-    stored = spw_mem_zalloc((*info)->bytes);
+    if (info->dtype == SPW_DTYPE_COUNT || info->ndim != 2)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s must be a matrix of F32, BF16 or F16", j->o->source, info->name);
+    elems = info->shape[0] * info->shape[1];
+    stored = spw_mem_zalloc(info->bytes);
     *out = spw_mem_zalloc(elems * sizeof **out);
     if (stored == NULL || *out == NULL)
-        st = SPW_RAISE(err, SPW_ENOMEM, "%s (%llu elements)", name, (unsigned long long)elems);
+        st = SPW_RAISE(err, SPW_ENOMEM, "%s (%llu elements)", info->name, (unsigned long long)elems);
     if (st == SPW_OK)
-        st = spw_st_read(j->adapters, *info, 0, stored, (*info)->bytes, err);
+        st = spw_st_read(j->adapters, info, 0, stored, info->bytes, err);
     if (st == SPW_OK)
-        spw_convert(*out, SPW_F32, stored, (*info)->dtype, elems);
+        spw_convert(*out, SPW_F32, stored, info->dtype, elems);
     spw_mem_free(stored);
     return st;
 }
@@ -235,19 +260,23 @@ forget_adapter(job *j)
 }
 
 static spw_status
-find_adapter(job *j, const spw_param *p, spw_error *err)
+find_adapter(job *j, uint32_t id, spw_error *err)
 {
+    const spw_param *p = &j->model->params[id];
     bool in_out = j->config.family == SPW_FAMILY_GPT2;
     uint64_t in = in_out ? p->rows : p->cols, out = in_out ? p->cols : p->rows;
     const spw_tensor_info *a, *b;
-    size_t n = strlen(p->name);
     forget_adapter(j);
-    if (j->adapters == NULL || p->ndim != 2 || n < 8 || strcmp(p->name + n - 7, ".weight") != 0)
+    if (j->matrices == NULL)
         return SPW_OK;
-    SPW_TRY(read_matrix(j, p, 'A', &a, &j->adapter.a, err));
-    SPW_TRY(read_matrix(j, p, 'B', &b, &j->adapter.b, err));
+    a = j->matrices[2 * (size_t)id];
+    b = j->matrices[2 * (size_t)id + 1];
     if (a == NULL && b == NULL)
         return SPW_OK;
+    if (a != NULL)
+        SPW_TRY(read_matrix(j, a, &j->adapter.a, err));
+    if (b != NULL)
+        SPW_TRY(read_matrix(j, b, &j->adapter.b, err));
     if (a == NULL || b == NULL || a->shape[1] != in || b->shape[0] != out || a->shape[0] != b->shape[1] ||
         a->shape[0] == 0)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: the adapter of %s is not (rank, %llu) and (%llu, rank)", j->o->source,
@@ -373,7 +402,7 @@ write_param(job *j, spw_st_writer *w, uint32_t in_file, uint32_t id, spw_error *
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: the checkpoint's %s has %llu bytes, not %llu", j->o->source, name,
                              (unsigned long long)m.master->bytes, (unsigned long long)(elems * sizeof(float)));
     }
-    SPW_TRY(find_adapter(j, p, err));
+    SPW_TRY(find_adapter(j, id, err));
     if (p->in_terms) {
         st = write_terms(&m, err);
     } else {
@@ -586,6 +615,7 @@ spw_export(const spw_export_options *o, spw_export_report *report, spw_error *er
     spw_hf_reader_close(j.folder);
     spw_st_reader_close(j.masters);
     spw_st_reader_close(j.adapters);
+    spw_mem_free(j.matrices);
     spw_pool_destroy(j.pool);
     spw_bounce_destroy(j.bounce);
     forget_adapter(&j);

@@ -23,8 +23,8 @@ has_older_experts(spw_family family)
 }
 
 /* GPT-2's files may have a prefix, and the text part of a model with images has, older or newer ("model.language_model.norm.weight"). */
-static const char *
-without_prefix(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
+const char *
+spw__hf_name_here(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
 {
     const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.", *mlp = strstr(name, ".mlp.");
     if (mlp != NULL && has_older_experts(family)) {
@@ -56,8 +56,8 @@ ends_with(const char *text, const char *end)
  * What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images, those
  * of GLM, DeepSeek and Qwen layers behind the last one, which predict further tokens, and 8-bit ones scales for who rounds activations.
  */
-static bool
-is_passed_over(const char *name, const spw_model_config *c)
+bool
+spw__hf_is_passed_over(const char *name, const spw_model_config *c)
 {
     spw_family family = c->family;
     const char *inner = begins_with(name, "model.") ? name + strlen("model.") : name; /* in newer files all are there */
@@ -361,7 +361,7 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
     uint32_t head = UINT32_MAX;
     for (uint32_t i = 0; i < r->tensor_count; i++) {
         char room[SPW_TENSOR_NAME_BYTES];
-        const char *name = without_prefix(r->tensors[i].info->name, family, room);
+        const char *name = spw__hf_name_here(r->tensors[i].info->name, family, room);
         const named *found = bsearch(name, names, count, sizeof *names, compare_name);
         uint32_t id = found != NULL ? found->id : m->param_count, ids[2], parts;
         if (found == NULL && is_coded(m, names, count, name, &id) &&
@@ -376,7 +376,7 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
         } else if (id == m->param_count && m->config.tied && is_head(name, &m->config)) {
             SPW_TRY(check_type(r, &r->tensors[i], err));
             head = i;
-        } else if (id < m->param_count || !is_passed_over(name, &m->config)) {
+        } else if (id < m->param_count || !spw__hf_is_passed_over(name, &m->config)) {
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s", r->shards[r->tensors[i].shard_idx].name,
                              r->tensors[i].info->name,
                              id < m->param_count ? "there twice, with and without its prefix" : "not in this model");

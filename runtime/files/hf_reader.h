@@ -41,6 +41,13 @@ spw__hf_read_floats(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count
 spw_status
 spw__hf_read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err);
 
+/*
+ * The name by which a family's parameter is known here: without what stands before it in models of text and images, say. And, of a name that is no
+ * parameter's, whether a text model does without it. room: the answer may be in it, or be part of the name.
+ */
+const char *spw__hf_name_here(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES]);
+bool spw__hf_is_passed_over(const char *name, const spw_model_config *c);
+
 /* A reader of one file's tensors, which it owns from now on, also after an error. */
 spw_status spw__hf_reader_over(spw_hf_reader **out, spw_st_reader *file, const char *path, spw_error *err);
 
