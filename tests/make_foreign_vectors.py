@@ -1,7 +1,7 @@
-"""Makes tests/vectors/deepspeed, fsdp, fsdp_experts, llmc and torch: what DeepSpeed, FSDP and torch.save write of a small Llama, llm.c of a small GPT-2, and
+"""Makes tests/vectors/deepspeed, fsdp, fsdp_experts, full_experts, llmc and torch: what DeepSpeed, FSDP and torch.save write of a small Llama, llm.c of a small GPT-2, and
 what must come of it.
 
-    python3 tests/make_foreign_vectors.py        needs torch, transformers (5 for two of the cases), safetensors, deepspeed 0.19.8; five minutes, no GPU
+    python3 tests/make_foreign_vectors.py        needs torch, transformers (5 for the mixtures and GPT-NeoX), safetensors, deepspeed 0.19.8; five minutes, no GPU
 
 runs.json has, for each configuration in RUNS, the losses, learning rates and loss scales of twelve steps from start.safetensors, on one rank.
 
@@ -470,6 +470,39 @@ def make_fsdp_experts():
     subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", __file__, "--fsdp-experts", str(into)], check=True, env=env)
 
 
+def make_experts():
+    """A Mixtral whose folder has a tensor for each expert's matrix, by older names, and whose optimizer has one for all of a layer's, as transformers 5 has them."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+    into = ROOT / "vectors/full_experts"
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir()
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.MixtralConfig(
+        **{**SIZES, "num_hidden_layers": 1, "intermediate_size": 5}, num_local_experts=2, num_experts_per_tok=2), experts_implementation="eager").float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+    expect, losses = {}, []
+    for step in range(STEPS):
+        if step == SAVED:
+            for n, p in model.named_parameters():
+                expect.update({n: p.detach().clone(), **{f"{n}.{m}": optimizer.state[p][m].clone() for m in ("exp_avg", "exp_avg_sq")}})
+            torch.save(get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))[1], into / "optimizer.bin")
+            with tempfile.TemporaryDirectory() as work:
+                model.save_pretrained(work)
+                shutil.copyfile(pathlib.Path(work) / "model.safetensors", into / "model.safetensors")
+        ids = torch.tensor([tokens(step, row) for row in range(3)])
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    expect.update({f"end.{n}": p.detach() for n, p in model.named_parameters()})
+    expect["losses"] = torch.tensor(losses)
+    save_file({**expect, **load_file(into / "model.safetensors")}, str(into / "expect.safetensors"))
+
+
 def make_nvme():
     """stage3 as ZeRO-Infinity leaves it: what was on nvme is in files of its own, with padding, and empty in the ranks' files. DeepSpeed leaves
     arrays below 1 MiB where they are, so this is made of the other checkpoint: one sub-group of four stays."""
@@ -544,6 +577,7 @@ if __name__ == "__main__":
         make_llmc()
         make_fsdp()
         make_fsdp_experts()
+        make_experts()
         make_cases()
         make_nvme()
         make_runs()

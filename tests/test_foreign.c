@@ -91,6 +91,12 @@ typedef struct checkpoint {
     "\"num_attention_heads\":2,\"vocab_size\":19,\"max_position_embeddings\":16,\"rotary_pct\":0.5,"                   \
     "\"tie_word_embeddings\":false}"
 
+#define MIXTRAL                                                                                                        \
+    "{\"model_type\":\"mixtral\",\"hidden_size\":8,\"intermediate_size\":5,\"num_hidden_layers\":1,"                   \
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_size\":19,\"max_position_embeddings\":16,"            \
+    "\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":false,\"num_local_experts\":2,\"num_experts_per_tok\":2,"           \
+    "\"rope_theta\":1e6}"
+
 static const checkpoint checkpoints[] = {
     {.name = "deepspeed/stage1_bf16",
      .stage = 1,
@@ -246,6 +252,17 @@ static const checkpoint checkpoints[] = {
      .precision = "",
      .format = "fp32",
      .llmc = true},
+    /* beside a folder with a tensor for each expert's matrix */
+    {.name = "full_experts",
+     .ranks = 1,
+     .updates = 4,
+     .moments = true,
+     .precision = "",
+     .format = "fp32",
+     .model = MIXTRAL,
+     .tensors = 16,
+     .fsdp = true,
+     .batch = 3},
 };
 enum {
     STAGE2 = 1,
@@ -279,7 +296,7 @@ configure(spw_config *c, const checkpoint *k, uint32_t ranks, const char *more, 
         "{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":2,\"n_head\":2,\"vocab_size\":19,\"n_positions\":16}";
     static const char *const warmup = "{\"type\":\"WarmupLR\",\"params\":{\"warmup_min_lr\":0,\"warmup_max_lr\":0.01,"
                                       "\"warmup_num_steps\":6,\"warmup_type\":\"linear\"}}";
-    const char *freeze = k->fsdp ? ",\"freeze\":[\"model.layers.0.mlp.up_proj.weight\"]"
+    const char *freeze = k->fsdp && k->model == NULL ? ",\"freeze\":[\"model.layers.0.mlp.up_proj.weight\"]"
                          : k->frozen
                              ? ",\"freeze\":[\"model.embed_tokens.weight\",\"model.layers.0.mlp.up_proj.weight\"]"
                              : "";
@@ -386,16 +403,21 @@ place_there(const spw_param *p, char name[SPW_TENSOR_NAME_BYTES])
 {
     const uint64_t elems = p->rows * p->cols;
     spw_tensor_info whole;
+    const char *older;
     char *experts;
     bool down, up;
     spw_st_describe(&whole, p, SPW_F32);
-    snprintf(name, SPW_TENSOR_NAME_BYTES, "%s",
-             strcmp(whole.name, "embed_out.weight") == 0 ? "lm_head.weight" : whole.name);
+    older = strstr(whole.name, "block_sparse_moe");
+    snprintf(name, SPW_TENSOR_NAME_BYTES, "%.*s%s%s", (int)(older != NULL ? older - whole.name : 0), whole.name,
+             older != NULL ? "mlp" : "",
+             older != NULL                                 ? older + strlen("block_sparse_moe")
+             : strcmp(whole.name, "embed_out.weight") == 0 ? "lm_head.weight"
+                                                           : whole.name);
     experts = strstr(name, ".experts.");
     if (whole.stack > 0 || p->expert == 0 || experts == NULL)
         return whole.slice * elems;
-    down = strstr(experts, "down_proj") != NULL;
-    up = strstr(experts, "up_proj") != NULL;
+    down = strstr(experts, "down_proj") != NULL || strstr(experts, ".w2.") != NULL;
+    up = strstr(experts, "up_proj") != NULL || strstr(experts, ".w3.") != NULL;
     snprintf(experts, 40, ".experts.%s", down ? "down_proj" : "gate_up_proj");
     return ((p->expert - 1) * (down ? 1 : 2) + up) * elems;
 }

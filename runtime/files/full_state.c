@@ -4,6 +4,9 @@
  *   optimizer.bin             a file of torch.save: {"state": {NAME: {"exp_avg": tensor, "step": ...}}, "param_groups": [{"params": [NAME], ...}]}
  *   pytorch_model_fsdp.bin    the weights by their names, or a Hugging Face folder's (model.safetensors, pytorch_model.bin)
  *
+ * transformers 5 trains the experts of a layer in one tensor, "X.experts.gate_up_proj", and writes a folder with a tensor for each expert's matrix: what the
+ * optimizer has of the one is cut into parts of the others.
+ *
  * The optimizer of a training without FSDP (optimizer.pt, or accelerate's optimizer.bin) has numbers in the place of names, which nobody can tell
  * apart once its program has ended: that is no such checkpoint.
  *
@@ -22,8 +25,14 @@
 typedef struct named_state {
     const char *name;
     const spw__py *value;
-    spw__foreign_param *param; /* NULL: there are no weights of this name */
+    double decay; /* NAN: not known */
+    bool used;    /* there are weights of this name, or of its experts */
 } named_state;
+
+/* What of a state is a weight's: all of it, or of an expert's matrix in (experts, parts rows, cols). */
+typedef struct share {
+    uint64_t expert, part, parts; /* parts: 0: all of it */
+} share;
 
 typedef struct reading {
     spw_foreign *d;
@@ -100,6 +109,57 @@ find_state(const reading *r, const char *name)
     return bsearch(&want, r->states, r->state_count, sizeof want, by_name);
 }
 
+/* A weight's name in transformers 5's memory, where its files have an older one; room: the answer may be in it. */
+static const char *
+name_in_memory(const char *name, char room[SPW_TENSOR_NAME_BYTES])
+{
+    static const char *const older = ".block_sparse_moe.";
+    const char *at = strstr(name, older);
+    if (strcmp(name, "embed_out.weight") == 0)
+        return "lm_head.weight";
+    if (at == NULL)
+        return name;
+    snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s.mlp.%s", (int)(at - name), name, at + strlen(older));
+    return room;
+}
+
+/* "X.experts.3.up_proj.weight" has the second part of the fourth of "X.experts.gate_up_proj"; by an older name it is "w3". */
+static named_state *
+find_of_experts(const reading *r, const char *name, share *of)
+{
+    static const char *const kinds[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight",
+                                        ".w1.weight",        ".w3.weight",      ".w2.weight"};
+    const char *experts = strstr(name, ".experts.");
+    char whole[SPW_TENSOR_NAME_BYTES], *kind;
+    uint32_t k = 0;
+    if (experts == NULL)
+        return NULL;
+    of->expert = strtoull(experts + strlen(".experts."), &kind, 10);
+    while (k < 6 && strcmp(kind, kinds[k]) != 0)
+        k++;
+    if (k == 6)
+        return NULL;
+    of->part = k % 3 == 1;
+    of->parts = k % 3 < 2 ? 2 : 1;
+    snprintf(whole, sizeof whole, "%.*s.experts.%s", (int)(experts - name), name,
+             of->parts == 2 ? "gate_up_proj" : "down_proj");
+    return find_state(r, whole);
+}
+
+/* The state of a weight; NULL: it was frozen. */
+static named_state *
+state_of(const reading *r, const char *name, share *of)
+{
+    char room[SPW_TENSOR_NAME_BYTES];
+    named_state *own = find_state(r, name);
+    *of = (share){.parts = 0};
+    if (own == NULL) {
+        name = name_in_memory(name, room);
+        own = find_state(r, name);
+    }
+    return own != NULL ? own : find_of_experts(r, name, of);
+}
+
 static spw_status
 list_states(reading *r)
 {
@@ -112,7 +172,7 @@ list_states(reading *r)
     for (uint64_t i = 0; i + 1 < states->count; i += 2) {
         const char *name = spw__py_text(states->items[i]);
         if (name != NULL)
-            r->states[r->state_count++] = (named_state){name, states->items[i + 1], NULL};
+            r->states[r->state_count++] = (named_state){name, states->items[i + 1], NAN, false};
     }
     qsort(r->states, r->state_count, sizeof *r->states, by_name);
     return SPW_OK;
@@ -135,32 +195,44 @@ read_number(const reading *r, const spw__py *v, double *out)
     return SPW_OK;
 }
 
+static bool
+has_shape(const spw_tensor_info *t, const spw_tensor_info *weights, const share *of)
+{
+    if (of->parts == 0)
+        return t->ndim == weights->ndim && memcmp(t->shape, weights->shape, t->ndim * sizeof *t->shape) == 0;
+    return t->ndim == 3 && weights->ndim == 2 && of->expert < t->shape[0] &&
+           t->shape[1] == of->parts * weights->shape[0] && t->shape[2] == weights->shape[1];
+}
+
 static spw_status
-add_moment(reading *r, spw__foreign_param *p, const char *name, const spw__py *v)
+add_moment(reading *r, spw__foreign_param *p, const share *of, const char *name, const spw__py *v)
 {
     spw_tensor_info t;
+    uint64_t bytes;
     uint32_t k;
     SPW_TRY(spw__foreign_moment(r->d, name, &k, r->err));
     SPW_TRY(spw__torch_tensor(r->optimizer, v, p->info.name, &t, r->err));
     if (t.dtype != SPW_F32)
         return SPW_RAISE(r->err, SPW_EUNSUPPORTED, "%s/" OPTIMIZER ": %s of %s is %s; moments in fp32 are read",
                          r->d->folder, name, p->info.name, t.type);
-    if (t.ndim != p->info.ndim || memcmp(t.shape, p->info.shape, t.ndim * sizeof *t.shape) != 0)
+    if (!has_shape(&t, &p->info, of))
         return damaged(r, p->info.name, "it has another shape than its weights");
+    bytes = spw__foreign_elements(&p->info) * sizeof(float);
     p->moment[k] = spw__span_bytes(r->d->span);
     p->moment_count++;
-    return spw__span_add(r->d->span, r->optimizer_idx, t.begin, t.bytes, r->err);
+    return spw__span_add(r->d->span, r->optimizer_idx, t.begin + (of->expert * of->parts + of->part) * bytes, bytes,
+                         r->err);
 }
 
 /* What the optimizer has of a parameter: its moments, and how often it was updated. */
 static spw_status
-add_state(reading *r, spw__foreign_param *p, const spw__py *state)
+add_state(reading *r, spw__foreign_param *p, const share *of, const spw__py *state)
 {
     double updates;
     for (uint64_t i = 0; i + 1 < state->count; i += 2) {
         const char *name = spw__py_text(state->items[i]);
         if (name != NULL && strcmp(name, "step") != 0 && spw__torch_is_tensor(state->items[i + 1]))
-            SPW_TRY(add_moment(r, p, name, state->items[i + 1]));
+            SPW_TRY(add_moment(r, p, of, name, state->items[i + 1]));
     }
     SPW_TRY(read_number(r, spw__py_get(state, "step"), &updates));
     return spw__foreign_see_updates(r->d, updates) ? SPW_OK : damaged(r, p->info.name, "it has no number of updates");
@@ -208,19 +280,22 @@ add_states(reading *r)
 {
     spw_foreign *d = r->d;
     for (uint32_t i = 0; i < d->param_count; i++) {
-        named_state *of = find_state(r, d->params[i].info.name);
+        share part;
+        named_state *of = state_of(r, d->params[i].info.name, &part);
         d->params[i].frozen = of == NULL;
         if (of == NULL)
             continue;
-        of->param = &d->params[i];
+        of->used = true;
         d->trained_count++;
-        SPW_TRY(add_state(r, of->param, of->value));
+        SPW_TRY(add_state(r, &d->params[i], &part, of->value));
     }
     for (uint64_t i = 0; i < r->state_count; i++) {
-        if (r->states[i].param == NULL)
+        if (!r->states[i].used)
             return damaged(r, r->states[i].name, "there are no weights of this name");
-        if (r->states[i].param->moment_count != d->about.moment_count)
-            return damaged(r, r->states[i].name, "the optimizer has not all of what it has of others");
+    }
+    for (uint32_t i = 0; i < d->param_count; i++) {
+        if (!d->params[i].frozen && d->params[i].moment_count != d->about.moment_count)
+            return damaged(r, d->params[i].info.name, "the optimizer has not all of what it has of others");
     }
     return SPW_OK;
 }
@@ -242,8 +317,13 @@ read_groups(const reading *r)
         for (uint64_t i = 0; (name = spw__py_item(spw__py_get(group, "params"), i)) != NULL; i++) {
             named_state *of = spw__py_text(name) != NULL ? find_state(r, spw__py_text(name)) : NULL;
             if (of != NULL)
-                of->param->decay = decay;
+                of->decay = decay;
         }
+    }
+    for (uint32_t i = 0; i < r->d->param_count; i++) {
+        share unused;
+        const named_state *of = state_of(r, r->d->params[i].info.name, &unused);
+        r->d->params[i].decay = of != NULL ? of->decay : NAN;
     }
 }
 
