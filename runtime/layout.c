@@ -28,7 +28,7 @@ spw_layout_free(spw_layout *l)
 static bool
 may_be_coded(const spw_model *m, uint32_t b, uint32_t id)
 {
-    return m->params[id].frozen && !m->params[id].adapter && b > 0 && b + 1 < m->block_count && m->params[id].ndim > 1;
+    return m->params[id].frozen && !m->params[id].adapter && b > 0 && b + 1 < m->block_count && m->params[id].ndim == 2;
 }
 
 /* What place_kind() takes up. */
