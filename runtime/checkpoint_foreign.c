@@ -240,12 +240,31 @@ compare_moments(differences *x, const spw_config *now, const spw_foreign *d)
     tell(x, text);
 }
 
+/* One decay for all vectors, which a key of ours can say too; transformers' Trainer leaves out norms and biases, but not A_log or sinks. */
+static bool
+vectors_are_alike(const spw_foreign *d, const spw_model *m, const spw_hf_reader *weights)
+{
+    double of_all = NAN;
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        uint64_t first;
+        double decay = NAN;
+        const char *name = m->params[id].ndim == 1 ? spw_hf_bound_name(weights, id, &first) : NULL;
+        if (name == NULL || !spw_foreign_trained(d, name, &decay) || isnan(decay))
+            continue;
+        if (!isnan(of_all) && decay != of_all)
+            return false;
+        of_all = decay;
+    }
+    return true;
+}
+
 /* Weight decay and freezing, of which a client may make groups in any way: the first parameter that differs stands for all alike. */
 static void
 compare_params(differences *x, const spw_config *now, const spw_foreign *d, const spw_model *m,
                const spw_hf_reader *weights)
 {
     bool matrix = false, vector = false, frozen = false;
+    const char *key = vectors_are_alike(d, m, weights) ? " (spillway.decay_norm_and_bias)" : " (spillway.param_groups)";
     for (uint32_t id = 0; id < m->param_count; id++) {
         const spw_param *p = &m->params[id];
         uint64_t first;
@@ -262,7 +281,7 @@ compare_params(differences *x, const spw_config *now, const spw_foreign *d, cons
         if (trained && !p->frozen && !isnan(decay) && decay != mine && !*said) {
             *said = true;
             snprintf(text, sizeof text, "weight decay of %s%s: %g in the checkpoint, %g now", p->name,
-                     p->ndim > 1 ? "" : " (spillway.decay_norm_and_bias)", decay, mine);
+                     p->ndim > 1 ? "" : key, decay, mine);
             tell(x, text);
         }
     }

@@ -77,7 +77,8 @@ against_plain(spw_family family, spw_state_format format, void (*change)(rig *r)
     rig_need(&exact, spw_engine_init_params(exact.e, 7, &exact.err));
     a = rig_read(&plain, SPW_PART_MASTER);
     b = rig_read(&exact, SPW_PART_MASTER);
-    for (uint32_t id = 0; id < plain.model->param_count; id++) { /* matrices of the layers' linear weights, and nothing else */
+    for (uint32_t id = 0; id < plain.model->param_count;
+         id++) { /* matrices of the layers' linear weights, and nothing else */
         const spw_param *p = &plain.model->params[id];
         uint64_t first = rig_elems_before(plain.model, id);
         bool differs = memcmp(a + first, b + first, p->rows * p->cols * sizeof *a) != 0;
