@@ -264,22 +264,31 @@ elems_of(const mixture *x, uint32_t id)
     return p->in_terms ? 0 : p->rows * p->cols;
 }
 
-/* All of x in fp32, each layer's experts in two tensors, of each expert's rows so many less, and one of its matrices twice if that is asked for. */
+static const spw_param *
+first_of_experts(const mixture *x)
+{
+    const spw_param *p = x->model->params;
+    while (p->expert == 0)
+        p++;
+    return p;
+}
+
+/* All of x in fp32, each layer's experts in two tensors, of each expert's rows so many less, and one more of its matrices by that name, if not NULL. */
 static void
-write_together(const mixture *x, const char *dir, uint64_t missing, bool twice)
+write_together(const mixture *x, const char *dir, uint64_t missing, const char *more)
 {
     spw_tensor_info *infos = calloc(x->model->param_count + 1, sizeof *infos);
-    uint32_t *of = calloc(x->model->param_count, sizeof *of), n, one = 0;
+    uint32_t *of = calloc(x->model->param_count, sizeof *of), n;
     char path[300];
     spw_st_writer *w = NULL;
     spw_error err = {0};
     assert_true(infos != NULL && of != NULL);
     n = list_together(x, missing, infos, of);
-    while (x->model->params[one].expert == 0)
-        one++;
-    spw_st_describe(&infos[n], &x->model->params[one], SPW_F32);
+    spw_st_describe(&infos[n], first_of_experts(x), SPW_F32);
+    if (more != NULL)
+        snprintf(infos[n].name, sizeof infos[n].name, "%s", more);
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
-    DONE(spw_st_writer_create(&w, path, infos, n + twice, &err));
+    DONE(spw_st_writer_create(&w, path, infos, n + (more != NULL), &err));
     for (uint32_t id = 0; missing == 0 && id < x->model->param_count; id++) {
         char name[160];
         uint64_t first;
@@ -301,6 +310,7 @@ static void
 test_experts_together(void **state)
 {
     static const char *const names[] = {"qwen3_moe", "mixtral", "minimax_m2", "olmoe"};
+    static const char *const says[] = {"has shape [", "is there twice", "for experts of 8-bit floats in one tensor"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -309,7 +319,7 @@ test_experts_together(void **state)
         spw_error err = {0};
         mixture x;
         open_mixture(&x, names[k]);
-        write_together(&x, dir, 0, false);
+        write_together(&x, dir, 0, NULL);
         DONE(spw_hf_reader_open(&r, dir, &err));
         assert_true(spw_hf_reader_count(r) < spw_hf_reader_count(x.each));
         DONE(spw_hf_reader_bind(r, x.model, &err));
@@ -322,11 +332,13 @@ test_experts_together(void **state)
             }
         }
         spw_hf_reader_close(r);
-        for (int wrong = 0; wrong < 2; wrong++) {
-            write_together(&x, dir, wrong == 0, wrong == 1);
+        for (int wrong = 0; wrong < 3; wrong++) {
+            write_together(&x, dir, wrong == 0,
+                           wrong == 0   ? NULL
+                           : wrong == 1 ? first_of_experts(&x)->name
+                                        : "model.layers.0.mlp.experts.down_proj_scale_inv");
             DONE(spw_hf_reader_open(&r, dir, &err));
-            if (spw_hf_reader_bind(r, x.model, &err) != SPW_ECORRUPT ||
-                strstr(err.message, wrong == 0 ? "has shape [" : "is there twice") == NULL)
+            if (spw_hf_reader_bind(r, x.model, &err) != SPW_ECORRUPT || strstr(err.message, says[wrong]) == NULL)
                 fail_msg("%s: %s", names[k], err.message);
             err = (spw_error){0};
             spw_hf_reader_close(r);

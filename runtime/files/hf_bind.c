@@ -353,6 +353,15 @@ check_bound(const spw_hf_reader *r, const spw_model *m, spw_error *err)
     return SPW_OK;
 }
 
+/* Of a tensor that is no parameter's; known: but its name is one's. */
+static const char *
+what_is_wrong(const char *name, bool known)
+{
+    if (ends_with(name, "_proj_scale_inv"))
+        return "for experts of 8-bit floats in one tensor, which are not read; those in a tensor each are";
+    return known ? "there twice, with and without its prefix" : "not in this model";
+}
+
 /* names: (count) of the model's parameters in files, in order. */
 static spw_status
 bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t count, spw_error *err)
@@ -378,8 +387,7 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
             head = i;
         } else if (id < m->param_count || !spw__hf_is_passed_over(name, &m->config)) {
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s", r->shards[r->tensors[i].shard_idx].name,
-                             r->tensors[i].info->name,
-                             id < m->param_count ? "there twice, with and without its prefix" : "not in this model");
+                             r->tensors[i].info->name, what_is_wrong(name, id < m->param_count));
         }
     }
     SPW_TRY(check_bound(r, m, err));
