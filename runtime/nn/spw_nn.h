@@ -389,10 +389,9 @@ typedef struct spw_model_config {
      * queries and keys, with so many elements; the convolution's taps. linear_heads 0: in none
      */
     uint64_t linear_heads, linear_key_heads, linear_key_dim, linear_value_dim, linear_taps;
-    bool linear_woven; /* q, k, v and gates of a key head are beside each other in one matrix, b and a in another */
-    bool
-        attention_gated; /* a head has a gate of its size behind its queries, whose sigmoid what attention gives is multiplied by */
-    double rope_theta;                       /* 0: no rotary positions */
+    bool linear_woven;    /* q, k, v and gates of a key head are beside each other in one matrix, b and a in another */
+    bool attention_gated; /* behind a head's queries is a gate of their size; its sigmoid times what attention gives */
+    double rope_theta;    /* 0: no rotary positions */
     double rope_local_theta;                 /* of layers with a window, whose rope is then plain; 0: as the others' */
     double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */
     uint64_t rope_positions;                 /* original_max_position_embeddings */
