@@ -162,7 +162,8 @@ configure(const lane *l)
              passes = pick(r, 4, 4) == 0;
     bool llama = pick(r, 5, 3) == 0, experts = llama && pick(r, 36, 2) == 0,
          gemma = llama && !experts && pick(r, 40, 2) == 0, /* with two tables of positions */
-        packed = llama && !experts && !gemma && pick(r, 42, 2) == 0;
+        packed = llama && !experts && !gemma && pick(r, 42, 2) == 0,
+         linear = llama && !experts && !gemma && !packed && pick(r, 43, 2) == 0;
     char path[400], host[32], device[32], frozen[200] = "";
     FILE *f;
     snprintf(path, sizeof path, "%s/config.json", l->dir);
@@ -179,6 +180,7 @@ configure(const lane *l)
             experts  ? "mixtral"
             : gemma  ? "gemma3_text"
             : packed ? "phi3"
+            : linear ? "qwen3_5_text"
             : llama  ? "llama"
                      : "gpt2",
             256 << (int)pick(r, 6, 4));
@@ -188,6 +190,11 @@ configure(const lane *l)
     if (gemma)
         fprintf(f, "\"head_dim\": %d, \"sliding_window\": 7, \"sliding_window_pattern\": 2, ",
                 8 << (int)pick(r, 41, 5));
+    if (linear)
+        fprintf(f,
+                "\"head_dim\": 32, \"full_attention_interval\": %d, \"linear_num_key_heads\": 2, "
+                "\"linear_num_value_heads\": %d, \"linear_key_head_dim\": %d, \"linear_value_head_dim\": %d, ",
+                2 + (int)pick(r, 44, 3), 2 << (int)pick(r, 45, 3), 8 << (int)pick(r, 46, 4), 8 << (int)pick(r, 47, 4));
     if (llama)
         fprintf(f,
                 "\"max_position_embeddings\": %d, \"hidden_size\": %d, \"num_hidden_layers\": %d, "
