@@ -78,7 +78,8 @@ draw_model(uint64_t run, rig *r)
         c->model.mlp_width = 8;
         c->model.layers = 2;
     }
-    c->model.shared_width = c->model.sigmoid ? c->model.mlp_width : c->model.shared_width;
+    if (c->model.sigmoid && c->model.shared_width > 0) /* which MiniMax has none of */
+        c->model.shared_width = c->model.mlp_width;
     c->model.tied = random_pick(run, 6, 2) == 0;
     c->micro_batch = 1 + random_pick(run, 7, 3);
     c->accumulation = 1 + random_pick(run, 8, 3);

@@ -48,7 +48,8 @@ draw_model(uint64_t run, spw_config *c, spw_model_config *m)
     m->layers = 1 + (uint32_t)random_pick(run, 2, 5);
     m->vocab = 61 + random_pick(run, 3, VOCAB_MAX - 61);
     m->mlp_width = m->experts > 0 ? 24 + 8 * random_pick(run, 4, 8) : 64 + 8 * random_pick(run, 4, 40);
-    m->shared_width = m->sigmoid ? m->mlp_width : m->shared_width;
+    if (m->sigmoid && m->shared_width > 0) /* which MiniMax has none of */
+        m->shared_width = m->mlp_width;
     m->tied = random_pick(run, 5, 2) == 0;
     if (m->linear_heads > 0) {
         m->full_every = 1 + random_pick(run, 12, 5);
