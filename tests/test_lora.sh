@@ -119,9 +119,12 @@ mixture qwen3_moe '"num_experts":4,"moe_intermediate_size":16,"mlp_only_layers":
 check "qwen3_moe is told of" grep -q "does not load adapters of MLPs beside experts, such as base_model.model.model.layers.0.mlp.down_proj" "$dir/err"
 moe='"hidden_size":32,"head_dim":16,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"vocab_size":256,"max_position_embeddings":64,"full_attention_interval":2,
   "linear_num_key_heads":2,"linear_num_value_heads":4,"linear_key_head_dim":8,"linear_value_head_dim":16,"num_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":16,"shared_expert_intermediate_size":24'
-mixture qwen3_5_moe_text '"tie_word_embeddings":true' '["*"]'
+mixture qwen3_5_moe_text '"tie_word_embeddings":true' '["*", "shared_expert_gate"]'
 check "qwen3_5_moe_text says nothing of them" [ ! -s "$dir/err" ]
 check "its linear attention has them, but for the convolution" [ "$(grep -c linear_attn "$dir/qwen3_5_moe_text/step-6/adapter_config.json")-$(grep -c conv1d "$dir/qwen3_5_moe_text/step-6/adapter_config.json")" = 10-0 ]
+check "its shared expert's gate has them, where that is named" [ "$(grep -c shared_expert_gate "$dir/qwen3_5_moe_text/step-6/adapter_config.json")" = 3 ]
+check "its router has none" refuses "there are.* shared_expert_gate.*; the router is none" train "$dir/llama.json" --quiet \
+    --set "model={\"model_type\":\"qwen3_5_moe_text\",$moe}" --set 'spillway.lora.targets=["gate"]'
 check "qwen3_5_moe_text exports" run export "$dir/qwen3_5_moe_text" --to "$dir/qwen3_5_moe_text-merged" --dtype fp32
 
 # Beside a model of text and images peft calls them otherwise, and may have some of what reads images, which the export does not have.

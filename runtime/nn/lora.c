@@ -34,17 +34,24 @@ spw__nn_adapted(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w,
     return spw_nn_add_scaled(t, y, low, spw_lora_scale(lora));
 }
 
-/* A layer's router, or the gate of its shared expert. */
+static bool
+ends_with(const char *name, const char *end)
+{
+    size_t n = strlen(name), n_end = strlen(end);
+    return n > n_end && strcmp(name + n - n_end, end) == 0;
+}
+
 static bool
 is_router(const char *name)
 {
-    static const char *const routers[] = {".gate", ".router", ".shared_expert_gate"};
-    bool any = false;
-    for (size_t i = 0; !any && i < sizeof routers / sizeof routers[0]; i++) {
-        size_t n = strlen(routers[i]);
-        any = strlen(name) > n && strcmp(name + strlen(name) - n, routers[i]) == 0;
-    }
-    return any;
+    return ends_with(name, ".gate") || ends_with(name, ".router");
+}
+
+/* A layer's router, or the gate of its shared expert. */
+static bool
+is_gate(const char *name)
+{
+    return is_router(name) || ends_with(name, ".shared_expert_gate");
 }
 
 /* Families whose router is a bare parameter in transformers 4, or in 5, which alone has them: peft has adapters beside linear layers. */
@@ -73,15 +80,15 @@ bool
 spw_model_is_dense(const spw_model *m, const spw_block *b, uint32_t id)
 {
     char name[96];
-    return !m->params[id].adapter && linear_name(m, b, id, name) && !is_router(name);
+    return !m->params[id].adapter && linear_name(m, b, id, name) && !is_gate(name);
 }
 
-/* A router's only where the glob spells out what follows its last dot: "*" means the layers' own weights. */
+/* A gate's only where the glob spells out what follows its last dot: "*" means the layers' own weights. */
 static bool
 matches(const char *glob, const char *name)
 {
     const char *dot = strrchr(glob, '.');
-    if (is_router(name) && strpbrk(dot != NULL ? dot : glob, "*?[") != NULL)
+    if (is_gate(name) && strpbrk(dot != NULL ? dot : glob, "*?[") != NULL)
         return false;
     for (const char *at = name; at != NULL; at = strchr(at, '.') != NULL ? strchr(at, '.') + 1 : NULL) {
         if (fnmatch(glob, at, 0) == 0)
@@ -169,7 +176,9 @@ check(const spw_model *m, const spw_lora *lora, const char *const *targets, uint
     char names[256];
     const char *but = m->config.experts == 0 ? ""
                       : has_bare_router(m->config.family)
-                          ? "; the router is none, because peft has no adapters beside it"
+                          ? m->config.shared_gated
+                                ? " but shared_expert_gate; the router is none, because peft has no adapters beside it"
+                                : "; the router is none, because peft has no adapters beside it"
                           : " but routers";
     if (lora->rank == 0 || lora->rank > 65536 || !(lora->alpha >= 0) || !(lora->dropout >= 0 && lora->dropout < 1))
         return SPW_RAISE(err, SPW_ECONFIG,
