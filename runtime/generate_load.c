@@ -72,6 +72,13 @@ default_config(spw_config *c, const char *folder, spw_error *err)
     return SPW_OK;
 }
 
+/* Linear attention's A_log and norm, which Qwen3.5 has in fp32 beside weights in bf16: for them alone all would take twice its bytes. */
+static bool
+may_be_rounded(const spw_param *p)
+{
+    return p->ndim == 1 && strstr(p->name, ".linear_attn.") != NULL;
+}
+
 /*
  * Of the parameters that are there as numbers: what old files hold besides has types of its own. Codes count as bf16, which MXFP4's
  * numbers are; products of 8-bit floats and their scales are rounded to it, for fp32 would take four times their bytes.
@@ -90,7 +97,8 @@ stored_as_bf16(bool *all, const char *folder, const spw_model_config *config, sp
     if (st == SPW_OK)
         st = spw_hf_reader_bind(r, model, err);
     for (uint32_t id = 0; st == SPW_OK && id < model->param_count; id++)
-        *all = *all && (!spw_hf_reader_extent(r, id, &unused, &dtype) || dtype == SPW_BF16);
+        *all = *all && (may_be_rounded(&model->params[id]) || !spw_hf_reader_extent(r, id, &unused, &dtype) ||
+                        dtype == SPW_BF16);
     spw_model_destroy(model);
     spw_hf_reader_close(r);
     return st;

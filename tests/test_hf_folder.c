@@ -4,6 +4,7 @@
  */
 #include "lib_tiny.h"
 #include "spw_files.h"
+#include "spw_generate.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -348,14 +349,76 @@ test_experts_together(void **state)
     tiny_dir_remove(dir);
 }
 
+/* A bf16 folder's copy, in which tensors whose names end so are fp32. */
+static void
+copy_wider(const char *from, const char *dir, const char *end)
+{
+    char path[300], command[700];
+    spw_hf_reader *r = NULL;
+    spw_st_writer *w = NULL;
+    spw_error err = {0};
+    spw_tensor_info *infos;
+    DONE(spw_hf_reader_open(&r, from, &err));
+    infos = calloc(spw_hf_reader_count(r), sizeof *infos);
+    assert_non_null(infos);
+    for (uint32_t i = 0; i < spw_hf_reader_count(r); i++) {
+        infos[i] = *spw_hf_reader_tensor(r, i, NULL);
+        if (strlen(infos[i].name) > strlen(end) &&
+            strcmp(infos[i].name + strlen(infos[i].name) - strlen(end), end) == 0)
+            infos[i].dtype = SPW_F32;
+    }
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    snprintf(command, sizeof command, "cp %s/config.json %s/", from, dir);
+    assert_int_equal(system(command), 0);
+    DONE(spw_st_writer_create(&w, path, infos, spw_hf_reader_count(r), &err));
+    for (uint32_t i = 0; i < spw_hf_reader_count(r); i++) {
+        const spw_tensor_info *t = spw_hf_reader_tensor(r, i, NULL);
+        uint64_t elems = t->bytes / spw_dtype_bytes(t->dtype);
+        char *data = malloc(t->bytes), *wide = malloc(4 * elems);
+        assert_true(data != NULL && wide != NULL);
+        DONE(spw_hf_read(r, i, 0, data, t->bytes, &err));
+        spw_convert(wide, infos[i].dtype, data, t->dtype, elems);
+        DONE(spw_st_write(w, i, 0, wide, elems * spw_dtype_bytes(infos[i].dtype), &err));
+        free(data);
+        free(wide);
+    }
+    DONE(spw_st_writer_commit(w, &err));
+    spw_st_writer_destroy(w);
+    spw_hf_reader_close(r);
+    free(infos);
+}
+
+/* Qwen3.5 is published with two vectors of linear attention in fp32: generate and eval do not make fp32 of everything for them. */
+static void
+test_wide_vectors(void **state)
+{
+    static const struct {
+        const char *end;
+        spw_state_format format;
+    } cases[] = {{"linear_attn.A_log", SPW_STATE_MIXED},
+                 {"linear_attn.norm.weight", SPW_STATE_MIXED},
+                 {"linear_attn.conv1d.weight", SPW_STATE_FP32},
+                 {"input_layernorm.weight", SPW_STATE_FP32}};
+    static spw_weights weights;
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        spw_error err = {0};
+        copy_wider("tests/vectors/families/qwen3_5_images", dir, cases[k].end);
+        DONE(spw_weights_find(&weights, dir, &err));
+        assert_int_equal(weights.config.run.state_format, cases[k].format);
+    }
+    tiny_dir_remove(dir);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_other_model),
-        cmocka_unit_test(test_experts_together),
+        cmocka_unit_test(test_shards),       cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_other_model),  cmocka_unit_test(test_experts_together),
+        cmocka_unit_test(test_wide_vectors),
     };
     return cmocka_run_group_tests_name("hf_folder", tests, NULL, NULL);
 }
