@@ -23,7 +23,8 @@ written_here(const train_run *r)
 {
     const spw_plan *p = spw_engine_plan(r->engine);
     uint64_t updates = spw_engine_updates(r->engine) - r->first_update;
-    uint64_t due = p->weight_nvme + p->record_nvme + updates * written_per_step(r); /* once at the start */
+    uint64_t placed = p->weight_nvme - p->weight_in_place + p->record_nvme; /* once at the start */
+    uint64_t due = placed + updates * written_per_step(r);
     spw_store_stats stats;
     spw_store_get_stats(spw_engine_store(r->engine), &stats);
     return stats.nvme_write_bytes > due ? stats.nvme_write_bytes : due;

@@ -47,6 +47,17 @@ both llama '"model_type":"llama","hidden_size":32,"num_hidden_layers":3,"num_att
   "intermediate_size":48,"vocab_size":256,"max_position_embeddings":64' '["[qv]_proj", "model.layers.1.mlp.down_proj"]'
 both gpt2 '"model_type":"gpt2","n_embd":32,"n_layer":3,"n_head":4,"n_positions":64,"vocab_size":256' '["c_attn", "h.2.mlp.*"]'
 
+# What stays in its own files is not counted as written.
+check "llama exports in bf16" run export "$dir/llama" --to "$dir/base" --dtype bf16
+written() { # OVERRIDES...
+    rm -f "$dir/log"
+    run train "$dir/llama.json" --quiet --set "model={\"path\":\"$dir/base\"}" --set spillway.checkpoint_dir= --set spillway.steps=1 \
+        --set spillway.run_log="$dir/log" "$@"
+    grep -o '"bytes_written_total":[0-9]*' "$dir/log" | tail -n 1 | cut -d: -f2
+}
+apart=$(($(written --set spillway.frozen_in_place=false) - $(written)))
+check "weights that stay in their files are not written" [ "$apart" -gt 50000 ]
+
 # Adapters as peft writes them: in 16 bits, with alpha over the root of the rank; and what they may not be.
 variant() { # NAME CODE WIDTH OF: a folder like llama's or that of OF, changed by Python, which has tensors t {name: (shape, bytes of bf16)} and the configuration c
     local of=$dir/${4:-llama}/step-6
