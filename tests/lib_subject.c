@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
+enum { PAGE = 4096 };
+
 static spw_dtype elem_type; /* the compute type of the device that runs */
 
 static uint64_t
@@ -87,6 +89,13 @@ subject_scale(float *x, uint64_t n, uint64_t K)
         x[i] *= scale;
 }
 
+/* An array's place in pages of its own: it ends within 16 bytes of their end, so that what is read or written behind it shows where memory does. */
+static void *
+place_of(void *pages, uint64_t bytes)
+{
+    return (char *)pages + (spw_round_up(bytes, PAGE) - bytes) / 16 * 16;
+}
+
 /* Runs s on gpu; results[k] gets all of array k as fp32. */
 static void
 apply(const subject *s, spw_gpu *gpu, float **host, int32_t **ints, float **results)
@@ -94,7 +103,7 @@ apply(const subject *s, spw_gpu *gpu, float **host, int32_t **ints, float **resu
     spw_dtype type = spw_gpu_get_info(gpu)->compute_dtype;
     spw_gpu_queue *q = NULL, *in = NULL, *out = NULL;
     spw_gpu_event *there = NULL, *done = NULL;
-    void *p[ARRAYS_MAX] = {NULL};
+    void *pages[ARRAYS_MAX] = {NULL}, *p[ARRAYS_MAX] = {NULL};
     spw_error err = {0};
     assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, &err), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&in, gpu, SPW_QUEUE_H2D, &err), SPW_OK);
@@ -103,7 +112,9 @@ apply(const subject *s, spw_gpu *gpu, float **host, int32_t **ints, float **resu
     assert_int_equal(spw_gpu_event_create(&done, gpu, &err), SPW_OK);
     for (uint64_t k = 0; k < count_of(s); k++) {
         const subject_array *a = &s->a[k];
-        assert_int_equal(spw_gpu_alloc(gpu, &p[k], a->n * 4 + 256, &err), SPW_OK);
+        uint64_t bytes = a->n * (fp32(a) || a->kind == INT ? 4 : spw_dtype_bytes(type));
+        assert_int_equal(spw_gpu_alloc(gpu, &pages[k], spw_round_up(bytes, PAGE), &err), SPW_OK);
+        p[k] = place_of(pages[k], bytes);
         if (a->kind == INT)
             spw_gpu_write_bytes(in, p[k], ints[k], a->n * 4);
         else
@@ -124,7 +135,7 @@ apply(const subject *s, spw_gpu *gpu, float **host, int32_t **ints, float **resu
     if (spw_gpu_check(gpu, &err) != SPW_OK)
         fail_msg("%s: %s", s->name, err.message);
     for (uint64_t k = 0; k < count_of(s); k++)
-        spw_gpu_free(gpu, p[k]);
+        spw_gpu_free(gpu, pages[k]);
     spw_gpu_event_destroy(there);
     spw_gpu_event_destroy(done);
     spw_gpu_queue_destroy(q);

@@ -546,10 +546,12 @@ take_memory(size_t bytes)
             memory.idle.erase(memory.idle.begin() + (long)i);
             return p;
         }
-    if (whole_pages(bytes) > (size_t)(memory.end - memory.top))
+    if (whole_pages(bytes) + 4096 > (size_t)(memory.end - memory.top))
         return NULL;
     p = memory.top;
-    memory.top += whole_pages(bytes);
+    memory.top += whole_pages(bytes) + 4096; /* behind it a page that nobody may touch */
+    if (!memory.guard && mprotect(memory.top - 4096, 4096, PROT_NONE) != 0)
+        emulate::stop("no page behind device memory could be closed");
     return p;
 }
 
