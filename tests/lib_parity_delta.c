@@ -436,3 +436,141 @@ parity_delta_bits(const parity *p)
         free(other);
     }
 }
+
+/* ---------------------------------------------------------------- what bounds of decays' gradients cut off */
+
+enum { FIRST = 250, BOUNDED = 550 }; /* rows of the first document, and of all */
+
+/* One sequence of d[1] rows, of whose numbers the host has qkv, gates (as inputs_of() has them) and dout; with two documents, or one. */
+typedef struct bounded {
+    uint64_t d[6];
+    float *qkv, *gates, *dout, da[2 * BOUNDED], sums[4]; /* da (T,Hv); dlog_a and ddt_bias (Hv) */
+    bool documents;
+} bounded;
+
+/* Of zeros. */
+static void
+bounded_open(bounded *n, uint64_t T, uint64_t heads)
+{
+    *n = (bounded){.d = {1, T, 1, heads, 8, 8}};
+    n->qkv = calloc(T * row_width(n->d), sizeof(float));
+    n->gates = calloc(gate_count(n->d), sizeof(float));
+    n->dout = calloc(T * heads * 8, sizeof(float));
+    assert_true(n->qkv != NULL && n->gates != NULL && n->dout != NULL);
+}
+
+static void
+bounded_close(bounded *n)
+{
+    free(n->qkv);
+    free(n->gates);
+    free(n->dout);
+}
+
+static void
+bounded_places(layer *l, const bounded *n, spw_delta_shape *shape)
+{
+    const uint64_t T = shape->T;
+    int32_t places[2 * BOUNDED];
+    assert_int_equal(spw_gpu_alloc(l->gpu, &l->places, 8 * T, NULL), SPW_OK);
+    if (!n->documents)
+        return;
+    for (uint64_t t = 0; t < T; t++) {
+        places[t] = t < FIRST ? 0 : FIRST;
+        places[T + t] = t < FIRST ? FIRST : (int32_t)T;
+    }
+    spw_gpu_write_bytes(l->q, l->places, places, 8 * T);
+    shape->begins = l->places;
+    shape->ends = shape->begins + T;
+}
+
+static void
+bounded_run(spw_gpu *gpu, bounded *n)
+{
+    enum { QKV, GATES, DOUT, OUT, DQKV, DAB, DELTA, SUMS, SCRATCH, COUNT };
+    const uint64_t *d = n->d, T = d[1], heads = d[3], wide = T * row_width(d), out = T * heads * d[5];
+    const spw_dtype type = spw_gpu_get_info(gpu)->compute_dtype;
+    spw_delta_shape shape = {.B = 1, .T = T, .Hk = 1, .Hv = heads, .Dk = d[4], .Dv = d[5]};
+    const uint64_t counts[COUNT] = {
+        wide, gate_count(d), out, out, wide, 2 * T * heads, out, 2 * heads, spw_gpu_delta_scratch(&shape)};
+    const float *host[] = {n->qkv, n->gates, n->dout};
+    layer l = {.gpu = gpu};
+    spw_delta_inputs in;
+    void *p[COUNT];
+    subject_use(gpu);
+    assert_int_equal(spw_gpu_queue_create(&l.q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+    for (unsigned k = 0; k < COUNT; k++)
+        p[k] = on_device(&l, counts[k], k, true, k < DELTA ? type : SPW_F32);
+    for (unsigned k = 0; k < 3; k++)
+        spw_gpu_copy_h2d(l.q, p[k], type, host[k], SPW_F32, counts[k]);
+    spw_gpu_zero(l.q, p[SUMS], 2 * heads * sizeof(float));
+    bounded_places(&l, n, &shape);
+    in = inputs_of(d, p[QKV], p[GATES]);
+    spw_gpu_delta(l.q, p[OUT], p[DELTA], &in, &shape);
+    spw_gpu_delta_backward(l.q, p[DQKV], p[DAB], subject_elem(p[DAB], T * heads), p[SUMS], (float *)p[SUMS] + heads,
+                           p[DOUT], p[DELTA], p[SCRATCH], &in, &shape);
+    spw_gpu_copy_d2h(l.q, n->da, SPW_F32, p[DAB], type, T * heads, NULL);
+    spw_gpu_copy_d2h(l.q, n->sums, SPW_F32, p[SUMS], SPW_F32, 2 * heads, NULL);
+    spw_gpu_queue_sync(l.q);
+    for (unsigned k = 0; k < COUNT; k++)
+        spw_gpu_free(gpu, p[k]);
+    spw_gpu_free(gpu, l.places);
+    spw_gpu_queue_destroy(l.q);
+}
+
+/* Two heads, whose second forgets at once; `later`: how large the second document's gradients are. */
+static void
+run_forgetting(spw_gpu *gpu, bounded *n, float later)
+{
+    bounded_open(n, BOUNDED, 2);
+    n->documents = true;
+    for (uint64_t i = 0; i < BOUNDED * row_width(n->d); i++)
+        n->qkv[i] = subject_number(subject_key(1), i);
+    for (uint64_t i = 0; i < gate_count(n->d); i++)
+        n->gates[i] = subject_number(subject_key(2), i);
+    n->gates[4 * BOUNDED] = -3;
+    n->gates[4 * BOUNDED + 1] = 8;
+    for (uint64_t i = 0; i < BOUNDED * 2 * 8; i++)
+        n->dout[i] = (i < FIRST * 2 * 8 ? 1 : later) * subject_number(subject_key(3), i);
+    bounded_run(gpu, n);
+    bounded_close(n);
+}
+
+/* The first row writes in one direction what the last one reads, and no row between them does either: all gradients are at their bounds. */
+static void
+examine_tight_bounds(spw_gpu *gpu)
+{
+    enum { T = BOUNDED };
+    const double rate = exp(-6), kept = exp(-rate * log(2) * (T - 1)), want = -0.5 * kept / sqrt(8) * rate * 0.5;
+    bounded n;
+    bounded_open(&n, T, 1);
+    for (uint64_t t = 0; t < T; t++)
+        n.qkv[t * 24 + (t > 0 ? 9 : 8)] = 1; /* keys */
+    n.qkv[16] = 1;
+    n.qkv[(T - 1) * 24] = 1;
+    n.dout[(T - 1) * 8] = 1;
+    n.gates[2 * T] = -6;
+    bounded_run(gpu, &n);
+    assert_true(n.da[0] == 0);
+    for (uint64_t t = 1; t < T; t++)
+        assert_true(fabs((double)n.da[t] - want) <= 0.02 * -want);
+    bounded_close(&n);
+}
+
+/* A head that forgets at once has no gradient of its decay, not even what roundings leave; and a document has the numbers that it has beside any other. */
+void
+parity_delta_bounds(const parity *p)
+{
+    bounded alone, beside;
+    float norm = 0;
+    run_forgetting(p->gpu, &alone, 0);
+    run_forgetting(p->gpu, &beside, 4096);
+    for (int t = 0; t < BOUNDED; t++) {
+        assert_true(beside.da[2 * t + 1] == 0);
+        norm += fabsf(alone.da[2 * t]);
+    }
+    assert_true(beside.sums[1] == 0 && beside.sums[3] == 0 && norm > 0);
+    for (int i = 0; i < FIRST * 2; i++)
+        assert_true(alone.da[i] == beside.da[i]); /* what is cut off to 0 has either sign */
+    examine_tight_bounds(p->gpu);
+}
