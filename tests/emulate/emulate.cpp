@@ -3,8 +3,8 @@
  * until each has come to the barrier it waits for. SPW_EMULATE_ORDER says in which order, and no order may change a bit of any
  * result: by default all threads advance together and asynchronous copies arrive as late as they may; "ahead" and "behind" let
  * the first or the last warp run as far as it can before the others, copies arriving at once, so that a barrier that is
- * missing lets it overwrite what the others still read; a number shuffles the threads. Device memory and dynamic shared memory
- * begin as NaN. Test code: it may abort.
+ * missing lets it overwrite what the others still read, "behind" with the last block first, so that one that writes what another
+ * reads shows too; a number shuffles the threads. Device memory and dynamic shared memory begin as NaN. Test code: it may abort.
  */
 #include "cuda_runtime.h"
 #include "counts.h"
@@ -66,7 +66,8 @@ struct machine {
     std::vector<fiber> fibers;
     std::vector<warp> warps;
     std::vector<unsigned> order;
-    bool greedy; /* a warp goes on as long as it can, and copies arrive at once */
+    bool greedy;    /* a warp goes on as long as it can, and copies arrive at once */
+    bool backwards; /* the last thread and the last block are first */
     std::vector<unsigned char> shared;
     unsigned arrived, generation, alive;
     fiber *current;
@@ -285,9 +286,10 @@ put_in_order(unsigned threads)
 {
     const char *given = getenv("SPW_EMULATE_ORDER");
     m.order.resize(threads);
+    m.backwards = given != NULL && strcmp(given, "behind") == 0;
     for (unsigned i = 0; i < threads; i++)
-        m.order[i] = given != NULL && strcmp(given, "behind") == 0 ? threads - 1 - i : i;
-    m.greedy = given != NULL && (strcmp(given, "ahead") == 0 || strcmp(given, "behind") == 0);
+        m.order[i] = m.backwards ? threads - 1 - i : i;
+    m.greedy = m.backwards || (given != NULL && strcmp(given, "ahead") == 0);
     if (given != NULL && given[0] >= '0' && given[0] <= '9') {
         uint64_t seed = strtoull(given, NULL, 10) * 2 + 1;
         for (unsigned i = threads - 1; i > 0; i--) {
@@ -323,7 +325,7 @@ run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++) {
-                now.block = {x, y, z};
+                now.block = m.backwards ? uint3{grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z} : uint3{x, y, z};
                 m.shared.assign(shared_bytes + 128, 0xff);
                 now.dynamic_shared = (unsigned char *)(((uintptr_t)m.shared.data() + 127) / 128 * 128);
                 run_block(threads, block);
