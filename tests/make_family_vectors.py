@@ -739,6 +739,9 @@ elif __name__ == "__main__":
     make("qwen3_5_tied", Qwen3_5TextConfig(**linear | dict(num_hidden_layers=5, linear_conv_kernel_dim=3, linear_num_key_heads=1, linear_num_value_heads=3,
                                                            num_key_value_heads=1, linear_value_head_dim=8), full_attention_interval=3, tie_word_embeddings=True,
                                            rope_parameters=rope(500.0, partial_rotary_factor=0.5)), f32, double=True, seed=13)
+    make("qwen3_5_yarn", Qwen3_5TextConfig(**linear | dict(num_hidden_layers=2, head_dim=16), full_attention_interval=2,
+                                           rope_parameters=rope(500.0, "yarn", factor=4.0, original_max_position_embeddings=24, partial_rotary_factor=0.5,
+                                                                mrope_section=[2, 1, 1], mrope_interleaved=True)), bf16, double=True)
     make("qwen3_5_moe", Qwen3_5MoeTextConfig(**{key: linear[key] for key in linear if key != "intermediate_size"}, **more, rope_parameters=turned), f32, double=True)
     make("qwen3_next", Qwen3NextConfig(**linear, **more, rope_parameters=turned), bf16, double=True, rewrite=next_keys)
     make("qwen3_next_dense", Qwen3NextConfig(**linear | dict(num_hidden_layers=5, linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=16, linear_value_head_dim=8),

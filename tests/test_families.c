@@ -93,6 +93,7 @@ static const char *const cases[] = {"gpt2",
                                     "stablelm_parallel",
                                     "qwen3_5",
                                     "qwen3_5_tied",
+                                    "qwen3_5_yarn",
                                     "qwen3_5_moe",
                                     "qwen3_next",
                                     "qwen3_next_dense",
@@ -400,6 +401,7 @@ test_same_bits(void **state)
                                        "starcoder2_window",
                                        "stablelm_parallel",
                                        "qwen3_5_tied",
+                                       "qwen3_5_yarn",
                                        "qwen3_5_moe_images",
                                        "qwen3_next"};
     char dir[256];

@@ -31,7 +31,7 @@ read_rope_kind(const source *s, spw_model_config *c)
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
               : kind != NULL && strcmp(kind, "yarn") == 0   ? SPW_ROPE_YARN
                                                             : SPW_ROPE_PLAIN;
-    if ((spw__hf_is_latent(c->family) && c->rope != SPW_ROPE_YARN) || spw__hf_is_linear(c->family))
+    if ((spw__hf_is_latent(c->family) || spw__hf_is_linear(c->family)) && c->rope != SPW_ROPE_YARN)
         return refuse(s, key, v);
     return c->rope != SPW_ROPE_PLAIN && c->family != SPW_FAMILY_PHI3 ? SPW_OK : refuse(s, key, v);
 }
