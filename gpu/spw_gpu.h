@@ -384,7 +384,8 @@ void spw_gpu_delta(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inp
  * and then dS = gamma (dS + k dm^T). As delta is known, rows of S are apart and rows of dS too, once ddelta is. The gradient of ln gamma, which is
  * <dS + k dm^T, S'>, needs neither: it is that of row t + 1, if this is no other document's, + q dq - k (dS delta) + k (S' dm). What roundings
  * leave of such sums is cut off at what it cannot exceed: the product of the lengths of S' and dS + k dm^T, which are at most
- *   |S'| = gamma |S[t-1]|,   |S[t]| = |S'| + |delta|,   |dS + k dm^T| = gamma[t+1] that of row t + 1 + |q| |dout| + |dm|
+ *   |S'| = gamma |S[t-1]|,   |S[t]| = |S'| + |delta|,   |dS + k dm^T| = gamma[t+1] that of row t + 1 + |q| |dout|
+ * (dS + k dm^T = (I - beta k k^T) dS is no longer than dS, because k is no longer than one).
  */
 void
 spw_gpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,

@@ -19,12 +19,6 @@ typedef struct attention {
     const spw_attention_cache *cache; /* forward: where keys and values are; NULL: beside the queries */
 } attention;
 
-static uint64_t
-min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* The first key that row t of sequence b reads. */
 static uint64_t
 first_key(const spw_attention_shape *s, uint64_t b, uint64_t t)

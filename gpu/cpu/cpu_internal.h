@@ -81,6 +81,12 @@ typedef struct cpu_gpu {
     uint64_t bytes_live, bytes_peak; /* read without it */
 } cpu_gpu;
 
+static inline uint64_t
+min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 const cpu_kernels *spw__cpu_kernels(const spw_gpu_queue *q);
 /* Runs fn over [0, part_count) on the device's pool. */
 void spw__cpu_run(spw_gpu_queue *q, uint32_t part_count, spw_pool_fn fn, void *ctx);

@@ -1,5 +1,5 @@
 /*
- * Linear attention of the cpu device: a short convolution, and the gated delta rule, row after row.
+ * The gated delta rule of the cpu device, row after row.
  *
  * The rule's columns are independent of each other, and, once delta is known, so are the state's rows, and likewise those of its
  * gradient once that of delta is (spw_gpu.h). So a pass is a walk through time over CPU_STATE_LANES of them, whose state stays in the
@@ -12,159 +12,6 @@
  */
 #include "cpu_internal.h"
 #include <math.h>
-
-enum { BLOCK = 128 }; /* channels of a convolution that a part takes */
-
-static inline uint64_t
-min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-/* ---------------------------------------------------------------- convolution */
-
-typedef struct conv {
-    const cpu_kernels *k;
-    float *out, *dw;
-    const float *x, *dy, *w;
-    const spw_delta_cache *cache;
-    spw_conv_shape s;
-    bool acc;
-} conv;
-
-/* The block's taps (K, n). */
-static void
-turn_taps(const conv *a, uint64_t c0, uint64_t n, float *taps)
-{
-    for (uint64_t j = 0; j < a->s.K; j++)
-        for (uint64_t i = 0; i < n; i++)
-            taps[j * n + i] = a->w[(c0 + i) * a->s.K + j];
-}
-
-static const float *
-cached_row(const conv *a, uint64_t b, uint64_t back, uint64_t c0)
-{
-    uint64_t kept = a->s.K - 1;
-    if (a->cache == NULL || a->cache->starts[b] == 0)
-        return NULL;
-    return (const float *)a->cache->before + ((uint64_t)a->cache->slots[b] * kept + kept - back) * a->s.C + c0;
-}
-
-/* The K rows that row t reads; NULL: none. */
-static void
-read_rows(const conv *a, uint64_t b, uint64_t t, uint64_t c0, const float **x)
-{
-    const spw_conv_shape *s = &a->s;
-    uint64_t first = s->begins != NULL ? (uint64_t)s->begins[b * s->T + t] : 0;
-    for (uint64_t j = 0; j < s->K; j++) {
-        uint64_t back = s->K - 1 - j;
-        x[j] = back <= t - first ? a->x + (b * s->T + t - back) * s->C + c0 : cached_row(a, b, back - t, c0);
-    }
-}
-
-/* Rows are kept for those that come: the last ones of what was kept and what came. */
-static void
-keep_rows(const conv *a, uint64_t b, uint64_t c0, uint64_t n)
-{
-    const spw_conv_shape *s = &a->s;
-    uint64_t kept = s->K - 1;
-    float *to = (float *)a->cache->before + (uint64_t)a->cache->slots[b] * kept * s->C + c0;
-    for (uint64_t i = 0; i < kept; i++) {
-        uint64_t back = kept - i; /* from the end */
-        const float *from =
-            back <= s->T ? a->x + (b * s->T + s->T - back) * s->C + c0 : cached_row(a, b, back - s->T, c0);
-        if (from != NULL)
-            memmove(to + i * s->C, from, n * sizeof *to);
-        else
-            memset(to + i * s->C, 0, n * sizeof *to);
-    }
-}
-
-static void
-conv_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
-{
-    const conv *a = ctx;
-    const spw_conv_shape *s = &a->s;
-    uint64_t blocks = (s->C + BLOCK - 1) / BLOCK, b = part_idx / blocks, c0 = part_idx % blocks * BLOCK;
-    uint64_t n = min_u64(BLOCK, s->C - c0);
-    float taps[SPW_TAPS_MAX * BLOCK], u[BLOCK];
-    const float *x[SPW_TAPS_MAX];
-    (void)worker_idx;
-    turn_taps(a, c0, n, taps);
-    for (uint64_t t = 0; t < s->T; t++) {
-        read_rows(a, b, t, c0, x);
-        a->k->conv(u, x, taps, s->K, n);
-        a->k->silu(a->out + (b * s->T + t) * s->C + c0, u, n);
-    }
-    if (a->cache != NULL)
-        keep_rows(a, b, c0, n);
-}
-
-static void
-run_conv(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_delta_cache *cache, const spw_conv_shape *s)
-{
-    conv a = {.k = spw__cpu_kernels(q), .out = y, .x = x, .w = w, .cache = cache, .s = *s};
-    spw__cpu_run(q, (uint32_t)(s->B * ((s->C + BLOCK - 1) / BLOCK)), conv_part, &a);
-}
-
-void
-spw__cpu_conv(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_conv_shape *shape)
-{
-    run_conv(q, y, x, w, NULL, shape);
-}
-
-void
-spw__cpu_conv_cached(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_delta_cache *cache,
-                     const spw_conv_shape *shape)
-{
-    run_conv(q, y, x, w, cache, shape);
-}
-
-/* A block of channels: the gradients of row t's sum go to the rows that it has read. */
-static void
-conv_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
-{
-    const conv *a = ctx;
-    const spw_conv_shape *s = &a->s;
-    uint64_t c0 = (uint64_t)part_idx * BLOCK, n = min_u64(BLOCK, s->C - c0);
-    float taps[SPW_TAPS_MAX * BLOCK], dtaps[SPW_TAPS_MAX * BLOCK] = {0}, u[BLOCK], du[BLOCK];
-    const float *x[SPW_TAPS_MAX];
-    (void)worker_idx;
-    turn_taps(a, c0, n, taps);
-    for (uint64_t row = 0; row < s->B * s->T; row++) {
-        read_rows(a, row / s->T, row % s->T, c0, x);
-        a->k->conv(u, x, taps, s->K, n);
-        a->k->silu_backward(du, a->dy + row * s->C + c0, u, n);
-        if (a->out != NULL && !a->acc)
-            memset(a->out + row * s->C + c0, 0, n * sizeof(float));
-        for (uint64_t j = 0; j < s->K; j++) {
-            if (x[j] == NULL)
-                continue;
-            a->k->mul_add(dtaps + j * n, du, x[j], n);
-            if (a->out != NULL)
-                a->k->mul_add(a->out + (x[j] - a->x), taps + j * n, du, n);
-        }
-    }
-    for (uint64_t i = 0; a->dw != NULL && i < n * s->K; i++)
-        a->dw[(c0 + i / s->K) * s->K + i % s->K] += dtaps[i % s->K * n + i / s->K];
-}
-
-void
-spw__cpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, const act *dy, const act *x, const act *w,
-                       const spw_conv_shape *shape, unsigned flags)
-{
-    conv a = {.k = spw__cpu_kernels(q),
-              .out = dx,
-              .dw = dw,
-              .x = x,
-              .dy = dy,
-              .w = w,
-              .s = *shape,
-              .acc = flags & SPW_OP_ACC_DX};
-    spw__cpu_run(q, (uint32_t)((shape->C + BLOCK - 1) / BLOCK), conv_backward_part, &a);
-}
-
-/* ---------------------------------------------------------------- the gated delta rule */
 
 typedef struct rule {
     const cpu_kernels *k;
@@ -482,8 +329,7 @@ row_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         r->share[head] = r->k->dot(t.q, r->dq + at, s->Dk) - r->k->dot(t.k, r->dk_write + at, s->Dk) +
                          r->k->dot(t.k, r->dk_read + at, s->Dk);
         r->written[head] = length(r, r->delta + head * s->Dv);
-        r->asked[head] =
-            sqrtf(r->k->dot(t.q, t.q, s->Dk)) * length(r, r->dout + head * s->Dv) + t.beta * length(r, ddelta);
+        r->asked[head] = sqrtf(r->k->dot(t.q, t.q, s->Dk)) * length(r, r->dout + head * s->Dv);
         r->db[head] = (1.0f - t.beta) * r->k->dot(ddelta, r->delta + head * s->Dv, s->Dv);
         for (uint64_t j = 0; j < s->Dv; j++)
             dx[2 * s->Hk * s->Dk + h * s->Dv + j] = t.beta * ddelta[j];

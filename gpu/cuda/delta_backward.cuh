@@ -270,7 +270,7 @@ __launch_bounds__(DELTA_THREADS, 2) delta_rows_kernel(delta_args<E> g)
 
 /* Sums over the vectors of a row's value head, as far as a thread has them: of products, and of squares. */
 struct value_sums {
-    float products, delta, ddelta, dout;
+    float products, delta, dout;
 };
 
 template <class E>
@@ -292,7 +292,6 @@ sum_values(const delta_args<E> &g, uint64_t at, unsigned first, unsigned step)
         for (int j = 0; j < 8; j++) {
             sums.products += x[j] * y[j];
             sums.delta += x[j] * x[j];
-            sums.ddelta += y[j] * y[j];
             sums.dout += z[j] * z[j];
         }
     }
@@ -349,14 +348,12 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
         share = lanes_sum(share, 1, (int)lanes);
         sums.products = lanes_sum(sums.products, 1, (int)lanes);
         sums.delta = lanes_sum(sums.delta, 1, (int)lanes);
-        sums.ddelta = lanes_sum(sums.ddelta, 1, (int)lanes);
         sums.dout = lanes_sum(sums.dout, 1, (int)lanes);
         if (here && at == 0) {
-            const float beta = g.gates[of].y;
             g.share[number] = share;
             g.written_length[number] = sqrtf(sums.delta);
-            g.asked[number] = sqrtf(squares) * sqrtf(sums.dout) + beta * sqrtf(sums.ddelta);
-            narrow(g.db + of, (1.0f - beta) * sums.products);
+            g.asked[number] = sqrtf(squares) * sqrtf(sums.dout);
+            narrow(g.db + of, (1.0f - g.gates[of].y) * sums.products);
         }
     }
 #pragma unroll
