@@ -430,14 +430,14 @@ spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx)
     const spw_model_config *m = &e->model->config;
     uint64_t keys = e->cache_positions * spw__cache_width(e) * e->compute_bytes;
     uint64_t state = m->linear_heads * m->linear_key_dim * m->linear_value_dim * sizeof(float);
-    uint64_t channels = 2 * m->linear_key_heads * m->linear_key_dim + m->linear_heads * m->linear_value_dim;
     layer_cache c = {.at = 0};
     for (uint64_t l = 0; l <= layer_idx; l++) {
         bool linear = spw_model_is_linear(m, l);
         c.at += c.bytes[0] + c.bytes[1];
         c.bytes[0] = spw_round_up(e->cache_slots * (linear ? state : keys), CACHE_ALIGN);
-        c.bytes[1] = spw_round_up(e->cache_slots * (linear ? (m->linear_taps - 1) * channels * e->compute_bytes : keys),
-                                  CACHE_ALIGN);
+        c.bytes[1] = spw_round_up(
+            e->cache_slots * (linear ? (m->linear_taps - 1) * spw_model_linear_channels(m) * e->compute_bytes : keys),
+            CACHE_ALIGN);
     }
     return c;
 }

@@ -1,37 +1,8 @@
 /*
- * What config.json says of layers of linear attention, which Qwen3-Next and Qwen3.5 have: their sizes, and which layers they are; and the
- * same written. Source: FORMATS S7.
+ * What config.json says of layers of linear attention, which Qwen3-Next and Qwen3.5 have: their sizes (hf_window.c reads which layers they
+ * are); and the same written. Source: FORMATS S7.
  */
 #include "hf_source.h"
-
-/* A layer's attention is full where it is the last of each so many; a list, which counts more than a number, has to say so too. */
-static spw_status
-read_full_layers(const source *s, spw_model_config *c)
-{
-    const json_t *list = get(s, "layer_types");
-    c->full_every = 4;
-    SPW_TRY(read_size(s, "full_attention_interval", 1, &c->full_every));
-    if (c->full_every > c->layers) /* as the list would have it, in which no layer is full */
-        c->full_every = c->layers + 1;
-    if (list == NULL)
-        return SPW_OK;
-    if (!json_is_array(list) || json_array_size(list) != c->layers)
-        return wrong(s, "layer_types", "a list with one entry for each layer", list);
-    for (c->full_every = 1; c->full_every <= c->layers; c->full_every++) {
-        const char *text = json_string_value(json_array_get(list, c->full_every - 1));
-        if (text != NULL && strcmp(text, "full_attention") == 0)
-            break;
-    }
-    for (uint64_t l = 0; l < c->layers; l++) {
-        const char *text = json_string_value(json_array_get(list, l));
-        const char *want = spw_model_is_linear(c, l) ? "linear_attention" : "full_attention";
-        char key[40];
-        snprintf(key, sizeof key, "layer_types[%llu]", (unsigned long long)l);
-        if (text == NULL || strcmp(text, want) != 0)
-            return refuse(s, key, json_array_get(list, l));
-    }
-    return SPW_OK;
-}
 
 /* A size that kernels have no more of. */
 static spw_status
@@ -62,8 +33,7 @@ spw__hf_read_linear(const source *s, spw_model_config *c)
     if (c->linear_heads % c->linear_key_heads != 0)
         return wrong(s, "linear_num_value_heads", "a multiple of linear_num_key_heads",
                      get(s, "linear_num_value_heads"));
-    SPW_TRY(must_be(s, "attn_output_gate", true));
-    return read_full_layers(s, c);
+    return must_be(s, "attn_output_gate", true);
 }
 
 void

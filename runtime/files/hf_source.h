@@ -124,7 +124,7 @@ spw_status spw__hf_read_experts(const source *s, spw_model_config *c);
 /* hf_layer_norm.c: all of what a configuration of such a family has beside the others' first keys, and the same written. */
 spw_status spw__hf_read_layer_norm(const source *s, spw_model_config *c);
 void spw__hf_write_layer_norm(json_t *o, const spw_model_config *c);
-/* hf_linear.c: which layers have linear attention, its sizes, and what is set for such families; head_dim and layers were read. */
+/* hf_linear.c: the sizes of linear attention, and what is set for such families; the same written, with which layers have it. */
 spw_status spw__hf_read_linear(const source *s, spw_model_config *c);
 void spw__hf_write_linear(json_t *o, const spw_model_config *c);
 /* hf_write.c: what is done to frequencies, under its older key, if anything is. */

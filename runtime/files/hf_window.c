@@ -1,6 +1,6 @@
 /*
- * What config.json says of attention's windows: how long, and in which layers. layer_types, where it stands, has to say the same as the
- * other keys do.
+ * What config.json says of which layers have a window, or linear attention, in place of attention to all keys. layer_types, where it stands, has to
+ * say the same as the other keys do.
  * Source: FORMATS S7.
  */
 #include "hf_source.h"
@@ -12,7 +12,17 @@ is_full(const json_t *layer_types, uint64_t l)
     return text != NULL && strcmp(text, "full_attention") == 0;
 }
 
-/* layer_types, where it is given, must say what window and window_from do; for qwen it sets where windows begin. */
+/* Counted from 1; one more than there are: none is. */
+static uint64_t
+first_full(const json_t *layer_types)
+{
+    uint64_t l = 0;
+    while (l < json_array_size(layer_types) && !is_full(layer_types, l))
+        l++;
+    return l + 1;
+}
+
+/* layer_types, where it is given, must say what the other keys do; for qwen it sets where windows begin. */
 static spw_status
 read_layer_types(const source *s, spw_model_config *c, bool sets_first)
 {
@@ -28,7 +38,9 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
     }
     for (uint64_t l = 0; l < c->layers; l++) {
         const char *text = json_string_value(json_array_get(list, l));
-        const char *want = spw_model_window(c, l) > 0 ? "sliding_attention" : "full_attention";
+        const char *want = spw_model_is_linear(c, l)    ? "linear_attention"
+                           : spw_model_window(c, l) > 0 ? "sliding_attention"
+                                                        : "full_attention";
         char key[40];
         snprintf(key, sizeof key, "layer_types[%llu]", (unsigned long long)l);
         if (text == NULL || strcmp(text, want) != 0)
@@ -55,11 +67,8 @@ read_windows_between(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
     if (c->family == SPW_FAMILY_GEMMA3 || (exaone && list == NULL)) /* else a text, "LLLG" */
         SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
-    if (json_is_array(list)) {
-        c->full_every = 1;
-        while (c->full_every <= json_array_size(list) && !is_full(list, c->full_every - 1))
-            c->full_every++;
-    }
+    if (json_is_array(list))
+        c->full_every = first_full(list);
     SPW_TRY(read_layer_types(s, c, false));
     if (exaone)
         c->rope_skip_every = c->full_every > c->layers ? 0 : c->full_every;
@@ -72,6 +81,20 @@ read_windows_between(const source *s, spw_model_config *c)
     return c->window > 0 && json_is_null(said) ? wrong(s, "sliding_window", "integer", said) : SPW_OK;
 }
 
+/* Linear attention's: a layer's is full where it is the last of each so many; a list counts more than their number. */
+static spw_status
+read_full_between(const source *s, spw_model_config *c)
+{
+    const json_t *list = get(s, "layer_types");
+    c->full_every = 4;
+    SPW_TRY(read_size(s, "full_attention_interval", 1, &c->full_every));
+    if (c->full_every > c->layers) /* as the list would have it, in which no layer is full */
+        c->full_every = c->layers + 1;
+    if (json_is_array(list))
+        c->full_every = first_full(list);
+    return read_layer_types(s, c, false);
+}
+
 spw_status
 spw__hf_read_window(const source *s, spw_model_config *c)
 {
@@ -82,8 +105,8 @@ spw__hf_read_window(const source *s, spw_model_config *c)
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
-    if (spw__hf_is_linear(c->family)) /* whose list hf_linear.c reads */
-        return SPW_OK;
+    if (spw__hf_is_linear(c->family))
+        return read_full_between(s, c);
     if (spw__hf_is_full(c->family))
         return read_layer_types(s, c, false);
     if (spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_OLMO3 ||

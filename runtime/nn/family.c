@@ -44,6 +44,12 @@ spw_model_is_linear(const spw_model_config *c, uint64_t layer_idx)
 }
 
 uint64_t
+spw_model_linear_channels(const spw_model_config *c)
+{
+    return 2 * c->linear_key_heads * c->linear_key_dim + c->linear_heads * c->linear_value_dim;
+}
+
+uint64_t
 spw_model_window(const spw_model_config *c, uint64_t layer_idx)
 {
     return layer_idx < c->window_from || is_each(c->full_every, layer_idx) ? 0 : c->window;

@@ -62,7 +62,7 @@ spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_v
                              .ends = b->ends};
     spw_conv_shape taps = {.B = shape.B,
                            .T = shape.T,
-                           .C = 2 * shape.Hk * shape.Dk + shape.Hv * shape.Dv,
+                           .C = spw_model_linear_channels(c),
                            .K = c->linear_taps,
                            .begins = b->begins,
                            .ends = b->ends};
@@ -95,8 +95,7 @@ void
 spw__nn_own_linear_attention(spw_model *m, spw_block *b, const char *prefix)
 {
     const spw_model_config *c = &m->config;
-    uint64_t H = c->width, V = c->linear_heads * c->linear_value_dim;
-    uint64_t QKV = 2 * c->linear_key_heads * c->linear_key_dim + V;
+    uint64_t H = c->width, V = c->linear_heads * c->linear_value_dim, QKV = spw_model_linear_channels(c);
     if (c->linear_woven) {
         own_matrix(m, b, prefix, "in_proj_qkvz", QKV + V, H);
         own_matrix(m, b, prefix, "in_proj_ba", 2 * c->linear_heads, H);

@@ -497,6 +497,8 @@ void spw_terms_sum(float *sums, const float *terms, uint64_t count);
 bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
 /* Whether this layer has linear attention. */
 bool spw_model_is_linear(const spw_model_config *config, uint64_t layer_idx);
+/* Elements of a row's queries, keys and values there, which the convolution goes over. */
+uint64_t spw_model_linear_channels(const spw_model_config *config);
 /* How many keys a row of this layer reads at most; 0: all before it. */
 uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
 /* Elements of a head's values. */
