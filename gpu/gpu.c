@@ -262,6 +262,12 @@ spw_gpu_add_scaled(spw_gpu_queue *q, act *y, const act *a, const act *b, float s
 }
 
 void
+spw_gpu_add_scaled_by(spw_gpu_queue *q, act *y, const act *a, const act *b, const act *terms, uint64_t n)
+{
+    q->calls->add_scaled_by(q, y, a, b, terms, n);
+}
+
+void
 spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N, uint64_t K,
                unsigned flags)
 {

@@ -204,6 +204,12 @@ void spw_gpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t 
 /* y = a + scale b; a NULL: y = scale b. y may be a. */
 void spw_gpu_add_scaled(spw_gpu_queue *q, act *y, const act *a, const act *b, float scale, uint64_t n);
 
+/*
+ * y = (a + b) s, with s the sum of SPW_TERMS numbers on the device, first ones first; b NULL: nothing. y may be a or b. All in fp32, and
+ * rounded once.
+ */
+void spw_gpu_add_scaled_by(spw_gpu_queue *q, act *y, const act *a, const act *b, const act *terms, uint64_t n);
+
 /* y(M,N) = x(M,K) w^T + b(N); b may be NULL. */
 void spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N,
                     uint64_t K, unsigned flags);
@@ -266,7 +272,7 @@ void spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const
 void
 spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, float *db, const act *dy,
                            const act *x, const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C);
-/* y = x * rstd * (offset + g), rstd = 1 / sqrt(mean(x^2) + eps) (M) fp32 out. */
+/* y = x * rstd * (offset + g), rstd = 1 / sqrt(mean(x^2) + eps) (M) fp32 out. g NULL: zeros, and dg is NULL too. */
 void spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, float offset, uint64_t M,
                      uint64_t C, float eps);
 void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, const act *dy, const act *x,

@@ -245,7 +245,7 @@ examine_packed(const parity *p)
         }
 }
 
-/* Onto nothing, onto another, in place, and at an odd address. */
+/* Onto nothing, onto another, in place, and at an odd address; by a number, and by one that is there in terms. */
 static void
 run_add(const subject *s, spw_gpu_queue *q, void **p)
 {
@@ -258,6 +258,8 @@ run_add(const subject *s, spw_gpu_queue *q, void **p)
         spw_gpu_add(q, subject_elem(p[5], 1), subject_elem(p[0], 1), p[1], n - 1);
     }
     spw_gpu_zero(q, p[6], n * 4);
+    spw_gpu_add_scaled_by(q, p[8], p[0], p[1], p[7], n);
+    spw_gpu_add_scaled_by(q, p[9], p[9], NULL, p[7], n);
 }
 
 static void
@@ -319,7 +321,10 @@ parity_elements(const parity *p)
                                             {ACT_OUT, n, 0, 0},
                                             {ACT, n, 0, 0},
                                             {ACT, n, 0, 0},
-                                            {FP32, n, 0, 0}},
+                                            {FP32, n, 0, 0},
+                                            {ACT, SPW_TERMS, 0, 0},
+                                            {ACT_OUT, n, 0, 0},
+                                            {ACT, n, 0, 0}},
                                       .d = {n},
                                       .run = run_add});
     }
@@ -347,6 +352,16 @@ run_rmsnorm(const subject *s, spw_gpu_queue *q, void **p)
                              C);
 }
 
+static void
+run_plain_norm(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], C = s->d[1];
+    float *rstd = (float *)p[6] + M;
+    spw_gpu_layernorm(q, p[2], p[6], rstd, p[0], p[1], p[5], M, C, 0.01f); /* likewise */
+    spw_gpu_rmsnorm(q, p[2], rstd, p[0], NULL, 1, M, C, 0.01f);
+    spw_gpu_rmsnorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, NULL, p[3], p[0], NULL, 1, rstd, M, C);
+}
+
 /* d = M, C; onto another, and onto itself. */
 static void
 run_gated(const subject *s, spw_gpu_queue *q, void **p)
@@ -363,8 +378,11 @@ parity_norms(const parity *p)
     static const uint64_t sizes[][2] = {{1, 1},    {1, 8},    {5, 3},    {7, 33},   {3, 200},    {70, 45},
                                         {70, 264}, {6, 1030}, {4200, 9}, {90, 520}, {100, 8192}, {4100, 768}};
     for (size_t i = 0; i < (p->large ? 12 : 10); i++)
-        for (unsigned f = 0; f < 6; f++) {
+        for (unsigned f = 0; f < 9; f++) {
             static const uint64_t onto[] = {8, 4, 0}; /* nothing, dx, x */
+            static const char *const names[] = {"layernorm", "rmsnorm", "rmsnorm, plain"};
+            static void (*const runs[])(const subject *, spw_gpu_queue *, void **) = {run_layernorm, run_rmsnorm,
+                                                                                      run_plain_norm};
             uint64_t M = sizes[i][0], C = sizes[i][1];
             if (f == 0)
                 subject_examine(p, &(subject){.name = "add_gated",
@@ -377,17 +395,17 @@ parity_norms(const parity *p)
                                                     {ACT, M * C, 0, 0}},
                                               .d = {M, C},
                                               .run = run_gated});
-            subject_examine(p, &(subject){.name = f & 1 ? "rmsnorm" : "layernorm",
+            subject_examine(p, &(subject){.name = names[f % 3],
                                           .a = {{ACT, M * C, 0, 0},
                                                 {ACT, C, 0, 0},
                                                 {ACT_OUT, M * C, 0, 0},
                                                 {ACT, M * C, 0, 0},
-                                                {f / 2 == 1 ? ACT : ACT_OUT, M * C, 0, 0},
+                                                {f / 3 == 1 ? ACT : ACT_OUT, M * C, 0, 0},
                                                 {ACT, C, 0, 0},
                                                 {FP32_OUT, 2 * M, 0, 0},
                                                 {FP32, 2 * C, 0, 0}},
-                                          .d = {M, C, onto[f / 2], i % 2},
-                                          .run = f & 1 ? run_rmsnorm : run_layernorm});
+                                          .d = {M, C, onto[f / 3], i % 2},
+                                          .run = runs[f % 3]});
         }
 }
 

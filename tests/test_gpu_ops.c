@@ -409,6 +409,48 @@ add_scaled_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *
     spw_gpu_add_scaled(q, out, in[0], in[1], 0.375f, s->d[0]);
 }
 
+static double
+sum_of(const double *terms)
+{
+    return terms[0] + terms[1] + terms[2] + terms[3];
+}
+
+static void
+add_scaled_by_ref(const ops_subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0; i < s->d[0]; i++)
+        out[i] = (in[0][i] + in[1][i]) * sum_of(in[2]);
+}
+
+/* Between arrays and onto either: the same bits. */
+static void
+add_scaled_by_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    uint64_t bytes = s->d[0] * sizeof *out;
+    for (int k = 0; k < 2; k++) {
+        float *saved = memcpy(ops_saved[k], in[k], bytes);
+        spw_gpu_add_scaled_by(q, saved, k == 0 ? saved : in[0], k == 1 ? saved : in[1], in[2], s->d[0]);
+    }
+    spw_gpu_add_scaled_by(q, out, in[0], in[1], in[2], s->d[0]);
+    assert_memory_equal(out, ops_saved[0], bytes);
+    assert_memory_equal(out, ops_saved[1], bytes);
+}
+
+static void
+scaled_by_ref(const ops_subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0; i < s->d[0]; i++)
+        out[i] = in[0][i] * sum_of(in[1]) * sum_of(in[1]);
+}
+
+/* Of one alone, and in place. */
+static void
+scaled_by_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_gpu_add_scaled_by(q, out, in[0], NULL, in[1], s->d[0]);
+    spw_gpu_add_scaled_by(q, out, out, NULL, in[1], s->d[0]);
+}
+
 static void
 soft_cap_ref(const ops_subject *s, double *const *in, double *out)
 {
@@ -494,6 +536,9 @@ test_elementwise(void **state)
         ops_examine(&(ops_subject){"add", 2, {n, n}, n, {n}, 0, add_ref, add_fwd, NULL});
         ops_examine(&(ops_subject){"soft_cap", 1, {n}, n, {n}, 0, soft_cap_ref, soft_cap_fwd, NULL});
         ops_examine(&(ops_subject){"add_scaled", 2, {n, n}, n, {n}, 0, add_scaled_ref, add_scaled_fwd, NULL});
+        ops_examine(&(ops_subject){
+            "add_scaled_by", 3, {n, n, SPW_TERMS}, n, {n}, 0, add_scaled_by_ref, add_scaled_by_fwd, NULL});
+        ops_examine(&(ops_subject){"scaled_by", 2, {n, SPW_TERMS}, n, {n}, 0, scaled_by_ref, scaled_by_fwd, NULL});
         ops_examine(&(ops_subject){"add_scaled, in place", 1, {n}, n, {n}, 0, scaled_ref, scaled_fwd, NULL});
     }
 }
@@ -581,6 +626,35 @@ gated_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float 
     spw_gpu_add_gated_backward(q, g[1], g[2], dout, in[1], in[2], s->d[0], s->d[1]);
 }
 
+/* d = M, C */
+static void
+plain_norm_ref(const ops_subject *s, double *const *in, double *out)
+{
+    uint64_t C = s->d[1];
+    for (uint64_t m = 0; m < s->d[0]; m++) {
+        double sum = 0;
+        for (uint64_t c = 0; c < C; c++)
+            sum += in[0][m * C + c] * in[0][m * C + c] / (double)C;
+        for (uint64_t c = 0; c < C; c++)
+            out[m * C + c] = in[0][m * C + c] / sqrt(sum + 0.01);
+    }
+}
+
+static void
+plain_norm_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_gpu_rmsnorm(q, out, ops_saved[1], in[0], NULL, 1, s->d[0], s->d[1], 0.01f);
+}
+
+static void
+plain_norm_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout,
+               float *const *g)
+{
+    (void)out;
+    spw_gpu_rmsnorm_backward(q, g[0], s->flags & SPW_OP_ACC_DX ? g[0] : NULL, NULL, dout, in[0], NULL, 1, ops_saved[1],
+                             s->d[0], s->d[1]);
+}
+
 /* LayerNorm, RMSNorm and a sum by gates over rows shorter than the lanes, odd, and cut into several parts. */
 static void
 test_norms(void **state)
@@ -594,6 +668,8 @@ test_norms(void **state)
         for (unsigned f = 0; f <= SPW_OP_ACC_DX; f += SPW_OP_ACC_DX) {
             ops_examine(&(ops_subject){
                 "layernorm", 3, {M * C, C, C}, M * C, {M, C}, f, layernorm_ref, layernorm_fwd, layernorm_bwd});
+            ops_examine(&(ops_subject){
+                "rmsnorm, plain", 1, {M * C}, M * C, {M, C}, f, plain_norm_ref, plain_norm_fwd, plain_norm_bwd});
             for (uint64_t offset = 0; offset < 2; offset++)
                 ops_examine(&(ops_subject){
                     "rmsnorm", 2, {M * C, C}, M * C, {M, C, offset}, f, rmsnorm_ref, rmsnorm_fwd, rmsnorm_bwd});

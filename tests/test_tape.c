@@ -479,9 +479,9 @@ test_refused(void **state)
 
 /* ---------------------------------------------------------------- gradients that change hands */
 
-enum { SIDE = 6, CELLS = SIDE * SIDE, GRAPHS = 12 };
+enum { SIDE = 6, CELLS = SIDE * SIDE, GRAPHS = 15, LINEAR_GRAPHS = 11 };
 
-/* w[0] to w[2] are weights, w[3] is a value that wants no gradient. plain: gelu as an operation of its own. */
+/* w[0] to w[2] are weights, w[3] is a value that wants no gradient, w[4] a number in terms. plain: gelu as an operation of its own. */
 static spw_value *
 gelu_layer(spw_tape *t, spw_value *x, spw_value *w, bool plain)
 {
@@ -507,12 +507,20 @@ graph(spw_tape *t, int number, spw_value *x, spw_value **w, bool plain)
         a = spw_nn_linear_add(t, x, spw_nn_linear(t, x, w[0], NULL, 0), w[1], NULL, 0);
         return spw_nn_add_scaled(t, a, spw_nn_linear(t, x, w[2], NULL, 0), 0.5f);
     case 7: a = spw_nn_linear_add(t, x, x, w[0], NULL, 0); return spw_nn_linear_add(t, a, a, w[1], NULL, 0);
-    /* from here on with a gelu: taken once, twice, as what is added to as well, and by nothing but a sum */
-    case 8: return spw_nn_linear(t, gelu_layer(t, x, w[0], plain), w[1], NULL, 0);
+    case 8: return spw_nn_add_scaled_by(t, x, x, w[4]);
     case 9:
+        a = spw_nn_linear(t, x, w[0], NULL, 0);
+        b = spw_nn_add_scaled_by(t, a, x, w[4]);
+        return spw_nn_add_scaled_by(t, spw_nn_linear_add(t, b, a, w[1], NULL, 0), b, w[4]);
+    case 10:
+        a = spw_nn_add_scaled_by(t, w[3], spw_nn_linear(t, x, w[0], NULL, 0), w[4]);
+        return spw_nn_linear_add(t, a, a, w[1], NULL, 0);
+    /* from here on with a gelu: taken once, twice, as what is added to as well, and by nothing but a sum */
+    case 11: return spw_nn_linear(t, gelu_layer(t, x, w[0], plain), w[1], NULL, 0);
+    case 12:
         a = gelu_layer(t, x, w[0], plain);
         return spw_nn_linear_add(t, spw_nn_linear(t, a, w[1], NULL, 0), a, w[2], NULL, 0);
-    case 10: a = gelu_layer(t, x, w[0], plain); return spw_nn_linear_add(t, a, a, w[1], NULL, 0);
+    case 13: a = gelu_layer(t, x, w[0], plain); return spw_nn_linear_add(t, a, a, w[1], NULL, 0);
     default: return spw_nn_add(t, x, gelu_layer(t, x, w[0], plain));
     }
 }
@@ -522,7 +530,8 @@ static double
 run_graph(layer *l, int number, float *const *in, const float *dy, float *grads, bool plain)
 {
     float out_grad[CELLS];
-    spw_value *w[4], *x, *y;
+    static float terms[SPW_TERMS] = {0.75f, -0.0625f, 0.001f, 0};
+    spw_value *w[5], *x, *y;
     spw_error err = {0};
     double sum = 0;
     spw_tape_reset(l->tape, l->arena, ARENA, true);
@@ -532,6 +541,7 @@ run_graph(layer *l, int number, float *const *in, const float *dy, float *grads,
     for (int k = 0; k < 3; k++)
         w[k] = spw_tape_param(l->tape, in[k + 1], grads + (k + 1) * CELLS, NULL, SIDE, SIDE);
     w[3] = spw_tape_input(l->tape, in[4], SIDE, SIDE, false);
+    w[4] = spw_tape_param(l->tape, terms, NULL, NULL, 1, SPW_TERMS);
     y = graph(l->tape, number, x, w, plain);
     assert_non_null(y);
     assert_int_equal(spw_tape_check(l->tape, &err), SPW_OK); /* y is there */
@@ -564,7 +574,7 @@ test_handed_over(void **state)
             if (!(fabsf(grads[i] - other[i]) <= 1e-5f))
                 fail_msg("graph %d: gradient %d is %g, of operations of their own %g", number, i, (double)grads[i],
                          (double)other[i]);
-        for (int i = 0; i < CELLS && number < 8; i++) {
+        for (int i = 0; i < CELLS && number < LINEAR_GRAPHS; i++) {
             float before = in[0][i];
             double up, down;
             in[0][i] = before + 1;

@@ -21,6 +21,7 @@ typedef struct cpu_kernels {
     /* dx = onto + ...; onto NULL: nothing, and it may be dx */
     void (*layernorm_dx_row)(float *dx, const float *onto, const float *dy, const float *x, const float *g, float mean,
                              float rstd, uint64_t C);
+    /* g NULL: zeros */
     void (*rmsnorm_row)(float *y, float *rstd, const float *x, const float *g, float offset, uint64_t C, float eps);
     void (*rmsnorm_dx_row)(float *dx, const float *onto, const float *dy, const float *x, const float *g, float offset,
                            float rstd, uint64_t C);
@@ -85,6 +86,13 @@ static inline uint64_t
 min_u64(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
+}
+
+/* What SPW_TERMS numbers in a row stand for. */
+static inline float
+sum_of_terms(const float *terms)
+{
+    return terms[0] + terms[1] + terms[2] + terms[3];
 }
 
 const cpu_kernels *spw__cpu_kernels(const spw_gpu_queue *q);

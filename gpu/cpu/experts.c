@@ -94,8 +94,7 @@ keys_of(const spw_routing_rule *rule, const float *logits, uint64_t E, float *ro
     for (uint64_t e = 0; e < E; e++) {
         room[e] = rule->sigmoid ? sigmoid(logits[e]) : logits[e];
         if (bias != NULL)
-            room[e] +=
-                bias[SPW_TERMS * e] + bias[SPW_TERMS * e + 1] + bias[SPW_TERMS * e + 2] + bias[SPW_TERMS * e + 3];
+            room[e] += sum_of_terms(bias + SPW_TERMS * e);
     }
     if (rule->groups > 0)
         leave_groups(rule, room, E);

@@ -337,33 +337,53 @@ k_layernorm_dx_row(float *dx, const float *onto, const float *dy, const float *x
     }
 }
 
-static void
-k_rmsnorm_row(float *restrict y, float *rstd, const float *restrict x, const float *restrict g, float offset,
-              uint64_t C, float eps)
+/* With g NULL each is compiled for itself: a test in the loops would keep them from being vectors. */
+static inline __attribute__((always_inline)) void
+rmsnorm_row(float *restrict y, float *rstd, const float *restrict x, const float *restrict g, float offset, uint64_t C,
+            float eps)
 {
     float r = 1.0f / sqrtf(k_dot(x, x, C) / (float)C + eps);
     for (uint64_t i = 0; i < C; i++)
-        y[i] = x[i] * r * (offset + g[i]);
+        y[i] = x[i] * r * (g != NULL ? offset + g[i] : offset);
     *rstd = r;
+}
+
+static void
+k_rmsnorm_row(float *y, float *rstd, const float *x, const float *g, float offset, uint64_t C, float eps)
+{
+    if (g != NULL)
+        rmsnorm_row(y, rstd, x, g, offset, C, eps);
+    else
+        rmsnorm_row(y, rstd, x, NULL, offset, C, eps);
+}
+
+static inline __attribute__((always_inline)) void
+rmsnorm_dx_row(float *dx, const float *onto, const float *dy, const float *x, const float *g, float offset, float rstd,
+               uint64_t C)
+{
+    float b[LANES] = {0}, mb;
+    uint64_t i = 0;
+    for (; i + LANES <= C; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            b[j] += dy[i + j] * (g != NULL ? offset + g[i + j] : offset) * (x[i + j] * rstd);
+    for (int j = 0; i < C; i++, j++)
+        b[j] += dy[i] * (g != NULL ? offset + g[i] : offset) * (x[i] * rstd);
+    mb = sum_lanes(b) / (float)C;
+#pragma GCC ivdep
+    for (i = 0; i < C; i++) {
+        float d = (dy[i] * (g != NULL ? offset + g[i] : offset) - x[i] * rstd * mb) * rstd;
+        dx[i] = onto != NULL ? onto[i] + d : d;
+    }
 }
 
 static void
 k_rmsnorm_dx_row(float *dx, const float *onto, const float *dy, const float *x, const float *g, float offset,
                  float rstd, uint64_t C)
 {
-    float b[LANES] = {0}, mb;
-    uint64_t i = 0;
-    for (; i + LANES <= C; i += LANES)
-        for (int j = 0; j < LANES; j++)
-            b[j] += dy[i + j] * (offset + g[i + j]) * (x[i + j] * rstd);
-    for (int j = 0; i < C; i++, j++)
-        b[j] += dy[i] * (offset + g[i]) * (x[i] * rstd);
-    mb = sum_lanes(b) / (float)C;
-#pragma GCC ivdep
-    for (i = 0; i < C; i++) {
-        float d = (dy[i] * (offset + g[i]) - x[i] * rstd * mb) * rstd;
-        dx[i] = onto != NULL ? onto[i] + d : d;
-    }
+    if (g != NULL)
+        rmsnorm_dx_row(dx, onto, dy, x, g, offset, rstd, C);
+    else
+        rmsnorm_dx_row(dx, onto, dy, x, NULL, offset, rstd, C);
 }
 
 static void

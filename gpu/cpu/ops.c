@@ -100,6 +100,26 @@ spw__cpu_add_scaled(spw_gpu_queue *q, act *y, const act *a, const act *b, float 
 }
 
 static void
+add_scaled_by_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->n, part_idx, &first);
+    float *y = at(g->out, first);
+    (void)worker_idx;
+    if (g->b != NULL)
+        g->k->add(y, g->a + first, g->b + first, n);
+    else if (g->a != g->out)
+        memcpy(y, g->a + first, n * sizeof *y);
+    g->k->scale(y, sum_of_terms(g->c), n);
+}
+
+void
+spw__cpu_add_scaled_by(spw_gpu_queue *q, act *y, const act *a, const act *b, const act *terms, uint64_t n)
+{
+    run(q, &(args){.out = y, .a = a, .b = b, .c = terms, .n = n}, n, ELEMENT_GRAIN, add_scaled_by_part);
+}
+
+static void
 soft_cap_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const args *g = ctx;

@@ -284,6 +284,14 @@ store8(E *p, const float *v, uint64_t left, bool wide)
             narrow(p + i, v[i]);
 }
 
+/* What SPW_TERMS numbers in a row stand for. */
+template <class T>
+SPW_DEVICE float
+sum_of_terms(const T *terms)
+{
+    return widen(terms[0]) + widen(terms[1]) + widen(terms[2]) + widen(terms[3]);
+}
+
 /* log(exp(a) + exp(b)) */
 SPW_DEVICE float
 log_of_sum(float a, float b)

@@ -36,6 +36,28 @@ add_scaled_kernel(T *y, const T *a, const T *b, float scale, uint64_t n, bool wi
     store8(y + i, va, n - i, wide);
 }
 
+/* y = (a + b) * the sum of the terms; b NULL: 0. */
+template <class T>
+__global__ void
+add_scaled_by_kernel(T *y, const T *a, const T *b, const T *terms, uint64_t n, bool wide)
+{
+    uint64_t i = my_eight();
+    eight<T> of_a, of_b = {};
+    float va[8], vb[8], scale;
+    if (i >= n)
+        return;
+    load_eight(&of_a, a + i, n - i, wide);
+    if (b != NULL)
+        load_eight(&of_b, b + i, n - i, wide);
+    scale = sum_of_terms(terms);
+    widen8(va, of_a);
+    widen8(vb, of_b);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        va[j] = (va[j] + vb[j]) * scale;
+    store8(y + i, va, n - i, wide);
+}
+
 /* y = cap tanh(x / cap). */
 template <class T>
 __global__ void

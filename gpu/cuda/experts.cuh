@@ -101,13 +101,6 @@ leave_groups(uint64_t (&rank)[L], const spw_routing_rule &rule, unsigned E)
     }
 }
 
-template <class T>
-SPW_DEVICE float
-sum_of_terms(const T *terms)
-{
-    return widen(terms[0]) + widen(terms[1]) + widen(terms[2]) + widen(terms[3]);
-}
-
 template <class T, int L>
 __global__ void
 route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)

@@ -1,6 +1,7 @@
 /*
  * LayerNorm and RMSNorm (mean NULL) by offset + g with a block per row, or a warp where rows are short, and sums over the rows of a
  * matrix: partial sums of fixed slices of rows, then the slices in turn, so that the order depends on the shape alone.
+ * PLAIN: there is no g, which is zeros; a kernel of its own, because a branch in front of a load costs others registers.
  */
 #ifndef SPW_CUDA_NORMS_CUH
 #define SPW_CUDA_NORMS_CUH
@@ -28,7 +29,7 @@ row_sum(float v)
 }
 
 /* A warp has a row of up to 256 EIGHTS elements in registers: memory is read once, and no thread waits for another's. */
-template <class T, int EIGHTS>
+template <class T, int EIGHTS, bool PLAIN>
 __global__ void
 norm_rows_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M,
                  uint64_t C, float eps, bool wide)
@@ -68,10 +69,11 @@ norm_rows_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T
 #pragma unroll
     for (int k = 0; k < EIGHTS; k++) {
         uint64_t c = (uint64_t)((unsigned)k * 32 + lane) * 8;
-        eight<T> of_g, of_b = {};
+        eight<T> of_g = {}, of_b = {};
         if (c >= C)
             break;
-        load_eight(&of_g, g + c, C - c, wide);
+        if (!PLAIN)
+            load_eight(&of_g, g + c, C - c, wide);
         if (b != NULL)
             load_eight(&of_b, b + c, C - c, wide);
         widen8(v, raw[k]);
@@ -90,7 +92,7 @@ norm_rows_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T
 }
 
 /* A block has a row. */
-template <class T>
+template <class T, bool PLAIN>
 __global__ void
 norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t C, float eps,
             bool wide)
@@ -117,9 +119,10 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
     }
     r = 1.0f / sqrtf(block_sum(sum) / (float)C + eps);
     for (uint64_t c = place * 8; c < C; c += places * 8) {
-        eight<T> of_x, of_g, of_b = {};
+        eight<T> of_x, of_g = {}, of_b = {};
         load_eight(&of_x, in + c, C - c, wide);
-        load_eight(&of_g, g + c, C - c, wide);
+        if (!PLAIN)
+            load_eight(&of_g, g + c, C - c, wide);
         if (b != NULL)
             load_eight(&of_b, b + c, C - c, wide);
         widen8(v, of_x);
@@ -137,7 +140,7 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
     }
 }
 
-template <class T, bool WARP>
+template <class T, bool WARP, bool PLAIN>
 __global__ void
 norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, float offset, const float *mean,
                      const float *rstd, uint64_t M, uint64_t C, bool wide)
@@ -150,10 +153,11 @@ norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, 
     mu = mean != NULL ? mean[row] : 0.0f;
     r = rstd[row];
     for (uint64_t c = place * 8; c < C; c += places * 8) {
-        eight<T> of_x, of_dy, of_g;
+        eight<T> of_x, of_dy, of_g = {};
         load_eight(&of_x, x + at + c, C - c, wide);
         load_eight(&of_dy, dy + at + c, C - c, wide); /* zero behind the end, so that these add nothing */
-        load_eight(&of_g, g + c, C - c, wide);
+        if (!PLAIN)
+            load_eight(&of_g, g + c, C - c, wide);
         widen8(v, of_x);
         widen8(d, of_dy);
         widen8(gain, of_g);
@@ -166,10 +170,11 @@ norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, 
     a = mean != NULL ? row_sum<WARP>(a) / (float)C : 0.0f;
     b = row_sum<WARP>(b) / (float)C;
     for (uint64_t c = place * 8; c < C; c += places * 8) {
-        eight<T> of_x, of_dy, of_g, of_onto = {};
+        eight<T> of_x, of_dy, of_g = {}, of_onto = {};
         load_eight(&of_x, x + at + c, C - c, wide);
         load_eight(&of_dy, dy + at + c, C - c, wide);
-        load_eight(&of_g, g + c, C - c, wide);
+        if (!PLAIN)
+            load_eight(&of_g, g + c, C - c, wide);
         if (onto != NULL)
             load_eight(&of_onto, onto + at + c, C - c, wide);
         widen8(v, of_x);

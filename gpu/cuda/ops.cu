@@ -38,6 +38,16 @@ spw__cuda_add(spw_gpu_queue *queue, act *y, const act *a, const act *b, uint64_t
 }
 
 void
+spw__cuda_add_scaled_by(spw_gpu_queue *queue, act *y, const act *a, const act *b, const act *terms, uint64_t n)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (n == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (add_scaled_by_kernel<T>), (T *)y, (const T *)a,
+                      (const T *)b, (const T *)terms, n, spw__cuda_aligned(y, a, b)));
+}
+
+void
 spw__cuda_soft_cap(spw_gpu_queue *queue, act *y, const act *x, float cap, uint64_t n)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
@@ -315,32 +325,33 @@ spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, 
 
 enum { ROWS_OF_BLOCK = 8 }; /* that have a warp each */
 
-template <class T, int EIGHTS>
+template <class T, int EIGHTS, bool PLAIN>
 static void
 norm_rows(cuda_queue *q, T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M,
           uint64_t C, float eps, bool wide)
 {
-    LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_rows_kernel<T, EIGHTS>), y, mean, rstd,
-           x, g, b, offset, M, C, eps, wide);
+    LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_rows_kernel<T, EIGHTS, PLAIN>), y, mean,
+           rstd, x, g, b, offset, M, C, eps, wide);
 }
 
-template <class T>
+template <class T, bool PLAIN>
 static void
 launch_norm(cuda_queue *q, T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M,
             uint64_t C, float eps, bool wide)
 {
     if (C <= 256)
-        norm_rows<T, 1>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+        norm_rows<T, 1, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
     else if (C <= 512)
-        norm_rows<T, 2>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+        norm_rows<T, 2, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
     else if (C <= 1024)
-        norm_rows<T, 4>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+        norm_rows<T, 4, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
     else if (C <= 2048)
-        norm_rows<T, 8>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+        norm_rows<T, 8, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
     else if (C <= 4096 && sizeof(T) == 2)
-        norm_rows<T, sizeof(T) == 2 ? 16 : 8>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+        norm_rows<T, sizeof(T) == 2 ? 16 : 8, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
     else
-        LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T>), y, mean, rstd, x, g, b, offset, C, eps, wide);
+        LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T, PLAIN>), y, mean, rstd, x, g, b, offset, C, eps,
+               wide);
 }
 
 static void
@@ -351,8 +362,11 @@ norm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const
     bool wide = C % 8 == 0 && spw__cuda_aligned(y, x, g, b);
     if (M == 0)
         return;
-    BY_TYPE(q,
-            launch_norm<T>(q, (T *)y, mean, rstd, (const T *)x, (const T *)g, (const T *)b, offset, M, C, eps, wide));
+    if (g == NULL)
+        BY_TYPE(q, launch_norm<T, true>(q, (T *)y, NULL, rstd, (const T *)x, NULL, NULL, offset, M, C, eps, wide));
+    else
+        BY_TYPE(q, launch_norm<T, false>(q, (T *)y, mean, rstd, (const T *)x, (const T *)g, (const T *)b, offset, M, C,
+                                         eps, wide));
 }
 
 void
@@ -389,6 +403,19 @@ norm_backward_sums(cuda_queue *q, T *dx, const T *onto, float *dg, float *db, co
     spw__cuda_add_slices(q, db, of_db, dg, of_dg, C, slices);
 }
 
+template <class T, bool PLAIN>
+static void
+norm_backward_rows(cuda_queue *q, T *dx, const T *onto, const T *dy, const T *x, const T *g, float offset,
+                   const float *mean, const float *rstd, uint64_t M, uint64_t C, bool wide)
+{
+    if (row_threads(C) == 32)
+        LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_backward_kernel<T, true, PLAIN>), dx,
+               onto, dy, x, g, offset, mean, rstd, M, C, wide);
+    else
+        LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_backward_kernel<T, false, PLAIN>), dx, onto, dy, x, g, offset,
+               mean, rstd, M, C, wide);
+}
+
 /* The parameters' gradients first: dx may be dy. */
 static void
 norm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *db, const act *dy, const act *x,
@@ -406,13 +433,12 @@ norm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *
     spw__cuda_column_sums(q, db, dg, dy, x, mean, rstd, M, C);
     if (dx == NULL)
         return;
-    if (row_threads(C) == 32)
-        BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_backward_kernel<T, true>),
-                          (T *)dx, (const T *)onto, (const T *)dy, (const T *)x, (const T *)g, offset, mean, rstd, M, C,
-                          wide));
+    if (g == NULL)
+        BY_TYPE(q, norm_backward_rows<T, true>(q, (T *)dx, (const T *)onto, (const T *)dy, (const T *)x, NULL, offset,
+                                               NULL, rstd, M, C, wide));
     else
-        BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_backward_kernel<T, false>), (T *)dx, (const T *)onto,
-                          (const T *)dy, (const T *)x, (const T *)g, offset, mean, rstd, M, C, wide));
+        BY_TYPE(q, norm_backward_rows<T, false>(q, (T *)dx, (const T *)onto, (const T *)dy, (const T *)x, (const T *)g,
+                                                offset, mean, rstd, M, C, wide));
 }
 
 void

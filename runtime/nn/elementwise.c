@@ -210,6 +210,35 @@ spw__add_scaled_backward(spw_tape *t, const spw__op *o)
 }
 
 spw_value *
+spw_nn_add_scaled_by(spw_tape *t, spw_value *a, spw_value *b, spw_value *s)
+{
+    spw_value *y;
+    spw__op *o;
+    if (a == NULL || b == NULL || s == NULL || a->rows != b->rows || a->cols != b->cols || !s->is_param ||
+        s->rows * s->cols != SPW_TERMS)
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, a->rows, a->cols, NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_ADD_SCALED_BY, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t))
+        spw_gpu_add_scaled_by(t->queue, y->data, a->data, b->data, s->data, y->rows * y->cols);
+    o->in[0] = a;
+    o->in[1] = b;
+    o->param[0] = s;
+    return y;
+}
+
+/* Both have the same gradient, which is made where y's was. */
+void
+spw__add_scaled_by_backward(spw_tape *t, const spw__op *o)
+{
+    const spw_value *y = o->out;
+    if (!t->dry)
+        spw_gpu_add_scaled_by(t->queue, y->grad, y->grad, NULL, o->param[0]->data, y->rows * y->cols);
+    spw__add_backward(t, o);
+}
+
+spw_value *
 spw_nn_soft_cap(spw_tape *t, spw_value *x, float cap)
 {
     if (x == NULL || t->record)

@@ -139,6 +139,8 @@ spw_value *spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *
 spw_value *spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps);
 /* The same by 1 + g: weights of 0 are the norm alone. */
 spw_value *spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, float eps);
+/* Without weights, over each cols elements of a row. */
+spw_value *spw_nn_rmsnorm_plain(spw_tape *t, spw_value *x, uint64_t cols, float eps);
 /*
  * Rotates the first R elements of each head of D in place, from column col on; x must have no other user. cos_sin (T, R) on the device.
  * Pairs are elements j and j + R / 2, or 2j and 2j + 1 where they are neighbors.
@@ -192,6 +194,8 @@ spw_value *spw_nn_add(spw_tape *t, spw_value *a, spw_value *b);
 /* a + scale b, in a's memory; a must have no other user. */
 spw_value *spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale);
 spw_value *spw_nn_scale(spw_tape *t, spw_value *x, float scale);
+/* (a + b) s, by a number that lies on the device: s is a frozen parameter of one element in terms (spw_param.in_terms). */
+spw_value *spw_nn_add_scaled_by(spw_tape *t, spw_value *a, spw_value *b, spw_value *s);
 float spw_nn_rounded(const spw_tape *t, float x); /* to the compute type, as if x were a tensor of it */
 spw_value *spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site);
 /*

@@ -27,6 +27,7 @@ typedef enum spw__op_kind {
     T_ADD_GATED,
     T_ADD,
     T_ADD_SCALED,
+    T_ADD_SCALED_BY,
     T_DROPOUT,
     T_ROWS,
     T_HEAD
@@ -193,6 +194,7 @@ void spw__gate_mul_backward(spw_tape *t, spw__op *o);
 void spw__add_gated_backward(spw_tape *t, const spw__op *o);
 void spw__add_backward(spw_tape *t, const spw__op *o);
 void spw__add_scaled_backward(spw_tape *t, const spw__op *o);
+void spw__add_scaled_by_backward(spw_tape *t, const spw__op *o);
 void spw__dropout_backward(spw_tape *t, const spw__op *o);
 /* A gated product of some rows. */
 void spw__tape_gate_mul(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
