@@ -329,11 +329,11 @@ spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
         return spw__tape_fail(t);
     r = routing->routed;
     pieces = r->piece_rows > 0;
-    later = t->record && (pieces || (t->on_turn != NULL && spw__tape_computes(t)));
+    later = t->record && (pieces || (t->on_turn != NULL && spw__tape_computes(t) && onto != NULL));
     y = spw__tape_value(t, routing->rows, x->cols, NULL);
     if (y == NULL)
         return spw__tape_fail(t);
-    if (pieces && !later)
+    if (pieces && (!later || (onto == NULL && !t->kept)))
         forward_in_pieces(t, y, onto, r, first, end);
     else if (!later && spw__tape_computes(t))
         forward_whole(t, r, first, end);
@@ -479,7 +479,8 @@ spw__experts_combine_backward(spw_tape *t, spw__op *o)
         dispatch--;
     SPW_ASSERT(r->dweights == NULL);
     r->dweights = spw__tape_take(t, r->on_device.M * r->on_device.k * sizeof(float));
-    if (pieces) { /* what stays, in front of what does not */
+    spw__tape_hand_over(t, o->in[2], y); /* first: it may be dispatch's input too */
+    if (pieces) {                        /* what stays, in front of what does not */
         dispatch->dx[0] = spw__tape_grad_onto(t, dispatch->in[0], &dispatch->onto);
         t->pieces_from = t->used;
     }
@@ -488,5 +489,4 @@ spw__experts_combine_backward(spw_tape *t, spw__op *o)
     if (!t->dry && !pieces && dx != NULL && r->dweights != NULL)
         spw_gpu_combine_backward(t->queue, dx, o->later ? NULL : r->dweights, y->grad, x->data, &r->on_device, y->cols);
     o->in[1]->grad_set = true;
-    spw__tape_hand_over(t, o->in[2], y);
 }

@@ -103,7 +103,7 @@ void spw_tape_on_route(spw_tape *tape, spw_route_fn fn, void *ctx);
  * spw_tape_on_turn - until the next reset, what lies between a dispatch and its combine is computed for so many experts at a time, upwards
  * in forward and downwards in backward. fn is told of each turn before it (the weights of experts [first, end) that have rows, and in
  * backward the w_grad of all of them, are needed from then on) and when it is over. Forward that is recorded leaves the experts out, because backward computes each turn
- * again before it uses it: what combine gives then is undefined, so it must be for sums alone. The same bits as without.
+ * again before it uses it: what combine gives then is undefined, so it must be for sums alone; but not onto nothing, where it is computed. The same bits as without.
  * Pieces of a table or head (spw_value.piece_rows) have turns too, the piece first of it, without a routing: forward upwards in an embedding,
  * and in a head, whose losses are known when all have been seen; backward downwards in both.
  */
@@ -179,7 +179,7 @@ spw_value *spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x);
 /*
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
  * choices, cols); linear layers, w[e] and b[e] (b NULL: none) for the rows of expert e, whose weights have one shape; and, weighted, back to where the
- * rows were, onto what is there. Between dispatch and combine there are such layers and gated products alone. In tiles the rows between are a
+ * rows were, onto what is there (NULL: nothing). Between dispatch and combine there are such layers and gated products alone. In tiles the rows between are a
  * piece's, whose memory is shared by all pieces, sums are formed in fp32 by place, and a recorded forward leaves the experts out as with turns. Forward waits for the device once for each routing, to learn how many rows each expert has. balance:
  * backward adds the gradient of balance times experts times the sum over experts of (share of the pairs times mean probability).
  */
