@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -26,7 +26,8 @@ torch.use_deterministic_algorithms(True)
 def draw(model, dtype):
     for name, p in model.named_parameters():
         norm = "norm" in name or ".ln_" in name
-        from_one = model.config.model_type.startswith(("gemma", "qwen3_5", "qwen3_next")) and "linear_attn" not in name
+        kind = model.config.model_type
+        from_one = kind.startswith(("gemma", "qwen3_5", "qwen3_next")) and not kind.startswith("gemma4") and "linear_attn" not in name
         if "conv1d" in name:
             x = torch.randn(p.shape) * 0.7
         elif name.endswith(("A_log", "dt_bias")):  # so small that states outlive some rows
@@ -40,11 +41,13 @@ def draw(model, dtype):
             x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
             x = torch.randn(p.shape) * 0.4 if "embed" in name or "wte" in name or "wpe" in name else x
         else:
-            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not from_one else 0.0)
+            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not from_one or name.endswith("scale") else 0.0)
         p.data = x.to(dtype).float()
     for name, p in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             p.copy_((0.05 * torch.randn(p.shape)).to(dtype))
+        elif name.endswith("layer_scalar"):
+            p.copy_((1 + 0.2 * torch.randn(p.shape)).to(dtype))
 
 
 # The gradient of each expert's weights by the name that they have in files.
@@ -73,15 +76,22 @@ def gradients(model, config):
 @contextlib.contextmanager
 def in_double(model):
     single, to_single = torch.float32, torch.Tensor.float
+
+    def floats(kind):
+        torch.float32 = torch.float = kind
     for p in model.parameters():
         p.data = p.data.double()
-    torch.float32 = torch.float = torch.float64
+    tables = [m for m in model.modules() if type(m).__name__.endswith("TextRotaryEmbedding")]  # some ask for torch.float there
+    hooks = [m.register_forward_pre_hook(lambda *_: floats(single)) for m in tables] + [m.register_forward_hook(lambda *_: floats(torch.float64)) for m in tables]
+    floats(torch.float64)
     torch.Tensor.float = lambda x: x if x.dtype == torch.float64 else to_single(x)
     try:
         yield
     finally:
-        torch.float32 = torch.float = single
+        floats(single)
         torch.Tensor.float = to_single
+        for hook in hooks:
+            hook.remove()
 
 
 def results(model, config, tokens, targets, balance):
@@ -305,6 +315,23 @@ def images_keys(folder):
         gate, up, down = (torch.stack([t.pop(f"{base}{e}.{kind}_proj.weight") for e in range(count)]) for kind in ("gate", "up", "down"))
         t |= {base + "gate_up_proj": torch.cat([gate, up], dim=1), base + "down_proj": down}
     save_file(t, path, metadata={"format": "pt"})
+
+
+# As Gemma 4's folders have it: the sizes of layers without a window beside the others; transformers writes them layer by layer.
+def gemma4_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    text = c.get("text_config", c)
+    layers = list(text.pop("per_layer_config").values())
+    text |= {"global_head_dim": layers[0]["head_dim"], "num_global_key_value_heads": layers[0].get("num_key_value_heads")}
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As they have it, texts are filled up with token 0. Its row of the embedding gets no gradient then; here it does, as every other.
+def fills_up(model):
+    model.config.text_config.pad_token_id = 0
+    model.get_input_embeddings().padding_idx = None
+    return gemma4_keys
 
 
 def older_layers(folder):
@@ -626,6 +653,23 @@ elif __name__ == "__main__":
                               rope_parameters={"full_attention": rope(1e6, "linear", factor=8.0), "sliding_attention": rope(1e4)})
     vision = SiglipVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
     make("gemma3_images", Gemma3Config(text_config=images, vision_config=vision, mm_tokens_per_image=4), bf16, rewrite=bare_text)
+    gemma4 = common | dict(num_key_value_heads=4, num_hidden_layers=3, pad_token_id=None, head_dim=16, global_head_dim=32, sliding_window=5,
+                           final_logit_softcapping=30.0, layer_types=["sliding_attention"] * 2 + ["full_attention"], rope_parameters={
+                               "full_attention": rope(1000.0, "proportional", partial_rotary_factor=0.25), "sliding_attention": rope(50.0)})
+    shared = dict(attention_k_eq_v=True, num_global_key_value_heads=2)
+    alone = dict(hidden_size_per_layer_input=0, num_kv_shared_layers=0)
+    make("gemma4_dense", Gemma4TextConfig(**gemma4 | shared | alone | dict(num_hidden_layers=6, layer_types=["sliding_attention"] * 5 + ["full_attention"])),
+         bf16, double=True, rewrite=gemma4_keys)
+    make("gemma4_plain", Gemma4TextConfig(**gemma4 | alone | dict(num_key_value_heads=2)), f32, double=True)
+    make("gemma4_moe", Gemma4TextConfig(**gemma4 | shared | alone, enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=11),
+         bf16, double=True)
+    vision = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4, patch_size=2,
+                  position_embedding_size=4)
+    make("gemma4_image", Gemma4Config(text_config=gemma4 | shared | alone | dict(use_bidirectional_attention="vision"), vision_config=vision, audio_config=None),
+         bf16, double=True, change=fills_up)
+    vision = dict(patch_size=2, pooling_kernel_size=1, mm_embed_dim=8, mm_posemb_size=4, output_proj_dims=8)
+    make("gemma4_unified", Gemma4UnifiedConfig(text_config=gemma4 | shared, vision_config=vision, audio_config=dict(audio_embed_dim=8)), bf16, double=True,
+         change=fills_up)
     images = MistralConfig(**common | dict(hidden_size=24), head_dim=6, sliding_window=None, tie_word_embeddings=False, rope_parameters=rope(1e9))
     vision = PixtralVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
     oss = common | dict(hidden_size=24, intermediate_size=13, num_hidden_layers=3, pad_token_id=None)
