@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2, Qwen3.5, gpt-oss and two more, with DeepSeek-V3's patterns and V2's, and of Llama 2,
-Mistral and Gemma 3, trained on the text below, and what the tokenizers library makes of a text that is meant to be hard. Run from the repository's root:
+Mistral, Gemma 3 and Gemma 4, trained on the text below, and what the tokenizers library makes of a text that is meant to be hard. Run from the repository's root:
 
     python3 tests/make_tokenizer_vectors.py
 
@@ -122,22 +122,23 @@ def build(name, pre, vocab_size, added, normalizer=None, post=None, ignore_merge
 SIGN = "\u2581"
 
 
-def by_chars(name, vocab_size, normalizer, pre, decoder, added=(), extra=()):
-    """As SentencePiece makes them: bytes for characters that have no token, words that begin with their space."""
+def by_chars(name, vocab_size, normalizer, pre, decoder, added=(), extra=(), head=("<unk>", "<s>", "</s>"), begin="<s> "):
+    """As SentencePiece makes them: bytes for characters that have no token, words that begin with their space. head: the first ids, special;
+    begin: what the file puts before a text."""
     tok = Tokenizer(models.BPE())
     tok.normalizer = normalizers.Replace(" ", SIGN)
     tok.pre_tokenizer = pre_tokenizers.Metaspace(SIGN, prepend_scheme="always", split=True)
     tok.train_from_iterator([ENGLISH, ENGLISH.lower(), CODE.replace("\n", " "), OTHERS.replace("\n", " ")], trainers.BpeTrainer(
         vocab_size=vocab_size, show_progress=False, min_frequency=3, limit_alphabet=150))
     trained = json.loads(tok.to_str())["model"]
-    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{b:02X}>": 3 + b for b in range(256)}
+    vocab = {t: i for i, t in enumerate(head)} | {f"<0x{b:02X}>": len(head) + b for b in range(256)}
     merges = trained["merges"] + [[SIGN * n, SIGN * n] for n in (1, 2, 4)] + list(extra)
     for word in list(trained["vocab"]) + ["".join(m) for m in merges]:
         vocab.setdefault(word, len(vocab))
     tok = Tokenizer(models.BPE(vocab=vocab, merges=[tuple(m) for m in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tok.normalizer, tok.pre_tokenizer, tok.decoder = normalizer, pre, decoder
-    tok.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B:1", special_tokens=[("<s>", 1)])
-    tok.add_special_tokens([special(t) for t in ("<unk>", "<s>", "</s>")])
+    tok.post_processor = processors.TemplateProcessing(single=begin + "$A", pair=begin + "$A " + begin + "$B:1", special_tokens=[("<s>", 1)] if begin else [])
+    tok.add_special_tokens([special(t) for t in head])
     for token in added:
         (tok.add_special_tokens if token.special else tok.add_tokens)([token])
     with open(f"{OUT}tok_{name}.json", "w", encoding="utf-8") as f:
@@ -200,6 +201,11 @@ tokenizers |= {
     # As Gemma 3 has it: cuts at spaces, of which none are left, and runs of spaces and lines that are found before anything else.
     "gemma": by_chars("gemma", 420, normalizers.Replace(" ", SIGN), pre_tokenizers.Split(" ", behavior="merged_with_previous", invert=False),
                       decoders.Sequence(back[:3]), [AddedToken(t, normalized=False) for t in ("\n\n", SIGN * 2, SIGN * 3, "<unused0>")]),
+    # As Gemma 4 has it: those runs are merged as other tokens are, and added are special tokens alone, in the vocabulary; the files of tuned
+    # models put nothing before a text.
+    "gemma4": by_chars("gemma4", 420, normalizers.Replace(" ", SIGN), pre_tokenizers.Split(" ", behavior="merged_with_previous", invert=False),
+                       decoders.Sequence(back[:3]), extra=[["\n", "\n"], ["\n\n", "\n\n"], ["\t", "\t"]], begin="", head=(
+                           "<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|tool>", "<tool|>", "<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>")),
 }
 cases = HARD + random_cases(600, 20240607)
 draw = random.Random(1)

@@ -1,7 +1,7 @@
 /*
  * Tokenizers: the ids of the tokenizers library (vectors made by make_tokenizer_vectors.py) for the configurations of
  * GPT-2, Llama 3, Qwen2, Qwen3.5, gpt-oss, one with DeepSeek-V3's patterns and one that keeps matches alone, of Llama 2, Mistral and
- * three more by characters; any bytes come back; what is not supported is refused by name.
+ * four more by characters; any bytes come back; what is not supported is refused by name.
  */
 #include "lib_tiny.h"
 #include "spw_data.h"
@@ -14,8 +14,8 @@
 #include <cmocka.h>
 #include <utf8proc.h>
 
-static const char *const names[] = {"gpt2",   "llama3", "qwen2", "mixed", "llama2", "mistral",
-                                    "across", "bare",   "gemma", "o200k", "alone",  "qwen3_5"};
+static const char *const names[] = {"gpt2", "llama3", "qwen2", "mixed", "llama2",  "mistral", "across",
+                                    "bare", "gemma",  "o200k", "alone", "qwen3_5", "gemma4"};
 #define BOT "{\"SpecialToken\": {\"id\": \"<|begin_of_text|>\", \"type_id\": 0}}" /* in a template */
 enum { NAMES = sizeof names / sizeof names[0], TEXT_MAX = 1 << 20 };
 
@@ -925,6 +925,9 @@ test_begin(void **state)
         {"gpt2", "{\"tokenizer_class\": \"GPTNeoXTokenizer\", \"add_bos_token\": true}", 1200},
         {"llama3", "{\"tokenizer_class\": \"GPTNeoXTokenizerFast\"}", -1},
         {"llama3", "{\"tokenizer_class\": \"LlamaTokenizer\"}", 1104}, /* whose <s> it does not have */
+        {"gemma4", "{\"tokenizer_class\": \"GemmaTokenizer\", \"eos_token\": \"<eos>\"}", 2},
+        {"gemma4", "{\"tokenizer_class\": \"GemmaTokenizer\", \"add_bos_token\": false}", -1},
+        {"gemma4", "{}", -1},
     };
     char dir[256];
     (void)state;
@@ -938,6 +941,8 @@ test_begin(void **state)
         assert_int_equal(spw_tokenizer_open(&t, dir, NULL), SPW_OK);
         if (begin_of(t) != cases[i].begin)
             fail_msg("%s: %d", cases[i].config, begin_of(t));
+        if (strstr(cases[i].config, "<eos>") != NULL)
+            assert_int_equal(spw_tokenizer_end(t), 1);
         spw_tokenizer_close(t);
     }
     tiny_dir_remove(dir);

@@ -37,7 +37,8 @@ void spw_tokens_free(spw_tokens *tokens);
  *   path   a tokenizer.json; or a vocab.json, with merges.txt beside it; or a folder that holds one or the other.
  *
  * tokenizer_config.json in the same folder, if there is one, adds the eos_token, and of Llama's, Gemma's, Cohere's and GPT-NeoX's classes says by
- * add_bos_token whether bos_token comes before a text; where it does not, as transformers' classes do: of GPT-NeoX's none, of the others theirs. For vocab.json and merges.txt it tells
+ * add_bos_token whether bos_token comes before a text; where it does not, as transformers' classes do: of GPT-NeoX's none, of the others theirs (of Gemma 4's tuned models, too, whose
+ * files leave it to the chat template). For vocab.json and merges.txt it tells
  * the pattern by its tokenizer_class too (GPT2Tokenizer or Qwen2Tokenizer; GPT-2's without that file), whether bos_token comes before a text
  * (GPT-2's class alone: OPT's) and the added tokens: its list, or where there is none those that it names. "truncation" and "padding" are about batches and have no effect; "post_processor" is never applied, see
  * spw_tokenizer_begin().
