@@ -346,7 +346,8 @@ const key_row spw__config_rows[] = {
     PATH("data.chat", data.chat, "\"\"",
          "layout of conversations in JSON lines, whose assistant's turns alone get loss: auto (by the tokenizer's "
          "special tokens and the chat_template beside it), "
-         "chatml, llama3, mistral, mistral-tekken, mistral-v7, mistral-v1, gemma, phi3, phi4, deepseek, zephyr, or a "
+         "chatml, llama3, mistral, mistral-tekken, mistral-v7, mistral-v1, gemma, gemma4, phi3, phi4, deepseek, "
+         "zephyr, or a "
          "file that describes one and ends in .json; empty: lines are text"),
     TEXT("data.messages_field", data.messages_field, "\"\"", NULL,
          "field with a conversation; empty: messages, or conversations where that is missing"),

@@ -48,6 +48,10 @@ def sep(role):
     return ("<|im_start|>" + role + "<|im_sep|>", "<|im_end|>", "")
 
 
+def turn(role, more=""):
+    return ("<|turn>" + role + "\n" + more, "<turn|>", "\n")
+
+
 def zephyr(role):
     return ("<|" + role + "|>\n", "</s>", "\n")
 
@@ -76,6 +80,10 @@ LAYOUTS = [
         "<start_of_turn>model\n", "<end_of_turn>", "\n"), trim=True)),
     ("gemma", "gemma", new("<bos>", "<start_of_turn>", "<end_of_turn>"), turns("<bos>", ("<start_of_turn>user\n", "<end_of_turn>\n"), (
         "<start_of_turn>model\n", "<end_of_turn>", "\n"), trim=True)),
+    ("gemma4", "gemma4", [], turns("<bos>", two(turn("user")), turn("model"), system=two(turn("system")), trim=True)),
+    ("gemma4", "bare", new("<bos>", "<|turn>", "<turn|>"), turns("<bos>", two(turn("user")), turn("model"), system=two(turn("system")), trim=True)),
+    ("examples/chat_gemma4_no_thinking.json", "gemma4", [], turns(
+        "<bos>", two(turn("user")), turn("model", "<|channel>thought\n<channel|>"), system=two(turn("system")), trim=True)),
     ("phi3", "llama2", new("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", rstrip=True) + new("<|endoftext|>"), turns(
         "", two(pipes("user")), pipes("assistant"), end="<|endoftext|>", system=two(pipes("system")))),
     ("phi4", "llama3", new("<|im_start|>", "<|im_sep|>", "<|im_end|>", lstrip=True, rstrip=True), turns(

@@ -269,6 +269,12 @@ test_auto(void **state)
                                        "\"rstrip\":false,\"normalized\":false}]");
     refuse_layout("auto", t, SPW_ECONFIG, "special tokens of chatml and gemma", "name one");
     spw_tokenizer_close(t);
+    t = open_spelled("gemma4", "[]");
+    c = open_chat("auto", t);
+    assert_string_equal(spw_chat_says(c), "auto: gemma4, whose <bos> <|turn> <turn|> the tokenizer has");
+    assert_int_equal(spw_chat_end_of_turn(c), spw_tokenizer_find(t, "<turn|>", 7));
+    spw_chat_close(c);
+    spw_tokenizer_close(t);
     t = open_spelled("llama2", "[]");
     refuse_layout("auto", t, SPW_ECONFIG, "the special tokens of no layout", "chatml, llama3, mistral");
     spw_tokenizer_close(t);
@@ -301,6 +307,12 @@ test_auto_by_template(void **state)
     dataset_write_text("chat_template.jinja", "{{ '<start_of_turn>' + role }}");
     c = open_chat("auto", t);
     assert_non_null(strstr(spw_chat_says(c), "auto: gemma, "));
+    spw_chat_close(c);
+    spw_tokenizer_close(t);
+    t = open_spelled("gemma4", IM_TOKENS "]");
+    dataset_write_text("chat_template.jinja", "{{ bos_token }}{{ '<|turn>' + role }}");
+    c = open_chat("auto", t);
+    assert_non_null(strstr(spw_chat_says(c), "auto: gemma4, "));
     spw_chat_close(c);
     spw_tokenizer_close(t);
 }
@@ -478,13 +490,19 @@ test_refused(void **state)
 static void
 test_prompt(void **state)
 {
-    spw_tokenizer *t = open_spelled("mistral", "[]");
-    spw_chat *c;
+    static const struct {
+        const char *tokenizer, *layout, *last; /* token of the prompt */
+    } cases[] = {{"mistral", "zephyr", NULL},
+                 {"mistral", "mistral-v1", NULL},
+                 {"gemma4", "gemma4", "\n"},
+                 {"gemma4", "examples/chat_gemma4_no_thinking.json", "<channel|>"}};
     spw_tokens prompt = {0}, tokens = {0}, targets = {0};
     spw_error err = {0};
     (void)state;
-    for (int k = 0; k < 2; k++) {
-        c = open_chat(k == 0 ? "zephyr" : "mistral-v1", t);
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        spw_tokenizer *t = open_spelled(cases[k].tokenizer, "[]");
+        spw_chat *c = open_chat(cases[k].layout, t);
+        const char *last = cases[k].last;
         prompt.count = 0;
         assert_int_equal(spw_chat_encode_prompt(c, "Hi you", 6, &prompt, &err), SPW_OK);
         encode_line(c, TALK(SAYS("user", "Hi you") "," SAYS("assistant", "yes")), &tokens, &targets);
@@ -493,12 +511,14 @@ test_prompt(void **state)
         for (uint64_t i = 0; i < prompt.count; i++)
             assert_int_equal(targets.ids[i], -1);
         assert_true(targets.ids[prompt.count] >= 0);
+        if (last != NULL)
+            assert_int_equal(prompt.ids[prompt.count - 1], spw_tokenizer_find(t, last, strlen(last)));
         spw_chat_close(c);
+        spw_tokenizer_close(t);
     }
     spw_tokens_free(&prompt);
     spw_tokens_free(&tokens);
     spw_tokens_free(&targets);
-    spw_tokenizer_close(t);
 }
 
 /* Training data: conversations and texts in one file, without a token behind a conversation; the cache knows the layout. */

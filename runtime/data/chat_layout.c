@@ -32,6 +32,10 @@ enum {
     {                                                                                                                  \
         "<|im_start|>" role "<|im_sep|>", "<|im_end|>"                                                                 \
     }
+#define TURN(role)                                                                                                     \
+    {                                                                                                                  \
+        "<|turn>" role "\n", "<turn|>\n"                                                                               \
+    }
 #define ZEPHYR(role)                                                                                                   \
     {                                                                                                                  \
         "<|" role "|>\n", "</s>\n"                                                                                     \
@@ -86,6 +90,13 @@ static const chat_layout layouts[] = {
                {NULL, NULL}},
      .tokens = {"<bos>", "<start_of_turn>", "<end_of_turn>"},
      .trim = true},
+    /* Without thoughts, which its template takes out of answers. */
+    {.name = "gemma4",
+     .begin = "<bos>",
+     .end = "",
+     .turns = {TURN("system"), TURN("user"), TURN("model"), {NULL, NULL}},
+     .tokens = {"<bos>", "<|turn>", "<turn|>"},
+     .trim = true},
     {.name = "phi3",
      .begin = "",
      .end = "<|endoftext|>",
@@ -114,7 +125,8 @@ enum { LAYOUTS = sizeof layouts / sizeof layouts[0] };
 const char *
 spw_chat_names(void)
 {
-    return "chatml, llama3, mistral, mistral-tekken, mistral-v7, mistral-v1, gemma, phi3, phi4, deepseek or zephyr";
+    return "chatml, llama3, mistral, mistral-tekken, mistral-v7, mistral-v1, gemma, gemma4, phi3, phi4, deepseek or "
+           "zephyr";
 }
 
 /* ---------------------------------------------------------------- of the table */
