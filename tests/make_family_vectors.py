@@ -559,6 +559,16 @@ def random_case(rng, family):
             del more["intermediate_size"]
             return Qwen3_5MoeTextConfig(**more, **some)
         return Qwen3NextConfig(**more, **some, norm_topk_prob=rng.random() < 0.7, decoder_sparse_step=rng.choice([1, 1, 2]))
+    if family.startswith("gemma4"):
+        types = rng.choice([["sliding_attention"] * layers, ["full_attention"] * layers, ["sliding_attention", "full_attention"] * layers])
+        more |= dict(pad_token_id=None, hidden_size_per_layer_input=0, global_head_dim=8 * rng.randrange(1, 5), num_global_key_value_heads=rng.choice([1, heads]),
+                     attention_k_eq_v=rng.random() < 0.6, sliding_window=window, layer_types=types[:layers - 1] + ["full_attention"],
+                     final_logit_softcapping=rng.choice([None, 5.0, 30.0]), rope_parameters={
+                         "full_attention": rope(1000.0, "proportional", partial_rotary_factor=rng.choice([0.25, 0.5, 1.0])), "sliding_attention": rope(100.0)})
+        if family == "gemma4":
+            return Gemma4TextConfig(**more)
+        return Gemma4TextConfig(**more, enable_moe_block=True, num_experts=experts, top_k_experts=some["num_experts_per_tok"],
+                                moe_intermediate_size=rng.randrange(3, 30))
     if family == "qwen3_moe":
         return Qwen3MoeConfig(**more, **some, attention_bias=rng.random() < 0.5, norm_topk_prob=rng.random() < 0.5,
                               use_sliding_window=rng.random() < 0.5, sliding_window=window, moe_intermediate_size=rng.randrange(3, 30))
@@ -571,7 +581,7 @@ def make_random(seed, count, out):
     families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2",
                 "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss",
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
-                "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next"]
+                "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)

@@ -29,6 +29,7 @@ FROZEN = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
 ROUND_ROBIN = "stage2_elastic"
 EXPERTS = "stage2_experts"  # of the small gpt-oss in vectors/families, whose experts are one tensor
 BUFFERS = "stage2_buffers"  # of a small GLM-4-MoE, with experts of a layer in one tensor, and what they are chosen by in a buffer
+GEMMA4 = "stage2_gemma4"  # with experts of a layer in one tensor, layers of two sizes, and what a layer is multiplied by in a buffer
 NEOX = "stage3_neox"  # whose head transformers 5 calls lm_head in memory, and embed_out in files
 # name: ranks, groups (norms without decay), frozen, configuration
 CASES = {
@@ -39,6 +40,7 @@ CASES = {
     "stage2_fp16_frozen": (2, False, True, {"fp16": {"enabled": True, "initial_scale_power": 19, "hysteresis": 1}, "zero_optimization": {"stage": 2}}),
     EXPERTS: (2, False, False, {"zero_optimization": {"stage": 2, "parameter_alignment": True}}),
     BUFFERS: (2, False, False, {"zero_optimization": {"stage": 2}}),
+    GEMMA4: (2, False, False, {"zero_optimization": {"stage": 2}}),
     NEOX: (2, False, False, {"zero_optimization": {"stage": 3}}),
     "stage3": (3, True, False, {"zero_optimization": {"stage": 3, "sub_group_size": 150}}),
     "stage3_bf16_frozen": (3, False, True, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}),
@@ -109,6 +111,14 @@ def make_model(name=""):
             experts_implementation="eager").float()
         model.model.layers[0].mlp.gate.e_score_correction_bias.copy_(torch.tensor([0.1, -0.2, 0.05]))
         return model
+    if name == GEMMA4:
+        model = transformers.AutoModelForCausalLM.from_config(transformers.Gemma4TextConfig(
+            **{**SIZES, "tie_word_embeddings": True}, head_dim=4, global_head_dim=8, attention_k_eq_v=True, num_global_key_value_heads=2, sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"], hidden_size_per_layer_input=0, pad_token_id=None, enable_moe_block=True, num_experts=3,
+            top_k_experts=2, moe_intermediate_size=5), experts_implementation="eager").float()
+        for i, layer in enumerate(model.model.layers):
+            layer.layer_scalar.fill_(0.75 + 0.5 * i)
+        return model
     if name == NEOX:
         sizes = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "rms_norm_eps")}
         return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**{**sizes, "num_hidden_layers": 1}, rotary_pct=0.5)).float()
@@ -147,7 +157,7 @@ def train(name, out):
             else:
                 with deepspeed.zero.GatheredParameters([p]):
                     expect[prefix + n] = p.detach().float().clone().contiguous()
-        expect.update({prefix + n: b.clone() for n, b in engine.module.named_buffers() if n.endswith("e_score_correction_bias")})
+        expect.update({prefix + n: b.clone() for n, b in engine.module.named_buffers() if n.endswith(("e_score_correction_bias", "layer_scalar"))})
 
     losses = []
     for step in range(STEPS):

@@ -86,6 +86,13 @@ typedef struct checkpoint {
     "\"tie_word_embeddings\":false,\"n_routed_experts\":3,\"num_experts_per_tok\":2,"                                  \
     "\"moe_intermediate_size\":5,\"first_k_dense_replace\":0,\"n_group\":1,\"topk_group\":1,"                          \
     "\"n_shared_experts\":1,\"routed_scaling_factor\":1.5}"
+#define GEMMA4                                                                                                         \
+    "{\"model_type\":\"gemma4_text\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":2,"              \
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":4,\"global_head_dim\":8,"                        \
+    "\"num_global_key_value_heads\":2,\"attention_k_eq_v\":true,\"sliding_window\":5,\"vocab_size\":19,"               \
+    "\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"max_position_embeddings\":16,"                       \
+    "\"rms_norm_eps\":1e-5,\"hidden_size_per_layer_input\":0,\"enable_moe_block\":true,\"num_experts\":3,"             \
+    "\"top_k_experts\":2,\"moe_intermediate_size\":5}"
 #define NEOX                                                                                                           \
     "{\"model_type\":\"gpt_neox\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"                 \
     "\"num_attention_heads\":2,\"vocab_size\":19,\"max_position_embeddings\":16,\"rotary_pct\":0.5,"                   \
@@ -263,6 +270,16 @@ static const checkpoint checkpoints[] = {
      .tensors = 16,
      .fsdp = true,
      .batch = 3},
+    /* the same of layers of two sizes, tied, with what each is multiplied by */
+    {.name = "deepspeed/stage2_gemma4",
+     .stage = 2,
+     .ranks = 2,
+     .updates = 4,
+     .moments = true,
+     .precision = "",
+     .format = "fp32",
+     .model = GEMMA4,
+     .tensors = 45},
 };
 enum {
     STAGE2 = 1,

@@ -94,7 +94,12 @@ static const char *const cases[] = {"gpt2",
                                     "gemma2",
                                     "gemma2_full",
                                     "gpt_oss",
-                                    "gpt_oss_full"};
+                                    "gpt_oss_full",
+                                    "gemma4_dense",
+                                    "gemma4_plain",
+                                    "gemma4_moe",
+                                    "gemma4_image",
+                                    "gemma4_unified"};
 
 enum { LENGTH_MAX = 256, VOCAB_MAX = 256 };
 

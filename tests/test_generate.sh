@@ -104,7 +104,7 @@ check "bytes that are not UTF-8 are replaced in JSON, they alone" \
     grep -qF '"prompt":"Größe 😀 ��� ��"' "$dir/out"
 
 # Folders: one file, shards, another dtype; a cut by the end token; tokens as numbers.
-for name in gpt2 llama3 mistral qwen2_window qwen3; do
+for name in gpt2 llama3 mistral qwen2_window qwen3 gemma4_dense gemma4_moe; do
     grep "^$name " tests/vectors/generate.txt | while read -r _ line; do
         prompt=$(echo "${line% |*}" | tr ' ' ,) want=$(echo "${line#*| }" | tr ' ' ,)
         run generate "$f/$name" --ids --prompt "$prompt" --tokens 5 --temperature 0 || echo bad

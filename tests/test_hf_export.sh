@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -90,8 +90,14 @@ train gemma3_full false "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"
 train gemma2 true "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"attn_logit_softcapping\":1.5,\"rope_theta\":500"
 train gemma2_full false "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\"],\"attention_bias\":true,
     \"attn_logit_softcapping\":null,\"final_logit_softcapping\":null"
+gemma4="\"model_type\":\"gemma4_text\",$small,\"head_dim\":8,\"global_head_dim\":16,\"hidden_size_per_layer_input\":0,\"sliding_window\":7,
+    \"layer_types\":[\"sliding_attention\",\"full_attention\"]"
+train gemma4 true "$gemma4,\"attention_k_eq_v\":true,\"num_global_key_value_heads\":1,\"final_logit_softcapping\":30"
+train gemma4_plain false "$gemma4,\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"proportional\",\"rope_theta\":1000,\"partial_rotary_factor\":0.5},
+    \"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":50}}"
+train gemma4_moe true "$gemma4,\"attention_k_eq_v\":true,\"num_global_key_value_heads\":4,\"enable_moe_block\":true,\"num_experts\":6,\"top_k_experts\":3,\"moe_intermediate_size\":11"
 # Of a folder with images what is written is a text model's, configuration and all.
-for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_5_images qwen3_5_moe_images; do
+for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_5_images qwen3_5_moe_images gemma4_image gemma4_unified; do
     mkdir "$dir/$name"
     check "$name: exported" run export "tests/vectors/families/$name" --to "$dir/$name/step-1"
     names="$names $name"
@@ -193,6 +199,16 @@ want = {
     "qwen3_5_images": dict(model_type="qwen3_5_text", tie_word_embeddings=True, vocab_size=41),
     "qwen3_5_moe_images": dict(model_type="qwen3_5_moe_text", tie_word_embeddings=False, num_experts=6),
     "qwen3_vl_images": dict(model_type="qwen3", tie_word_embeddings=False),
+    "gemma4": dict(attention_k_eq_v=True, sliding_window=7, layer_types=["sliding_attention", "full_attention"], final_logit_softcapping=30,
+                   hidden_size_per_layer_input=0, num_kv_shared_layers=0, enable_moe_block=False, tie_word_embeddings=True, rms_norm_eps=1e-6,
+                   hidden_activation="gelu_pytorch_tanh", attention_bias=False, rope_parameters={
+                       "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+                       "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+    "gemma4_plain": dict(attention_k_eq_v=False, final_logit_softcapping=None, rope_parameters={
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1000, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50}}),
+    "gemma4_moe": dict(enable_moe_block=True, num_experts=6, top_k_experts=3, moe_intermediate_size=11, attention_k_eq_v=True),
+    "gemma4_image": dict(model_type="gemma4_text", vocab_size=41, sliding_window=5), "gemma4_unified": dict(vocab_size=41, sliding_window=5),
     "gpt_oss": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=7, layer_types=["sliding_attention", "full_attention"],
                     attention_bias=True, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 32, "beta_fast": 32, "beta_slow": 1,
                                                           "truncate": False, "original_max_position_embeddings": 4096}),
@@ -207,7 +223,7 @@ def by_expert(model):
     mixtral = model.config.model_type in ("mixtral", "minimax_m2")
     for key, t in model.state_dict().items():
         key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral else key
-        if t.ndim < 3 or "conv1d" in key or model.config.model_type == "gpt_oss":  # whose files have the two tensors
+        if t.ndim < 3 or "conv1d" in key or model.config.model_type in ("gpt_oss", "gemma4_text"):  # whose files have the two tensors
             yield key, t
             continue
         kinds = [("w2", "down_proj")] if key.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
@@ -225,7 +241,7 @@ for name, values in want.items():
     stored = load_file(f"{folder}/model.safetensors")
     for key, t in stored.items():
         got = state.get(key, state.get("transformer." + key, state.get(key.replace("embed_out", "lm_head"))))
-        if key.endswith(("e_score_correction_bias", "mlp.gate.weight")):  # which classes round, or hold in fp32
+        if key.endswith(("e_score_correction_bias", "mlp.gate.weight", "layer_scalar")):  # which classes round, or hold in fp32
             got = got.to(t.dtype)
         if got is None or got.dtype != t.dtype or got.shape != t.shape or got.contiguous().view(torch.uint8).tolist() != t.view(torch.uint8).tolist():
             wrong.append(f"tensor {key}")
