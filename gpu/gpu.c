@@ -544,6 +544,12 @@ spw_gpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, co
 }
 
 void
+spw_gpu_factors_backward(spw_gpu_queue *q, float *dfactors, const float *dweights, const spw_routing *r)
+{
+    q->calls->factors_backward(q, dfactors, dweights, r);
+}
+
+void
 spw_gpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t C)
 {
     q->calls->dispatch(q, y, x, r, C);

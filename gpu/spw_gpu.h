@@ -437,7 +437,8 @@ void spw_gpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act 
  * A mixture of experts: each of M rows goes through k of E experts. Its M k pairs of a row and a choice are sorted by expert, and
  * those of one expert by row, so that an expert's rows lie together and products with its weights are products of a slice.
  * Arrays in device memory:
- *   weights  (M, k) fp32   of each choice, the largest first
+ *   weights  (M, k) fp32   of each choice, in the order in which they were chosen
+ *   shares   (M, k) fp32   what they were before their experts' factors; not looked at where the rule has none
  *   choices  (M, k) int32  its expert
  *   places   (M, k) int32  where the pair is among the sorted ones
  *   pairs    (M k) int32   the other way: row k + choice of each sorted pair
@@ -445,7 +446,7 @@ void spw_gpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act 
  * Source  Shazeer et al. 2017 (1701.06538); without a capacity: no pair is dropped.
  */
 typedef struct spw_routing {
-    float *weights;
+    float *weights, *shares;
     int32_t *choices, *places, *pairs, *ends;
     uint64_t M, k, E; /* k <= E <= SPW_EXPERTS_MAX, M k < 2^31 */
 } spw_routing;
@@ -455,14 +456,16 @@ enum { SPW_EXPERTS_MAX = 512, SPW_CHOICES_MAX = 16, SPW_TERMS = 4 };
  * choices are the k experts of the largest logits, or, with sigmoid, of the largest p + bias; of equal ones the lower expert first, a NaN
  * above all. With groups, E / groups experts in a row each, only those of the group_choices best groups can be chosen: a group is as good as
  * its best expert, or, with sigmoid, as the sum of its best two. Weights are p, or with sum_to_one p over the sum of the chosen ones, times
- * scale. All in fp32; to a sum of sigmoids SPW_WEIGHTS_LEAST is added, so that none is 0.
+ * scale, and with factors times their expert's. All in fp32; to a sum of sigmoids SPW_WEIGHTS_LEAST is added, so that none is 0.
  *   bias  (E, SPW_TERMS) act  each is the sum of its row, first ones first, so that 16-bit types hold one of fp32; it has no gradient
+ *   factors  (E) act  balance knows nothing of them
  * Source  groups and sigmoid: DeepSeek-AI 2024 (2405.04434, 2.2.2; 2412.19437, 2.1.2)
  */
 typedef struct spw_routing_rule {
     bool sum_to_one, sigmoid;
     float scale;
     const act *bias;                /* NULL: none */
+    const act *factors;             /* likewise */
     uint64_t groups, group_choices; /* 0: all experts are one */
 } spw_routing_rule;
 #define SPW_WEIGHTS_LEAST 1e-20f
@@ -475,6 +478,8 @@ void spw_gpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, co
  */
 void spw_gpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, const act *logits,
                             const spw_routing *r, const spw_routing_rule *rule, float balance, unsigned flags);
+/* dfactors (E) fp32 += the sum over an expert's pairs of dweights times shares, in an order that M alone decides. */
+void spw_gpu_factors_backward(spw_gpu_queue *q, float *dfactors, const float *dweights, const spw_routing *r);
 /* y (M k, C) gets rows of x (M,C): y[i] = x[pairs[i] / k]. */
 void spw_gpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t C);
 /*

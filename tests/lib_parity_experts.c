@@ -18,7 +18,7 @@ typedef struct mixture {
     onto onto;
     bool sum_to_one, add, weighted;
     float balance;
-    bool sigmoid, biased;
+    bool sigmoid, biased, factored;
     float scale;                    /* of weights; 0: 1 */
     uint64_t groups, group_choices; /* 0: none */
     bool cancel;                    /* terms of combine that give another sum in any other order */
@@ -29,6 +29,7 @@ typedef struct mixture {
 enum {
     LOGITS,
     BIAS,
+    FACTORS,
     X,
     MOVED,
     DY,
@@ -45,6 +46,8 @@ enum {
     PIECES_SENT,
     PIECES_DX,
     PIECES_DOTS,
+    SHARES,
+    DFACTORS,
     DLOGITS,
     Y,
     SUM_UP,
@@ -71,11 +74,11 @@ need(size_t bytes)
 
 #define FAIL(m, what, ...)                                                                                             \
     fail_msg("experts (%llu rows, %llu of %llu, %llu wide; logits %d, onto %d, sum to one %d, added %d, weighted %d, " \
-             "sigmoid %d, biased %d, %llu of %llu groups, shift %llu): " what,                                         \
+             "sigmoid %d, biased %d, factored %d, %llu of %llu groups, shift %llu): " what,                            \
              (unsigned long long)(m)->M, (unsigned long long)(m)->k, (unsigned long long)(m)->E,                       \
              (unsigned long long)(m)->C, (m)->logits, (m)->onto, (m)->sum_to_one, (m)->add, (m)->weighted,             \
-             (m)->sigmoid, (m)->biased, (unsigned long long)(m)->group_choices, (unsigned long long)(m)->groups,       \
-             (unsigned long long)(m)->shift, __VA_ARGS__)
+             (m)->sigmoid, (m)->biased, (m)->factored, (unsigned long long)(m)->group_choices,                         \
+             (unsigned long long)(m)->groups, (unsigned long long)(m)->shift, __VA_ARGS__)
 
 /* ---------------------------------------------------------------- the reference */
 
@@ -112,6 +115,15 @@ bias_of(uint64_t part, uint64_t e)
     uint32_t r[4];
     spw_philox(5, part, e, r);
     return (float)(r[0] % 64) * units[part];
+}
+
+/* Some are 0, some below it. */
+static float
+factor_of(const mixture *m, uint64_t e)
+{
+    uint32_t r[4];
+    spw_philox(6, m->E, e, r);
+    return !m->factored ? 1.0f : e % 5 == 3 ? 0.0f : (float)(r[0] % 256) / 64.0f - 1.5f;
 }
 
 static bool
@@ -234,16 +246,18 @@ draw(const mixture *m, array *a, const int32_t *pairs)
     uint64_t pair_count = m->M * m->k;
     a[LOGITS] = (array){true, m->M * m->E, NULL};
     a[BIAS] = (array){true, SPW_TERMS * m->E, NULL};
+    a[FACTORS] = (array){true, m->E, NULL};
     a[X] = a[DY] = a[BEFORE] = a[Y] = (array){true, m->M * m->C, NULL};
     a[MOVED] = a[SENT] = a[DX] = (array){true, pair_count * m->C, NULL};
     a[DWEIGHTS] = a[WEIGHTS] = a[CHOICES] = a[PLACES] = a[PAIRS] = a[DOTS] = (array){false, pair_count, NULL};
     a[ENDS] = (array){false, m->E, NULL};
     a[PIECES_SENT] = a[PIECES_DX] = a[SENT];
-    a[PIECES_DOTS] = a[DOTS];
+    a[PIECES_DOTS] = a[SHARES] = a[DOTS];
+    a[DFACTORS] = a[ENDS];
     a[SUM_UP] = a[SUM_DOWN] = a[SUM_CUT] = (array){false, m->M * m->C, NULL};
     a[DLOGITS] = a[LOGITS];
     for (int k = 0; k < COUNT; k++) {
-        if (k > DWEIGHTS && k < SUM_UP && !(k == DLOGITS && m->add) && !(k == Y && m->onto == ITSELF))
+        if (k > DWEIGHTS && k < SUM_UP && k != DFACTORS && !(k == DLOGITS && m->add) && !(k == Y && m->onto == ITSELF))
             continue;
         a[k].in = need(a[k].n * 4);
         for (uint64_t i = 0; i < a[k].n; i++)
@@ -253,6 +267,8 @@ draw(const mixture *m, array *a, const int32_t *pairs)
         a[LOGITS].in[i] = logit_of(m, i / m->E, i % m->E);
     for (uint64_t i = 0; i < a[BIAS].n; i++)
         a[BIAS].in[i] = bias_of(i % SPW_TERMS, i / SPW_TERMS);
+    for (uint64_t i = 0; i < a[FACTORS].n; i++)
+        a[FACTORS].in[i] = factor_of(m, i);
     for (uint64_t i = 0; m->cancel && i < a[MOVED].n; i++)
         a[MOVED].in[i] = cancelling(m, (uint64_t)pairs[i / m->C] % m->k, i % m->C);
 }
@@ -292,16 +308,27 @@ run_pieces(const mixture *m, spw_gpu_queue *q, void **p, spw_dtype type, const s
 static void
 run(const mixture *m, spw_gpu_queue *q, void **p, spw_dtype type)
 {
-    spw_routing r = {p[WEIGHTS], p[CHOICES], p[PLACES], p[PAIRS], p[ENDS], m->M, m->k, m->E};
+    spw_routing r = {.weights = p[WEIGHTS],
+                     .shares = m->factored ? p[SHARES] : NULL,
+                     .choices = p[CHOICES],
+                     .places = p[PLACES],
+                     .pairs = p[PAIRS],
+                     .ends = p[ENDS],
+                     .M = m->M,
+                     .k = m->k,
+                     .E = m->E};
     spw_routing_rule rule = {.sum_to_one = m->sum_to_one,
                              .sigmoid = m->sigmoid,
                              .scale = (float)scale_of(m),
                              .bias = m->biased ? p[BIAS] : NULL,
+                             .factors = m->factored ? p[FACTORS] : NULL,
                              .groups = m->groups,
                              .group_choices = m->group_choices};
     spw_gpu_route(q, &r, p[LOGITS], &rule);
     spw_gpu_route_backward(q, p[DLOGITS], p[DWEIGHTS], p[LOGITS], &r, &rule, m->balance, m->add ? SPW_OP_ACC_DX : 0);
     memset(&rule, 0, sizeof rule);
+    if (m->factored)
+        spw_gpu_factors_backward(q, p[DFACTORS], p[DWEIGHTS], &r);
     spw_gpu_dispatch(q, p[SENT], p[X], &r, m->C);
     spw_gpu_combine(q, p[Y], m->onto == NOTHING ? NULL : p[m->onto == ITSELF ? Y : BEFORE], p[MOVED], &r, m->weighted,
                     m->C);
@@ -376,6 +403,31 @@ pull_of(const mixture *m, const int32_t *ends, uint64_t e)
     return m->balance == 0 ? 0 : (double)m->balance * (double)(ends[e] - (e > 0 ? ends[e - 1] : 0));
 }
 
+/* Sums of pairs, onto what was there; without factors nobody touches it. */
+static void
+check_factors(const mixture *m, float *const *got, const array *a, const int32_t *choices)
+{
+    double *sums = need(m->E * sizeof *sums), *terms = need(m->E * sizeof *terms);
+    for (uint64_t e = 0; e < m->E; e++)
+        terms[e] = fabs(sums[e] = (double)a[DFACTORS].in[e]);
+    for (uint64_t row = 0; row < m->M && m->factored; row++) {
+        const float *l = a[LOGITS].in + row * m->E;
+        const int32_t *chosen = choices + row * m->k;
+        double all = divisor(m, l, chosen);
+        for (uint64_t j = 0; j < m->k; j++) {
+            double share = part_of(m, (double)l[chosen[j]], (double)l[chosen[0]]) / all * scale_of(m);
+            double term = share * (double)a[DWEIGHTS].in[row * m->k + j];
+            check(m, "shares", row * m->k + j, got[SHARES][row * m->k + j], share, error_of(SPW_F32, share, share));
+            sums[chosen[j]] += term;
+            terms[chosen[j]] += fabs(term);
+        }
+    }
+    for (uint64_t e = 0; e < m->E; e++)
+        check(m, "dfactors", e, got[DFACTORS][e], sums[e], error_of(SPW_F32, sums[e], terms[e]));
+    free(sums);
+    free(terms);
+}
+
 static void
 check_routing(const mixture *m, float *const *got, void *const *raw, const array *a, int32_t *const *want,
               spw_dtype type)
@@ -395,12 +447,12 @@ check_routing(const mixture *m, float *const *got, void *const *raw, const array
         for (uint64_t e = 0; e < m->E; e++)
             pull += part_of(m, (double)l[e], max) / of_all * pull_of(m, want[ENDS], e);
         for (uint64_t j = 0; j < m->k; j++) {
-            double p = part_of(m, (double)l[choices[j]], max) / all;
-            check(m, "weights", row * m->k + j, got[WEIGHTS][row * m->k + j], p * scale,
-                  error_of(SPW_F32, p * scale, p * scale));
-            mean += p * (double)dw[j];
-            terms += p * fabs((double)dw[j]);
-            d[choices[j]] = (double)dw[j];
+            double p = part_of(m, (double)l[choices[j]], max) / all, f = (double)factor_of(m, (uint64_t)choices[j]);
+            check(m, "weights", row * m->k + j, got[WEIGHTS][row * m->k + j], p * scale * f,
+                  error_of(SPW_F32, p * scale * f, p * scale * fabs(f)));
+            mean += p * (double)dw[j] * f;
+            terms += p * fabs((double)dw[j] * f);
+            d[choices[j]] = (double)dw[j] * f;
         }
         if (m->sigmoid && !m->sum_to_one)
             mean = terms = 0;
@@ -534,6 +586,7 @@ examine(const parity *p, const mixture *m)
         for (uint64_t i = 0; i < a[k].n; i++)
             check(m, "an input", i, got[k][i], (double)a[k].in[i], 0);
     check_routing(m, got, first, a, want, type);
+    check_factors(m, got, a, want[CHOICES]);
     check_rows(m, got, a, want[PLACES], type);
     check_pieces(m, got, a, want[PLACES]);
     for (int k = 0; k < COUNT; k++) {
@@ -579,6 +632,7 @@ parity_experts(const parity *p)
                                   .add = f & 2,
                                   .weighted = f != 1,
                                   .balance = f % 3 == 2 ? 0.01f : 0.0f,
+                                  .factored = (i + f) % 3 == 0,
                                   .shift = f == 3});
     for (size_t i = 0; i < sizeof grouped / sizeof grouped[0]; i++)
         for (unsigned f = fewer(p, grouped[i][1]) ? (unsigned)i + 3 : 0; f < 12; f += fewer(p, grouped[i][1]) ? 5 : 1)
@@ -593,6 +647,7 @@ parity_experts(const parity *p)
                                   .balance = f % 3 == 2 ? 0.01f : 0.0f,
                                   .sigmoid = f % 4 != 3,
                                   .biased = f % 4 == 0 || f % 4 == 1,
+                                  .factored = (i + f) % 3 == 1,
                                   .scale = f % 3 == 0 ? 0 : 2.5f,
                                   .groups = f % 5 == 0 ? 0 : grouped[i][3],
                                   .group_choices = f % 5 == 0 ? 0 : grouped[i][4]});

@@ -14,18 +14,24 @@
 #include <cmocka.h>
 
 enum { ROWS = 13, WIDTH = 16, INNER = 8, EXPERTS = 6, STRETCH = 8, PIECE = 5 };
-/* Where the numbers are: input, router's weights, a factor of all that is given (in terms), and each expert's two matrices. */
+/*
+ * Where the numbers are: input, router's weights, a factor of each expert, one of all that is given (in terms), and each expert's two
+ * matrices.
+ */
 enum {
     X_AT = 0,
     ROUTER_AT = X_AT + ROWS * WIDTH,
-    TERMS_AT = ROUTER_AT + EXPERTS * WIDTH,
-    IN_AT = TERMS_AT + 8, /* each array begins at a multiple of 16 bytes */
+    FACTORS_AT = ROUTER_AT + EXPERTS * WIDTH,
+    TERMS_AT = FACTORS_AT + 8, /* each array begins at a multiple of 16 bytes */
+    IN_AT = TERMS_AT + 8,
     IN_EACH = 2 * INNER * WIDTH,
     OUT_AT = IN_AT + EXPERTS * IN_EACH,
     OUT_EACH = WIDTH * INNER,
     COUNT = OUT_AT + EXPERTS * OUT_EACH
 };
 #define EPS 0.01
+
+typedef enum factors { NO_FACTORS, FROZEN, TRAINED } factors;
 
 typedef struct mixture {
     spw_gate gate;
@@ -34,13 +40,21 @@ typedef struct mixture {
     bool sigmoid, sum_to_one;
     uint64_t choices;
     float scale, balance;
+    factors factors;
 } mixture;
 
 static const mixture mixtures[] = {
-    {SPW_GATE_GELU, false, false, false, true, 2, 1, 0},      {SPW_GATE_GELU, true, false, false, true, 3, 1, 0.5f},
-    {SPW_GATE_GELU, true, true, false, false, 2, 1, 0},       {SPW_GATE_SILU, false, false, true, true, 2, 2.5f, 0.5f},
-    {SPW_GATE_SIGMOID, true, false, true, false, 2, 1, 0},    {SPW_GATE_CLAMPED, true, true, false, true, 2, 1, 0},
-    {SPW_GATE_GELU, false, true, false, true, EXPERTS, 1, 0},
+    {SPW_GATE_GELU, false, false, false, true, 2, 1, 0, NO_FACTORS},
+    {SPW_GATE_GELU, true, false, false, true, 3, 1, 0.5f, NO_FACTORS},
+    {SPW_GATE_GELU, true, true, false, false, 2, 1, 0, NO_FACTORS},
+    {SPW_GATE_SILU, false, false, true, true, 2, 2.5f, 0.5f, NO_FACTORS},
+    {SPW_GATE_SIGMOID, true, false, true, false, 2, 1, 0, NO_FACTORS},
+    {SPW_GATE_CLAMPED, true, true, false, true, 2, 1, 0, NO_FACTORS},
+    {SPW_GATE_GELU, false, true, false, true, EXPERTS, 1, 0, NO_FACTORS},
+    {SPW_GATE_GELU, true, false, false, true, 3, 1, 0.5f, TRAINED},
+    {SPW_GATE_GELU, true, true, false, false, 2, 1, 0, TRAINED},
+    {SPW_GATE_SILU, false, true, true, true, 3, 2.5f, 0.5f, TRAINED},
+    {SPW_GATE_GELU, false, false, false, true, 2, 1, 0, FROZEN},
 };
 
 #define FAIL(m, ...) fail_with(m, __LINE__, __VA_ARGS__)
@@ -141,6 +155,8 @@ compute(const mixture *m, const double *v, const double *dy, double *y, double *
             logits[i / WIDTH] += v[ROUTER_AT + i] * h[i % WIDTH];
         choose(m, logits, p, chosen, weights);
         for (uint64_t e = 0; e < EXPERTS; e++) {
+            if (m->factors != NO_FACTORS)
+                weights[e] *= v[FACTORS_AT + e];
             if (chosen[e])
                 add_expert(m, sum, weights[e], x, v + IN_AT + e * IN_EACH, v + OUT_AT + e * OUT_EACH);
             if (dy == NULL)
@@ -311,7 +327,9 @@ forward(call *c, const way *how)
         spw_tape_on_turn(t, how->turn, take_turn, c);
     x->grad = d->dx;
     h = spw_nn_linear(t, spw_nn_rmsnorm_plain(t, x, WIDTH, (float)EPS), router, NULL, 0);
-    routing = spw_nn_route(t, h, m->choices, &rule, m->balance);
+    routing = m->factors == NO_FACTORS ? spw_nn_route(t, h, m->choices, &rule, m->balance)
+                                       : spw_nn_route_scaled(t, h, m->choices, &rule, m->balance,
+                                                             param(c, FACTORS_AT, 1, EXPERTS, m->factors == TRAINED));
     h = spw_nn_dispatch(t, x, routing);
     if (m->packed) {
         h = spw_nn_linear_each(t, h, routing, each(c, 0, IN_AT, step, 2 * INNER, WIDTH, turns), NULL, 0);
@@ -435,8 +453,9 @@ draw(const mixture *m, double *v, double *dy)
     uint64_t key = subject_key((uint64_t)(m - mixtures));
     for (uint64_t i = 0; i < COUNT; i++)
         v[i] = (double)subject_number(key, i); /* which every type holds */
-    for (uint64_t i = ROUTER_AT; i < TERMS_AT; i++)
+    for (uint64_t i = ROUTER_AT; i < FACTORS_AT; i++)
         v[i] *= 2;
+    v[FACTORS_AT + 1] = 0;
     for (uint64_t i = IN_AT; m->gate == SPW_GATE_CLAMPED && i < OUT_AT; i++)
         v[i] *= 4; /* so that some are cut off */
     for (uint64_t i = 0; i < SPW_TERMS; i++)
@@ -497,6 +516,10 @@ examine(const mixture *m, device *d)
         check(m, d, how, "what it gives", got.y, w->y, ROWS * WIDTH);
         check(m, d, how, "dx", got.grads + X_AT, grads + X_AT, ROWS * WIDTH);
         check(m, d, how, "the router's gradient", got.grads + ROUTER_AT, grads + ROUTER_AT, EXPERTS * WIDTH);
+        if (m->factors == TRAINED)
+            check(m, d, how, "the factors' gradient", got.grads + FACTORS_AT, grads + FACTORS_AT, EXPERTS);
+        for (uint64_t i = 0; i < EXPERTS && m->factors != TRAINED; i++)
+            assert_true(isnan(got.grads[FACTORS_AT + i])); /* as it was */
         check(m, d, how, "a gradient in front of the gate", got.grads + IN_AT, grads + IN_AT, EXPERTS * IN_EACH);
         check(m, d, how, "a gradient behind the gate", got.grads + OUT_AT, grads + OUT_AT, EXPERTS * OUT_EACH);
         if (k == 0 || (how->tile > 0 && how->tile != ways[k - 1].tile))

@@ -101,6 +101,14 @@ keys_of(const spw_routing_rule *rule, const float *logits, uint64_t E, float *ro
     return room;
 }
 
+/* What a weight of an expert is multiplied by. */
+static float
+factor_of(const spw_routing_rule *rule, int32_t expert)
+{
+    const float *factors = rule->factors;
+    return factors != NULL ? factors[expert] : 1.0f;
+}
+
 static void
 route_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
@@ -123,6 +131,10 @@ route_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
             sum += SPW_WEIGHTS_LEAST;
         for (uint64_t j = 0; j < r->k; j++)
             w[j] = w[j] / sum * rule->scale;
+        for (uint64_t j = 0; j < r->k && rule->factors != NULL; j++) {
+            r->shares[m * r->k + j] = w[j];
+            w[j] *= factor_of(rule, choices[j]);
+        }
     }
 }
 
@@ -174,7 +186,7 @@ add_balance(const moe_args *g, float *d, const float *logits, float max)
 /*
  * Of a softmax, over the chosen ones or over all, times scale: dlogits[e] = w[e] (dw[e] - sum of w dw / scale), with w over the same ones
  * and dw 0 for those that are not chosen. Of a sigmoid only the chosen ones have a gradient: w[e] (1 - p[e]) (dw[e] - that sum, if weights
- * are divided by theirs).
+ * are divided by theirs). With factors w is what it was before them, and dw is multiplied by its expert's.
  */
 static void
 route_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
@@ -185,9 +197,11 @@ route_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     uint64_t first, n = slice(g, part_idx, &first);
     (void)worker_idx;
     for (uint64_t m = first; m < first + n; m++) {
-        const float *logits = g->logits + m * r->E, *w = r->weights + m * r->k, *dw = g->dweights + m * r->k;
+        const float *logits = g->logits + m * r->E, *w = (rule->factors != NULL ? r->shares : r->weights) + m * r->k;
         const int32_t *choices = r->choices + m * r->k;
-        float *y = g->y + m * r->E, mean = 0, d[SPW_EXPERTS_MAX] = {0};
+        float *y = g->y + m * r->E, dw[SPW_CHOICES_MAX], mean = 0, d[SPW_EXPERTS_MAX] = {0};
+        for (uint64_t j = 0; j < r->k; j++)
+            dw[j] = g->dweights[m * r->k + j] * factor_of(rule, choices[j]);
         for (uint64_t j = 0; j < r->k && (rule->sum_to_one || !rule->sigmoid); j++)
             mean += w[j] * dw[j];
         if (!rule->sum_to_one && !rule->sigmoid)
@@ -214,6 +228,26 @@ spw__cpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, c
                     .balance = balance,
                     .add = flags & SPW_OP_ACC_DX},
         r->E * 4, route_backward_part);
+}
+
+/* A part is an expert. */
+static void
+factors_backward_part(void *ctx, uint32_t expert, uint32_t worker_idx)
+{
+    const moe_args *g = ctx;
+    const spw_routing *r = g->r;
+    float sum = 0;
+    (void)worker_idx;
+    for (int32_t i = expert > 0 ? r->ends[expert - 1] : 0; i < r->ends[expert]; i++)
+        sum += g->dweights[r->pairs[i]] * r->shares[r->pairs[i]];
+    g->y[expert] += sum;
+}
+
+void
+spw__cpu_factors_backward(spw_gpu_queue *q, float *dfactors, const float *dweights, const spw_routing *r)
+{
+    moe_args g = {.r = r, .y = dfactors, .dweights = (float *)(uintptr_t)dweights};
+    spw__cpu_run(q, (uint32_t)r->E, factors_backward_part, &g);
 }
 
 static void

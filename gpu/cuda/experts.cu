@@ -68,6 +68,15 @@ spw__cuda_route_backward(spw_gpu_queue *queue, act *dlogits, const float *dweigh
 }
 
 void
+spw__cuda_factors_backward(spw_gpu_queue *queue, float *dfactors, const float *dweights, const spw_routing *r)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (r->M > 0)
+        LAUNCH(q, (unsigned)r->E, FACTOR_THREADS, 0, (factors_backward_kernel), dfactors, dweights, *r,
+               (r->M + FACTOR_THREADS - 1) / FACTOR_THREADS);
+}
+
+void
 spw__cuda_dispatch(spw_gpu_queue *queue, act *y, const act *x, const spw_routing *r, uint64_t C)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);

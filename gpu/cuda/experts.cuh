@@ -108,7 +108,7 @@ route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)
     uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP, rank[L];
     unsigned lane = threadIdx.x % WARP, E = (unsigned)r.E, expert = 0;
     float v[L], mine = 0.0f, max, weight, sum = 0.0f;
-    const T *bias = (const T *)rule.bias;
+    const T *bias = (const T *)rule.bias, *factors = (const T *)rule.factors;
     if (row >= r.M)
         return; /* the whole warp */
 #pragma unroll
@@ -140,7 +140,12 @@ route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)
     if (rule.sigmoid && rule.sum_to_one)
         sum += SPW_WEIGHTS_LEAST;
     if (lane < r.k) {
-        r.weights[row * r.k + lane] = weight / sum * rule.scale;
+        weight = weight / sum * rule.scale;
+        if (factors != NULL) {
+            r.shares[row * r.k + lane] = weight;
+            weight *= widen(factors[expert]);
+        }
+        r.weights[row * r.k + lane] = weight;
         r.choices[row * r.k + lane] = (int32_t)expert;
     }
 }
@@ -154,7 +159,8 @@ pairs_of(const spw_routing &r, unsigned e)
 
 /*
  * Of a softmax, over the chosen ones or over all, times scale: dlogits[e] = w[e] (dw[e] - sum of w dw / scale), dw 0 where not chosen. Of a
- * sigmoid: w[e] (1 - p[e]) (dw[e] - that sum, if weights are divided by theirs) of the chosen ones alone.
+ * sigmoid: w[e] (1 - p[e]) (dw[e] - that sum, if weights are divided by theirs) of the chosen ones alone. With factors w is what it was
+ * before them, and dw is multiplied by its expert's.
  */
 template <class T, int L>
 __global__ void
@@ -163,13 +169,16 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
 {
     uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP;
     unsigned lane = threadIdx.x % WARP, E = (unsigned)r.E, expert = 0;
+    const T *factors = (const T *)rule.factors;
     float d[L] = {0}, w = 0.0f, dw = 0.0f, slope = 1.0f, mean, sum = 0.0f;
     if (row >= r.M)
         return; /* the whole warp */
     if (lane < r.k) {
-        w = r.weights[row * r.k + lane];
+        w = (factors != NULL ? r.shares : r.weights)[row * r.k + lane];
         dw = dweights[row * r.k + lane];
         expert = (unsigned)r.choices[row * r.k + lane];
+        if (factors != NULL)
+            dw *= widen(factors[expert]);
         slope = rule.sigmoid ? 1.0f - logistic(widen(logits[row * E + expert])) : 1.0f;
     }
     mean = rule.sigmoid && !rule.sum_to_one ? 0.0f : warp_sum(w * dw);
@@ -214,6 +223,33 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
         if (lane + i * WARP < E)
             narrow(to, add ? widen(*to) + d[i] : d[i]);
     }
+}
+
+enum { FACTOR_THREADS = 256 };
+
+/*
+ * A block per expert. A thread has its pairs among rows_each rows, which are as many whichever they are, and takes them in order: so the shape
+ * alone decides what is added to what, and a thread's rows are few though an expert may have all.
+ */
+SPW_KERNEL void
+factors_backward_kernel(float *dfactors, const float *dweights, spw_routing r, uint64_t rows_each)
+{
+    unsigned e = blockIdx.x;
+    uint64_t at = e > 0 ? (uint64_t)r.ends[e - 1] : 0, end = (uint64_t)r.ends[e], least_above = end;
+    uint64_t first = threadIdx.x * rows_each * r.k, past = first + rows_each * r.k;
+    float sum = 0.0f;
+    while (at < least_above) { /* the first one that is not below */
+        uint64_t middle = (at + least_above) / 2;
+        if ((uint64_t)r.pairs[middle] < first)
+            at = middle + 1;
+        else
+            least_above = middle;
+    }
+    for (; at < end && (uint64_t)r.pairs[at] < past; at++)
+        sum += dweights[r.pairs[at]] * r.shares[r.pairs[at]];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        dfactors[e] += sum;
 }
 
 /* ---------------------------------------------------------------- the sort */

@@ -7,9 +7,11 @@
 
 /* Takes the arrays of a routing; false when there is no room. */
 static bool
-take_routing(spw_tape *t, spw_routing *r)
+take_routing(spw_tape *t, spw_routing *r, bool scaled)
 {
     uint64_t pairs = r->M * r->k;
+    if (scaled && (r->shares = spw__tape_take(t, pairs * sizeof(float))) == NULL)
+        return false;
     r->weights = spw__tape_take(t, pairs * sizeof(float));
     r->choices = spw__tape_take(t, pairs * sizeof(int32_t));
     r->places = spw__tape_take(t, pairs * sizeof(int32_t));
@@ -21,28 +23,38 @@ take_routing(spw_tape *t, spw_routing *r)
 spw_value *
 spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing_rule *rule, float balance)
 {
+    return spw_nn_route_scaled(t, logits, choices, rule, balance, NULL);
+}
+
+spw_value *
+spw_nn_route_scaled(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing_rule *rule, float balance,
+                    spw_value *factors)
+{
     spw_routed *routed = &t->routings[t->routing_count];
     spw_value *y;
     spw__op *o;
     if (logits == NULL || choices == 0 || choices > SPW_CHOICES_MAX || choices > logits->cols ||
-        logits->cols > SPW_EXPERTS_MAX || t->routing_count == SPW__ROUTINGS_MAX || logits->rows * choices > INT32_MAX)
+        logits->cols > SPW_EXPERTS_MAX || t->routing_count == SPW__ROUTINGS_MAX || logits->rows * choices > INT32_MAX ||
+        (factors != NULL && (!factors->is_param || factors->rows * factors->cols != logits->cols)))
         return spw__tape_fail(t);
     memset(routed, 0, sizeof *routed);
     routed->on_device = (spw_routing){.M = logits->rows, .k = choices, .E = logits->cols};
     routed->rule = *rule;
+    routed->rule.factors = factors != NULL ? factors->data : NULL;
     routed->balance = balance * (float)logits->cols / ((float)logits->rows * (float)logits->rows * (float)choices);
     t->routing_count++;
-    if (!take_routing(t, &routed->on_device))
+    if (!take_routing(t, &routed->on_device, factors != NULL))
         return spw__tape_fail(t);
     y = spw__tape_value(t, logits->rows, choices, (act *)routed->on_device.weights);
     if (y == NULL || (o = spw__tape_op(t, T_ROUTE, y)) == NULL)
         return spw__tape_fail(t);
     if (spw__tape_computes(t))
-        spw_gpu_route(t->queue, &routed->on_device, logits->data, rule);
+        spw_gpu_route(t->queue, &routed->on_device, logits->data, &routed->rule);
     if (!t->dry)
         spw_gpu_read_bytes(t->queue, routed->ends, routed->on_device.ends, logits->cols * sizeof(int32_t));
     y->routed = routed;
     o->in[0] = logits;
+    o->param[0] = factors;
     if (spw__tape_computes(t) && t->on_route != NULL && t->on_route(t->on_route_ctx, routed, &t->route_error) != SPW_OK)
         return spw__tape_fail(t);
     return y;
@@ -51,13 +63,15 @@ spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing
 void
 spw__experts_route_backward(spw_tape *t, const spw__op *o)
 {
-    const spw_value *y = o->out;
+    const spw_routed *r = o->out->routed;
     spw_value *x = o->in[0];
     unsigned flags = o->flags;
     act *dx = spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags);
+    float *dfactors = spw__tape_sum(t, o->param[0]);
     if (!t->dry && dx != NULL)
-        spw_gpu_route_backward(t->queue, dx, y->routed->dweights, x->data, &y->routed->on_device, &y->routed->rule,
-                               y->routed->balance, flags);
+        spw_gpu_route_backward(t->queue, dx, r->dweights, x->data, &r->on_device, &r->rule, r->balance, flags);
+    if (!t->dry && dfactors != NULL)
+        spw_gpu_factors_backward(t->queue, dfactors, r->dweights, &r->on_device);
 }
 
 /* Rows of what lies between a dispatch and its combine. */

@@ -184,6 +184,9 @@ spw_value *spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x);
  * backward adds the gradient of balance times experts times the sum over experts of (share of the pairs times mean probability).
  */
 spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing_rule *rule, float balance);
+/* The same with the rule's factors, a parameter (1, experts); NULL: none. */
+spw_value *spw_nn_route_scaled(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing_rule *rule,
+                               float balance, spw_value *factors);
 spw_value *spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing);
 spw_value *spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w, spw_value *const *b,
                               unsigned flags);
