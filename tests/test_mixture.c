@@ -198,6 +198,8 @@ typedef struct way {
 typedef struct call {
     const mixture *m;
     device *d;
+    spw_batch batch;
+    spw_value *terms;
     bool recorded, begun[COUNT];
     spw_value *params[3 * EXPERTS];
     uint64_t place[3 * EXPERTS]; /* of the numbers */
@@ -311,6 +313,27 @@ each(call *c, uint64_t k, uint64_t at, uint64_t step, uint64_t rows, uint64_t co
     return w;
 }
 
+/* (input + the norm of what experts give) times a number. */
+static void
+end_part(const spw_call *called, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    spw_tape *t = called->tape;
+    spw_value *y = spw_nn_rmsnorm_plain(t, in[1], STRETCH, (float)EPS);
+    spw_nn_into(t, 0);
+    out[0] = spw_nn_add_scaled_by(t, in[0], y, called->params[(*at)++]);
+}
+
+static spw_value *
+end_by_rows(call *c, spw_value *x, spw_value *y)
+{
+    spw_call called = {.tape = c->d->tape, .batch = &c->batch, .params = &c->terms};
+    spw_value *out = NULL;
+    uint32_t at = 0;
+    c->batch = (spw_batch){.sequences = 1, .positions = ROWS};
+    assert_true(spw_nn_rows(&called, &at, end_part, (spw_value *[2]){x, y}, 2, &out, 1));
+    return out;
+}
+
 static spw_value *
 forward(call *c, const way *how)
 {
@@ -321,7 +344,8 @@ forward(call *c, const way *how)
     const uint64_t step = IN_EACH;
     spw_routing_rule rule = {.sum_to_one = m->sum_to_one, .sigmoid = m->sigmoid, .scale = m->scale};
     spw_value *x = spw_tape_input(t, d->numbers + X_AT * d->bytes, ROWS, WIDTH, c->recorded), *h, *routing, *y;
-    spw_value *router = param(c, ROUTER_AT, EXPERTS, WIDTH, true), *terms = param(c, TERMS_AT, 1, SPW_TERMS, false);
+    spw_value *router = param(c, ROUTER_AT, EXPERTS, WIDTH, true);
+    c->terms = param(c, TERMS_AT, 1, SPW_TERMS, false);
     memset(c->params, 0, sizeof c->params);
     if (turns)
         spw_tape_on_turn(t, how->turn, take_turn, c);
@@ -343,9 +367,7 @@ forward(call *c, const way *how)
     h = spw_nn_linear_each(t, h, routing, each(c, 2, OUT_AT, OUT_EACH, WIDTH, INNER, turns), NULL, 0);
     c->there = 0;
     y = spw_nn_combine(t, m->onto ? x : NULL, h, routing);
-    if (!m->onto)
-        y = spw_nn_rmsnorm_plain(t, y, STRETCH, (float)EPS);
-    y = spw_nn_add_scaled_by(t, x, y, terms);
+    y = m->onto ? spw_nn_add_scaled_by(t, x, y, c->terms) : end_by_rows(c, x, y);
     assert_non_null(y);
     return y;
 }
@@ -364,12 +386,14 @@ static uint64_t
 measure(const mixture *m, device *d, const way *how, bool keeps)
 {
     call c = {.m = m, .d = d, .recorded = !keeps};
+    spw_error err = {0};
     spw_value *y;
     if (keeps)
         spw_tape_reset_keeping(d->tape, NULL, 0);
     else
         spw_tape_reset(d->tape, NULL, 0, true);
     y = forward(&c, how);
+    DONE(spw_tape_check(d->tape, &err));
     if (!keeps) {
         y->grad = d->dy;
         spw_tape_backward(d->tape, y);
@@ -416,6 +440,7 @@ run(const mixture *m, device *d, const way *how, const double *dy, result *out)
         spw_tape_reset(d->tape, d->arena, bytes, true);
     }
     y = forward(&c, how);
+    DONE(spw_tape_check(d->tape, &err));                       /* and what was put off is computed */
     if (!m->onto || how->kept || how->turn + how->tile == 0) { /* else sums that nobody reads were left out */
         read_numbers(d, recorded, y->data, ROWS * WIDTH);
         assert_memory_equal(recorded, out->y, sizeof recorded);
