@@ -72,7 +72,8 @@ run_attention(device_bench *b)
                                 {.name = "gpt2-1.5B", .shape = {.B = 8, .T = 1024, .Hq = 25, .Hk = 25, .D = 64}},
                                 {.name = "llama-1B", .shape = {.B = 4, .T = 2048, .Hq = 32, .Hk = 8, .D = 64}},
                                 {.name = "llama-8B", .shape = {.B = 2, .T = 4096, .Hq = 32, .Hk = 8, .D = 128}},
-                                {.name = "gemma-2B", .shape = {.B = 2, .T = 2048, .Hq = 8, .Hk = 1, .D = 256}}};
+                                {.name = "gemma-2B", .shape = {.B = 2, .T = 2048, .Hq = 8, .Hk = 1, .D = 256}},
+                                {.name = "gemma-4-31B", .shape = {.B = 1, .T = 4096, .Hq = 32, .Hk = 4, .D = 512}}};
     uint64_t wrong = 0;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0] && b->err.status == SPW_OK; i++) {
         device_row *r = &rows[i];

@@ -126,7 +126,7 @@ attention_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const fl
 /*
  * Causal attention on packed qkv: one token, tiles cut off and several tiles, plain and grouped heads, odd head sizes,
  * windows of one key, inside a tile, across tiles, and one that leaves tiles unread; documents, inside tiles and over several; scores with a
- * cap; a head's query, key and value beside each other.
+ * cap; a head's query, key and value beside each other; heads of more than 256 elements.
  */
 static void
 test_attention(void **state)
@@ -156,7 +156,9 @@ test_attention(void **state)
                                          {1, 140, 2, 2, 4, 0, 0, 1, 3},
                                          {2, 7, 2, 2, 8, 0, 0, 0, 0, 1},
                                          {1, 200, 3, 3, 4, 37, 0, 0, 0, 1},
-                                         {1, 150, 2, 2, 6, 0, 40, 0, 0, 1}};
+                                         {1, 150, 2, 2, 6, 0, 40, 0, 0, 1},
+                                         {1, 5, 1, 1, 512, 0},
+                                         {1, 4, 2, 1, 320, 3, 0, 1, 264}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         uint64_t rows = sizes[i][0] * sizes[i][1], Hq = sizes[i][2], Hk = sizes[i][3], D = sizes[i][4];

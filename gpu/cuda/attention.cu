@@ -44,33 +44,40 @@ head_fits(cuda_queue *q, const spw_attention_shape *s)
 {
     SPW_ASSERT(s->D <= HEAD_MAX);
     return s->D <= HEAD_MAX ||
-           spw__cuda_ok(q->gpu, cudaErrorInvalidValue, "attention with heads of more than 256 elements");
+           spw__cuda_ok(q->gpu, cudaErrorInvalidValue, "attention with heads of more than 512 elements");
 }
 
-template <bool CAP>
+template <bool CAP, int TILE>
 static void
 forward_f32(cuda_queue *q, const attention_args<float> &args, uint64_t B)
 {
-    LAUNCH(q, dim3(spw__cuda_blocks(args.T, F32_TILE), (unsigned)args.Hq, (unsigned)B), F32_THREADS,
-           f32_shared_bytes(3, args.D), (attention_f32_forward_kernel<CAP>), args);
+    LAUNCH(q, dim3(spw__cuda_blocks(args.T, TILE), (unsigned)args.Hq, (unsigned)B), F32_THREADS,
+           f32_shared_bytes<TILE>(3, args.D), (attention_f32_forward_kernel<CAP, TILE>), args);
 }
 
 static void
 launch_forward(cuda_queue *q, const attention_args<float> &args, uint64_t B)
 {
-    if (args.cap > 0)
-        forward_f32<true>(q, args, B);
+    if (args.cap > 0 && args.D <= 256)
+        forward_f32<true, 16>(q, args, B);
+    else if (args.cap > 0)
+        forward_f32<true, 8>(q, args, B);
+    else if (args.D <= 256)
+        forward_f32<false, 16>(q, args, B);
     else
-        forward_f32<false>(q, args, B);
+        forward_f32<false, 8>(q, args, B);
 }
 
-/* Whether Hopper's products are faster: not where most of a tile would be zeros. */
+/*
+ * Whether Hopper's products are faster: not where most of a tile would be zeros, nor for heads that its kernels' sums do not have the
+ * registers for (attention_wide.cuh).
+ */
 template <class E>
 static bool
 by_hopper(cuda_queue *q, const attention_args<E> &args)
 {
     bool mostly_zeros = args.D <= 32 || (args.D > 128 && args.D <= 192 && args.Dv <= 128);
-    return q->gpu->hopper && args.wide && args.cap <= 0 && !mostly_zeros;
+    return q->gpu->hopper && args.wide && args.cap <= 0 && args.D <= 256 && !mostly_zeros;
 }
 
 template <class E>
@@ -79,6 +86,8 @@ launch_forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     if (by_hopper(q, args))
         spw__cuda_attention_forward_hopper(q, args, B);
+    else if (args.D > 256)
+        spw__cuda_attention_forward_wide(q, args, B);
     else
         spw__cuda_attention_forward(q, args, B);
 }
@@ -144,7 +153,7 @@ backward_args(cuda_queue *q, const spw_attention_shape *s, act *dq, act *dk, act
     attention_args<E> args = args_of<E>(s, query, key, value);
     uint64_t pairs = s->B * s->T * s->Hq;
     unsigned lanes = 1;
-    while (lanes * 8 < s->Dv)
+    while (lanes * 8 < s->Dv && lanes < 32)
         lanes *= 2;
     args.dout = (const E *)dout;
     args.dq = (E *)dq;
@@ -158,23 +167,28 @@ backward_args(cuda_queue *q, const spw_attention_shape *s, act *dq, act *dk, act
     return args;
 }
 
-template <bool CAP>
+template <bool CAP, int TILE>
 static void
 backward_f32(cuda_queue *q, const attention_args<float> &args, const spw_attention_shape *s)
 {
-    LAUNCH(q, dim3(spw__cuda_blocks(s->T, F32_TILE), (unsigned)s->Hq, (unsigned)s->B), F32_THREADS,
-           f32_shared_bytes(4, args.D), (attention_f32_dq_kernel<CAP>), args);
-    LAUNCH(q, dim3(spw__cuda_blocks(s->T, F32_TILE), (unsigned)s->Hk, (unsigned)s->B), F32_THREADS,
-           f32_shared_bytes(4, args.D), (attention_f32_dkv_kernel<CAP>), args);
+    unsigned tiles = spw__cuda_blocks(s->T, TILE);
+    LAUNCH(q, dim3(tiles, (unsigned)s->Hq, (unsigned)s->B), F32_THREADS, f32_shared_bytes<TILE>(4, args.D),
+           (attention_f32_dq_kernel<CAP, TILE>), args);
+    LAUNCH(q, dim3(tiles, (unsigned)s->Hk, (unsigned)s->B), F32_THREADS, f32_shared_bytes<TILE>(4, args.D),
+           (attention_f32_dkv_kernel<CAP, TILE>), args);
 }
 
 static void
 launch_backward(cuda_queue *q, const attention_args<float> &args, const spw_attention_shape *s)
 {
-    if (args.cap > 0)
-        backward_f32<true>(q, args, s);
+    if (args.cap > 0 && args.D <= 256)
+        backward_f32<true, 16>(q, args, s);
+    else if (args.cap > 0)
+        backward_f32<true, 8>(q, args, s);
+    else if (args.D <= 256)
+        backward_f32<false, 16>(q, args, s);
     else
-        backward_f32<false>(q, args, s);
+        backward_f32<false, 8>(q, args, s);
 }
 
 template <class E>
@@ -184,6 +198,8 @@ launch_backward(cuda_queue *q, const attention_args<E> &args, const spw_attentio
     if (by_hopper(q, args)) {
         spw__cuda_attention_dq_hopper(q, args, s->B);
         spw__cuda_attention_dkv_hopper(q, args, s->B, s->Hk);
+    } else if (args.D > 256) {
+        spw__cuda_attention_backward_wide(q, args, s->B);
     } else {
         spw__cuda_attention_dq(q, args, s->B);
         spw__cuda_attention_dkv(q, args, s->B, s->Hk);

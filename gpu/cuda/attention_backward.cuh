@@ -14,7 +14,10 @@
 
 #include "attention_forward.cuh"
 
-/* delta(B, Hq, T), as many lanes per row and head as eight elements each take: a power of two. pairs: of a row and a head. */
+/*
+ * delta(B, Hq, T), as many lanes per row and head as eight elements each take: a power of two, a warp's at most, which go on by as
+ * many elements as they take together. pairs: of a row and a head.
+ */
 template <class E>
 __global__ void
 attention_delta_kernel(float *delta, const E *dout, const E *out, uint64_t pairs, uint64_t T, uint64_t Hq, uint64_t D,
@@ -22,7 +25,7 @@ attention_delta_kernel(float *delta, const E *dout, const E *out, uint64_t pairs
 {
     uint64_t i = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) / lanes, d = threadIdx.x % lanes * 8;
     float sum = 0.0f;
-    if (i < pairs && d < D) {
+    for (; i < pairs && d < D; d += 8 * lanes) {
         eight<E> of_dout, of_out;
         float x[8], y[8];
         load_eight(&of_dout, dout + i * D + d, D - d, wide);
@@ -35,7 +38,7 @@ attention_delta_kernel(float *delta, const E *dout, const E *out, uint64_t pairs
     }
     for (unsigned far = lanes / 2; far > 0; far /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, far);
-    if (i < pairs && d == 0)
+    if (i < pairs && threadIdx.x % lanes == 0)
         delta[(i / Hq / T * Hq + i % Hq) * T + i / Hq % T] = sum;
 }
 

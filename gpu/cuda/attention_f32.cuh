@@ -1,6 +1,7 @@
 /*
- * Attention in fp32 for compute_dtype fp32, where exactness counts and speed does not: tiles of 16 rows and 16 keys in shared
- * memory, plain multiply-adds, no T x T matrix, no atomics. Same cut as the bf16 kernels: rows own dq, keys own dk and dv.
+ * Attention in fp32 for compute_dtype fp32, where exactness counts and speed does not: tiles of TILE rows and as many keys in
+ * shared memory, plain multiply-adds, no T x T matrix, no atomics. Same cut as the bf16 kernels: rows own dq, keys own dk and dv. TILE is 16
+ * for heads of up to 256 elements, and 8 for up to 512: four tiles fit 99 KiB, and a thread has 32 sums of either in registers.
  */
 #ifndef SPW_CUDA_ATTENTION_F32_CUH
 #define SPW_CUDA_ATTENTION_F32_CUH
@@ -8,20 +9,23 @@
 #include "attention.h"
 #include "common.cuh"
 
-enum { F32_THREADS = 128, F32_TILE = 16, F32_HEAD_MAX = 2 * F32_THREADS };
+enum { F32_THREADS = 128 };
+#define F32_COLUMNS(TILE) (32 / (TILE)) /* of a thread, F32_THREADS apart */
 
 /* `tiles` tiles of vectors, a tile of scores or two, three numbers per row. */
+template <int TILE>
 static inline size_t
 f32_shared_bytes(int tiles, int D)
 {
-    return ((size_t)tiles * F32_TILE * (size_t)(D + 1) + 2 * F32_TILE * (F32_TILE + 1) + 3 * F32_TILE) * sizeof(float);
+    return ((size_t)tiles * TILE * (size_t)(D + 1) + 2 * TILE * (TILE + 1) + 3 * TILE) * sizeof(float);
 }
 
 /* Leading dimension ld = g.D + 1: rows begin in other banks. Zeros beyond `valid` rows. */
+template <int TILE>
 SPW_DEVICE void
 load_f32(float *tile, int ld, const float *src, uint64_t stride, int64_t valid, int cols)
 {
-    for (int i = (int)threadIdx.x; i < F32_TILE * cols; i += F32_THREADS) {
+    for (int i = (int)threadIdx.x; i < TILE * cols; i += F32_THREADS) {
         int row = i / cols, col = i % cols;
         tile[row * ld + col] = row < valid ? src[(uint64_t)row * stride + col] : 0.0f;
     }
@@ -50,11 +54,12 @@ reads(const attention_args<float> &g, int b, uint64_t at, uint64_t u)
 }
 
 /* The first tile of keys that rows from q0 on read. */
+template <int TILE>
 SPW_DEVICE uint64_t
 first_tile(const attention_args<float> &g, int b, uint64_t q0)
 {
     uint64_t from = g.window > 0 && q0 + 1 > g.window ? q0 + 1 - g.window : 0;
-    return most(from, begin_of(g, b, q0)) / F32_TILE * F32_TILE;
+    return most(from, begin_of(g, b, q0)) / TILE * TILE;
 }
 
 /* A score with its scale, and its cap where there is one. */
@@ -66,43 +71,43 @@ score_f32(const attention_args<float> &g, const float *q, const float *k)
     return CAP ? g.cap * tanhf(s / g.cap) : s;
 }
 
-template <bool CAP>
+template <bool CAP, int TILE>
 __global__ void
 __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float> g)
 {
     SPW_DYNAMIC_SHARED(shared);
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, ld = g.D + 1;
-    float *q = (float *)shared, *k = q + F32_TILE * ld, *v = k + F32_TILE * ld, *s = v + F32_TILE * ld;
-    float *max = s + 2 * F32_TILE * (F32_TILE + 1), *sum = max + F32_TILE, *shrink = sum + F32_TILE;
-    uint64_t q0 = (uint64_t)blockIdx.x * F32_TILE;
-    int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - q0);
+    float *q = (float *)shared, *k = q + TILE * ld, *v = k + TILE * ld, *s = v + TILE * ld;
+    float *max = s + 2 * TILE * (TILE + 1), *sum = max + TILE, *shrink = sum + TILE;
+    uint64_t q0 = (uint64_t)blockIdx.x * TILE;
+    int64_t rows = (int64_t)least((uint64_t)TILE, g.T - q0);
     uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + (uint64_t)rows;
     uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
-    uint64_t k0 = first_tile(g, b, p0);
+    uint64_t k0 = first_tile<TILE>(g, b, p0);
     const float *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     const float *value = g.value + kv_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
-    float o[F32_TILE][2] = {};
-    load_f32(q, ld, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head, g.q_stride, rows, g.D);
-    if (threadIdx.x < F32_TILE) {
+    float o[TILE][F32_COLUMNS(TILE)] = {};
+    load_f32<TILE>(q, ld, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head, g.q_stride, rows, g.D);
+    if (threadIdx.x < TILE) {
         max[threadIdx.x] = -INFINITY;
         sum[threadIdx.x] = 0.0f;
     }
-    for (; k0 < keys; k0 += F32_TILE) {
-        load_f32(k, ld, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
-        load_f32(v, ld, value + k0 * g.v_stride, g.v_stride, (int64_t)(keys - k0), g.Dv);
+    for (; k0 < keys; k0 += TILE) {
+        load_f32<TILE>(k, ld, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
+        load_f32<TILE>(v, ld, value + k0 * g.v_stride, g.v_stride, (int64_t)(keys - k0), g.Dv);
         __syncthreads();
-        for (int i = (int)threadIdx.x; i < F32_TILE * F32_TILE; i += F32_THREADS) {
-            int r = i / F32_TILE, c = i % F32_TILE;
-            s[r * (F32_TILE + 1) + c] =
+        for (int i = (int)threadIdx.x; i < TILE * TILE; i += F32_THREADS) {
+            int r = i / TILE, c = i % TILE;
+            s[r * (TILE + 1) + c] =
                 reads(g, b, p0 + (uint64_t)r, k0 + (uint64_t)c) ? score_f32<CAP>(g, q + r * ld, k + c * ld) : -INFINITY;
         }
         __syncthreads();
-        if (threadIdx.x < F32_TILE) {
-            float *row = s + threadIdx.x * (F32_TILE + 1), old = max[threadIdx.x], top = old, part = 0.0f, base;
-            for (int c = 0; c < F32_TILE; c++)
+        if (threadIdx.x < TILE) {
+            float *row = s + threadIdx.x * (TILE + 1), old = max[threadIdx.x], top = old, part = 0.0f, base;
+            for (int c = 0; c < TILE; c++)
                 top = fmaxf(top, row[c]);
             base = top == -INFINITY ? 0.0f : top;
-            for (int c = 0; c < F32_TILE; c++) {
+            for (int c = 0; c < TILE; c++) {
                 row[c] = expf(row[c] - base);
                 part += row[c];
             }
@@ -112,15 +117,15 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
         }
         __syncthreads();
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int col = (int)threadIdx.x + half * F32_THREADS;
+        for (int part = 0; part < F32_COLUMNS(TILE); part++) {
+            int col = (int)threadIdx.x + part * F32_THREADS;
             if (col < g.Dv)
 #pragma unroll
-                for (int r = 0; r < F32_TILE; r++) {
+                for (int r = 0; r < TILE; r++) {
                     float add = 0.0f;
-                    for (int c = 0; c < F32_TILE; c++)
-                        add += s[r * (F32_TILE + 1) + c] * v[c * ld + col];
-                    o[r][half] = o[r][half] * shrink[r] + add;
+                    for (int c = 0; c < TILE; c++)
+                        add += s[r * (TILE + 1) + c] * v[c * ld + col];
+                    o[r][part] = o[r][part] * shrink[r] + add;
                 }
         }
         __syncthreads();
@@ -137,25 +142,25 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
     }
     __syncthreads();
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int col = (int)threadIdx.x + half * F32_THREADS;
+    for (int part = 0; part < F32_COLUMNS(TILE); part++) {
+        int col = (int)threadIdx.x + part * F32_THREADS;
 #pragma unroll
-        for (int r = 0; r < F32_TILE; r++)
+        for (int r = 0; r < TILE; r++)
             if (col < g.Dv && r < rows)
                 g.out[(((uint64_t)b * g.T + q0 + (uint64_t)r) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.Dv +
-                      (uint64_t)col] = o[r][half] / sum[r];
+                      (uint64_t)col] = o[r][part] / sum[r];
     }
 }
 
 /* p and ds of rows q0 and keys k0 from their tiles, into s and ds. */
-template <bool CAP>
+template <bool CAP, int TILE>
 SPW_DEVICE void
 backward_scores_f32(float *s, float *ds, const float *q, const float *dout, const float *k, const float *v,
                     const attention_args<float> &g, int b, uint64_t stats, uint64_t q0, uint64_t k0)
 {
     const int ld = g.D + 1;
-    for (int i = (int)threadIdx.x; i < F32_TILE * F32_TILE; i += F32_THREADS) {
-        int r = i / F32_TILE, c = i % F32_TILE;
+    for (int i = (int)threadIdx.x; i < TILE * TILE; i += F32_THREADS) {
+        int r = i / TILE, c = i % TILE;
         uint64_t at = q0 + (uint64_t)r, u = k0 + (uint64_t)c;
         float p = 0.0f, d = 0.0f;
         if (at < g.T && reads(g, b, at, u)) {
@@ -164,111 +169,112 @@ backward_scores_f32(float *s, float *ds, const float *q, const float *dout, cons
             d = p * (dot_f32(dout + r * ld, v + c * ld, g.Dv) - g.delta[stats + at]) * g.scale;
             d *= CAP ? 1.0f - (y / g.cap) * (y / g.cap) : 1.0f;
         }
-        s[r * (F32_TILE + 1) + c] = p;
-        ds[r * (F32_TILE + 1) + c] = d;
+        s[r * (TILE + 1) + c] = p;
+        ds[r * (TILE + 1) + c] = d;
     }
 }
 
-template <bool CAP>
+template <bool CAP, int TILE>
 __global__ void
 __launch_bounds__(F32_THREADS) attention_f32_dq_kernel(attention_args<float> g)
 {
     SPW_DYNAMIC_SHARED(shared);
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, ld = g.D + 1;
-    float *q = (float *)shared, *dout = q + F32_TILE * ld, *k = dout + F32_TILE * ld, *v = k + F32_TILE * ld;
-    float *s = v + F32_TILE * ld, *ds = s + F32_TILE * (F32_TILE + 1);
-    uint64_t q0 = (uint64_t)blockIdx.x * F32_TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
-    int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - q0);
+    float *q = (float *)shared, *dout = q + TILE * ld, *k = dout + TILE * ld, *v = k + TILE * ld;
+    float *s = v + TILE * ld, *ds = s + TILE * (TILE + 1);
+    uint64_t q0 = (uint64_t)blockIdx.x * TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
+    int64_t rows = (int64_t)least((uint64_t)TILE, g.T - q0);
     uint64_t keys = q0 + (uint64_t)rows;
-    uint64_t k0 = first_tile(g, b, q0);
+    uint64_t k0 = first_tile<TILE>(g, b, q0);
     uint64_t k_at = (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     uint64_t v_at = (uint64_t)b * g.T * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     uint64_t q_at = ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head;
     uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
-    float dq[F32_TILE][2] = {};
-    load_f32(q, ld, g.q + q_at, g.q_stride, rows, g.D);
-    load_f32(dout, ld, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * (uint64_t)g.Dv, out_stride, rows,
-             g.Dv);
-    for (; k0 < keys; k0 += F32_TILE) {
-        load_f32(k, ld, g.key + k_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
-        load_f32(v, ld, g.value + v_at + k0 * g.v_stride, g.v_stride, (int64_t)(keys - k0), g.Dv);
+    float dq[TILE][F32_COLUMNS(TILE)] = {};
+    load_f32<TILE>(q, ld, g.q + q_at, g.q_stride, rows, g.D);
+    load_f32<TILE>(dout, ld, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * (uint64_t)g.Dv, out_stride,
+                   rows, g.Dv);
+    for (; k0 < keys; k0 += TILE) {
+        load_f32<TILE>(k, ld, g.key + k_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
+        load_f32<TILE>(v, ld, g.value + v_at + k0 * g.v_stride, g.v_stride, (int64_t)(keys - k0), g.Dv);
         __syncthreads();
-        backward_scores_f32<CAP>(s, ds, q, dout, k, v, g, b, stats, q0, k0);
+        backward_scores_f32<CAP, TILE>(s, ds, q, dout, k, v, g, b, stats, q0, k0);
         __syncthreads();
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int col = (int)threadIdx.x + half * F32_THREADS;
+        for (int part = 0; part < F32_COLUMNS(TILE); part++) {
+            int col = (int)threadIdx.x + part * F32_THREADS;
             if (col < g.D)
 #pragma unroll
-                for (int r = 0; r < F32_TILE; r++)
-                    for (int c = 0; c < F32_TILE; c++)
-                        dq[r][half] += ds[r * (F32_TILE + 1) + c] * k[c * ld + col];
+                for (int r = 0; r < TILE; r++)
+                    for (int c = 0; c < TILE; c++)
+                        dq[r][part] += ds[r * (TILE + 1) + c] * k[c * ld + col];
         }
         __syncthreads();
     }
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int col = (int)threadIdx.x + half * F32_THREADS;
+    for (int part = 0; part < F32_COLUMNS(TILE); part++) {
+        int col = (int)threadIdx.x + part * F32_THREADS;
 #pragma unroll
-        for (int r = 0; r < F32_TILE; r++)
+        for (int r = 0; r < TILE; r++)
             if (col < g.D && r < rows)
-                g.dq[q_at + (uint64_t)r * g.q_stride + (uint64_t)col] = dq[r][half];
+                g.dq[q_at + (uint64_t)r * g.q_stride + (uint64_t)col] = dq[r][part];
     }
 }
 
-template <bool CAP>
+template <bool CAP, int TILE>
 __global__ void
 __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
 {
     SPW_DYNAMIC_SHARED(shared);
     const int hk = (int)blockIdx.y, b = (int)blockIdx.z, ld = g.D + 1;
-    float *k = (float *)shared, *v = k + F32_TILE * ld, *q = v + F32_TILE * ld, *dout = q + F32_TILE * ld;
-    float *s = dout + F32_TILE * ld, *ds = s + F32_TILE * (F32_TILE + 1);
-    uint64_t k0 = (uint64_t)blockIdx.x * F32_TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
-    int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - k0);
+    float *k = (float *)shared, *v = k + TILE * ld, *q = v + TILE * ld, *dout = q + TILE * ld;
+    float *s = dout + TILE * ld, *ds = s + TILE * (TILE + 1);
+    uint64_t k0 = (uint64_t)blockIdx.x * TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
+    int64_t rows = (int64_t)least((uint64_t)TILE, g.T - k0);
     uint64_t end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
     end = g.ends != NULL ? least(end, (uint64_t)g.ends[(uint64_t)b * g.T + k0 + (uint64_t)rows - 1]) : end;
     uint64_t k_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * g.k_head;
     uint64_t v_at = ((uint64_t)b * g.T + k0) * g.v_stride + (uint64_t)hk * g.v_head;
-    float dk[F32_TILE][2] = {}, dv[F32_TILE][2] = {};
-    load_f32(k, ld, g.key + k_at, g.kv_stride, rows, g.D);
-    load_f32(v, ld, g.value + v_at, g.v_stride, rows, g.Dv);
+    float dk[TILE][F32_COLUMNS(TILE)] = {}, dv[TILE][F32_COLUMNS(TILE)] = {};
+    load_f32<TILE>(k, ld, g.key + k_at, g.kv_stride, rows, g.D);
+    load_f32<TILE>(v, ld, g.value + v_at, g.v_stride, rows, g.Dv);
     for (int h = hk * g.group; h < (hk + 1) * g.group; h++)
-        for (uint64_t q0 = k0; q0 < end; q0 += F32_TILE) {
+        for (uint64_t q0 = k0; q0 < end; q0 += TILE) {
             uint64_t row = (uint64_t)b * g.T + q0;
-            load_f32(q, ld, g.q + row * g.q_stride + (uint64_t)h * g.q_head, g.q_stride, (int64_t)(g.T - q0), g.D);
-            load_f32(dout, ld, g.dout + row * out_stride + (uint64_t)h * (uint64_t)g.Dv, out_stride,
-                     (int64_t)(g.T - q0), g.Dv);
+            load_f32<TILE>(q, ld, g.q + row * g.q_stride + (uint64_t)h * g.q_head, g.q_stride, (int64_t)(g.T - q0),
+                           g.D);
+            load_f32<TILE>(dout, ld, g.dout + row * out_stride + (uint64_t)h * (uint64_t)g.Dv, out_stride,
+                           (int64_t)(g.T - q0), g.Dv);
             __syncthreads();
-            backward_scores_f32<CAP>(s, ds, q, dout, k, v, g, b, ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T, q0,
-                                     k0);
+            backward_scores_f32<CAP, TILE>(s, ds, q, dout, k, v, g, b,
+                                           ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T, q0, k0);
             __syncthreads();
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int col = (int)threadIdx.x + half * F32_THREADS;
+            for (int part = 0; part < F32_COLUMNS(TILE); part++) {
+                int col = (int)threadIdx.x + part * F32_THREADS;
                 if (col < g.D)
 #pragma unroll
-                    for (int c = 0; c < F32_TILE; c++)
-                        for (int r = 0; r < F32_TILE; r++)
-                            dk[c][half] += ds[r * (F32_TILE + 1) + c] * q[r * ld + col];
+                    for (int c = 0; c < TILE; c++)
+                        for (int r = 0; r < TILE; r++)
+                            dk[c][part] += ds[r * (TILE + 1) + c] * q[r * ld + col];
                 if (col < g.Dv)
 #pragma unroll
-                    for (int c = 0; c < F32_TILE; c++)
-                        for (int r = 0; r < F32_TILE; r++)
-                            dv[c][half] += s[r * (F32_TILE + 1) + c] * dout[r * ld + col];
+                    for (int c = 0; c < TILE; c++)
+                        for (int r = 0; r < TILE; r++)
+                            dv[c][part] += s[r * (TILE + 1) + c] * dout[r * ld + col];
             }
             __syncthreads();
         }
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int col = (int)threadIdx.x + half * F32_THREADS;
+    for (int part = 0; part < F32_COLUMNS(TILE); part++) {
+        int col = (int)threadIdx.x + part * F32_THREADS;
 #pragma unroll
-        for (int c = 0; c < F32_TILE; c++)
+        for (int c = 0; c < TILE; c++)
             if (c < rows) {
                 if (col < g.D)
-                    g.dk[k_at + (uint64_t)c * g.kv_stride + (uint64_t)col] = dk[c][half];
+                    g.dk[k_at + (uint64_t)c * g.kv_stride + (uint64_t)col] = dk[c][part];
                 if (col < g.Dv)
-                    g.dv[v_at + (uint64_t)c * g.v_stride + (uint64_t)col] = dv[c][half];
+                    g.dv[v_at + (uint64_t)c * g.v_stride + (uint64_t)col] = dv[c][part];
             }
     }
 }

@@ -143,7 +143,36 @@ cap_slope(float t)
     return fmaxf(1.0f - t * t, 0.0f);
 }
 
-/* Scores become weights, 2^(scale2 s) over the greatest of a row so far, and what was summed before is brought to that. */
+/*
+ * Of a row, whose scores lie in four lanes in pairs, these become weights, 2^(scale2 s) over its greatest so far; what was summed before
+ * is to be multiplied by what is returned.
+ */
+template <int PAIRS>
+SPW_DEVICE float
+soften_row(float (&s)[PAIRS][2], float *max, float *sum, float scale2)
+{
+    float top = *max, base, shrink, part = 0.0f;
+#pragma unroll
+    for (int n = 0; n < PAIRS; n++)
+        top = fmaxf(top, fmaxf(s[n][0], s[n][1]));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    /* Rounded before the difference: a maximum that stays makes a factor of 1. Nothing read so far: weights of 0, not NaN. */
+    base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale2);
+    shrink = *max == -INFINITY ? 0.0f : power_of_2(__fsub_rn(__fmul_rn(*max, scale2), base));
+    *max = top;
+#pragma unroll
+    for (int n = 0; n < PAIRS; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            s[n][i] = power_of_2(__fmaf_rn(s[n][i], scale2, -base));
+            part += s[n][i];
+        }
+    *sum = *sum * shrink + part;
+    return shrink;
+}
+
+/* The same for a warp's rows, and the sums are multiplied. */
 template <int MT, int VP, int BN>
 SPW_DEVICE void
 soften(float (&o)[MT][VP / 8][4], float (&s)[MT][BN / 8][4], float (*max)[2], float (*sum)[2], float scale2)
@@ -152,25 +181,14 @@ soften(float (&o)[MT][VP / 8][4], float (&s)[MT][BN / 8][4], float (*max)[2], fl
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float top = max[m][r], base, shrink, part = 0.0f;
+            float row[BN / 8][2], shrink;
 #pragma unroll
             for (int n = 0; n < BN / 8; n++)
-                top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            /* Rounded before the difference: a maximum that stays makes a factor of 1. Nothing read so far: weights of 0,
-             * not NaN. */
-            base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale2);
-            shrink = max[m][r] == -INFINITY ? 0.0f : power_of_2(__fsub_rn(__fmul_rn(max[m][r], scale2), base));
-            max[m][r] = top;
+                row[n][0] = s[m][n][2 * r], row[n][1] = s[m][n][2 * r + 1];
+            shrink = soften_row(row, &max[m][r], &sum[m][r], scale2);
 #pragma unroll
             for (int n = 0; n < BN / 8; n++)
-#pragma unroll
-                for (int i = 2 * r; i < 2 * r + 2; i++) {
-                    s[m][n][i] = power_of_2(__fmaf_rn(s[m][n][i], scale2, -base));
-                    part += s[m][n][i];
-                }
-            sum[m][r] = sum[m][r] * shrink + part;
+                s[m][n][2 * r] = row[n][0], s[m][n][2 * r + 1] = row[n][1];
 #pragma unroll
             for (int d = 0; d < VP / 8; d++) {
                 o[m][d][2 * r] *= shrink;

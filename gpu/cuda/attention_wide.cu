@@ -1,0 +1,52 @@
+/*
+ * Launches attention_wide.cuh: heads of more than 256 elements, those of fewer than 512 computed with zeros behind.
+ */
+#include "attention_wide.cuh"
+#include "attention_internal.h"
+
+static_assert((int)WIDE_HEAD == (int)HEAD_MAX, "the widest");
+
+template <class E, bool CAP>
+static void
+forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
+{
+    LAUNCH(q, dim3(spw__cuda_blocks(args.T, 64), (unsigned)args.Hq, (unsigned)B), WIDE_THREADS, wide_shared_bytes(),
+           (attention_wide_forward_kernel<E, CAP>), args);
+}
+
+template <class E, bool CAP>
+static void
+backward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
+{
+    unsigned tiles = spw__cuda_blocks(args.T, WIDE_TILE);
+    LAUNCH(q, dim3(tiles, (unsigned)args.Hq, (unsigned)B), WIDE_THREADS, wide_shared_bytes(),
+           (attention_wide_dq_kernel<E, CAP>), args);
+    LAUNCH(q, dim3(tiles, (unsigned)args.Hk, (unsigned)B), WIDE_THREADS, wide_shared_bytes(),
+           (attention_wide_dkv_kernel<E, CAP>), args);
+}
+
+template <class E>
+void
+spw__cuda_attention_forward_wide(cuda_queue *q, const attention_args<E> &args, uint64_t B)
+{
+    if (args.cap > 0)
+        forward<E, true>(q, args, B);
+    else
+        forward<E, false>(q, args, B);
+}
+
+template <class E>
+void
+spw__cuda_attention_backward_wide(cuda_queue *q, const attention_args<E> &args, uint64_t B)
+{
+    if (args.cap > 0)
+        backward<E, true>(q, args, B);
+    else
+        backward<E, false>(q, args, B);
+}
+
+#define FOR(E)                                                                                                         \
+    template void spw__cuda_attention_forward_wide<E>(cuda_queue * q, const attention_args<E> &args, uint64_t B);      \
+    template void spw__cuda_attention_backward_wide<E>(cuda_queue * q, const attention_args<E> &args, uint64_t B);
+FOR(bf16)
+FOR(f16)
