@@ -477,19 +477,28 @@ spw_gpu_delta(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inputs *
     q->calls->delta(q, out, delta, in, shape);
 }
 
+static uint64_t
+delta_heads_each(const spw_delta_shape *s)
+{
+    return s->heads_each > 0 && s->heads_each < s->Hk ? s->heads_each : s->Hk;
+}
+
 /* The gradients of delta, of a head's queries, and of its keys by what wrote the state and by what read it; then three numbers of each row and head. */
 uint64_t
 spw_gpu_delta_scratch(const spw_delta_shape *shape)
 {
-    return shape->B * shape->T * shape->Hv * (shape->Dv + 3 * shape->Dk + 3);
+    uint64_t heads = delta_heads_each(shape) * (shape->Hv / shape->Hk);
+    return shape->B * shape->T * heads * (shape->Dv + 3 * shape->Dk + 3);
 }
 
 void
 spw_gpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
                        const float *delta, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *shape)
 {
+    spw_delta_shape s = *shape;
     check_delta(shape);
-    q->calls->delta_backward(q, dqkv, da, db, dlog_a, ddt_bias, dout, delta, scratch, in, shape);
+    s.heads_each = delta_heads_each(shape);
+    q->calls->delta_backward(q, dqkv, da, db, dlog_a, ddt_bias, dout, delta, scratch, in, &s);
 }
 
 void

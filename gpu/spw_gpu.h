@@ -377,6 +377,7 @@ void spw_gpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, const act *dy, 
 typedef struct spw_delta_shape {
     uint64_t B, T, Hk, Hv, Dk, Dv; /* Hv a multiple of Hk; Dk and Dv multiples of 8, at most SPW_DELTA_DIM_MAX */
     const int32_t *begins, *ends;  /* both NULL: a sequence is one document. Not with a cache. */
+    uint64_t heads_each; /* backward: heads of keys, with those that read them, that are taken at a time; 0: all */
 } spw_delta_shape;
 typedef struct spw_delta_inputs {
     const act *qkv, *a, *b, *log_a, *dt_bias;
@@ -384,7 +385,7 @@ typedef struct spw_delta_inputs {
 void spw_gpu_delta(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inputs *in, const spw_delta_shape *shape);
 /*
  * Writes dqkv, da and db, with the strides of qkv, a and b; dlog_a and ddt_bias (Hv) fp32 are added to, or NULL: not wanted.
- * scratch (spw_gpu_delta_scratch()) fp32.
+ * scratch (spw_gpu_delta_scratch(), for heads_each heads) fp32; bits are the same whatever heads_each is.
  * With dS the gradient of S[t] when row t comes, backwards in time, and dS += q dout^T:
  *   ddelta = dS^T k     dm = - beta ddelta     dq = S[t] dout     dk = dS delta + S' dm     dv = beta ddelta
  * and then dS = gamma (dS + k dm^T). As delta is known, rows of S are apart and rows of dS too, once ddelta is. The gradient of ln gamma, which is

@@ -30,6 +30,7 @@ CHECK(delta)
 CHECK(delta_cached)
 CHECK(delta_bits)
 CHECK(delta_bounds)
+CHECK(delta_turns)
 CHECK(copies)
 CHECK(codes)
 CHECK(queues)
@@ -66,6 +67,7 @@ static const struct CMUnitTest all[] = {
     cmocka_unit_test_teardown(test_delta_cached, say_errors),
     cmocka_unit_test_teardown(test_delta_bits, say_errors),
     cmocka_unit_test_teardown(test_delta_bounds, say_errors),
+    cmocka_unit_test_teardown(test_delta_turns, say_errors),
     cmocka_unit_test_teardown(test_copies, say_errors),
     cmocka_unit_test_teardown(test_codes, say_errors),
     cmocka_unit_test_teardown(test_queues, say_errors),

@@ -32,6 +32,7 @@ void parity_delta(const parity *p);
 void parity_delta_cached(const parity *p);
 void parity_delta_bits(const parity *p); /* the promises of spw_gpu_conv_cached() and spw_gpu_delta_cached() */
 void parity_delta_bounds(const parity *p);
+void parity_delta_turns(const parity *p);
 void parity_copies(const parity *p);
 void parity_codes(const parity *p);
 void parity_queues(const parity *p);

@@ -574,3 +574,63 @@ parity_delta_bounds(const parity *p)
         assert_true(alone.da[i] == beside.da[i]); /* what is cut off to 0 has either sign */
     examine_tight_bounds(p->gpu);
 }
+
+/* ---------------------------------------------------------------- heads in turns */
+
+enum { T_QKV, T_GATES, T_DOUT, T_OUT, T_DELTA, T_DQKV, T_DA, T_DB, T_SUMS, T_SCRATCH, T_COUNT };
+
+/* What backward gives with so many heads of keys at a time, one array behind the other; scratch begins as NaN. */
+static char *
+in_turns(spw_gpu *gpu, const uint64_t *d, uint64_t heads_each, uint64_t *bytes)
+{
+    const uint64_t rows = d[0] * d[1], wide = rows * row_width(d), values = rows * d[3] * d[5], n = rows * d[3];
+    const spw_dtype type = spw_gpu_get_info(gpu)->compute_dtype;
+    spw_delta_shape shape = {
+        .B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5], .heads_each = heads_each};
+    const uint64_t counts[T_COUNT] = {
+        wide, gate_count(d), values, values, values, wide, n, n, 2 * d[3], spw_gpu_delta_scratch(&shape)};
+    layer l = {.gpu = gpu};
+    spw_delta_inputs in;
+    void *p[T_COUNT];
+    char *all = subject_need((wide + 2 * n + 2 * d[3]) * 4);
+    subject_use(gpu);
+    assert_int_equal(spw_gpu_queue_create(&l.q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+    for (unsigned k = 0; k < T_COUNT; k++)
+        p[k] = on_device(&l, counts[k], k, k > T_DOUT && k != T_SUMS, k == T_DELTA || k >= T_SUMS ? SPW_F32 : type);
+    in = inputs_of(d, p[T_QKV], p[T_GATES]);
+    spw_gpu_delta(l.q, p[T_OUT], p[T_DELTA], &in, &shape);
+    spw_gpu_delta_backward(l.q, p[T_DQKV], p[T_DA], p[T_DB], p[T_SUMS], (float *)p[T_SUMS] + d[3], p[T_DOUT],
+                           p[T_DELTA], p[T_SCRATCH], &in, &shape);
+    *bytes = 0;
+    for (unsigned k = T_DQKV; k <= T_SUMS; k++) {
+        uint64_t size = counts[k] * (k == T_SUMS ? 4 : spw_dtype_bytes(type));
+        spw_gpu_read_bytes(l.q, all + *bytes, p[k], size);
+        *bytes += size;
+    }
+    for (unsigned k = 0; k < T_COUNT; k++)
+        spw_gpu_free(gpu, p[k]);
+    spw_gpu_queue_destroy(l.q);
+    return all;
+}
+
+/* Backward has the bits of all heads at once when they come in turns, of which the last one may have fewer; and less scratch. */
+void
+parity_delta_turns(const parity *p)
+{
+    static const uint64_t sizes[][6] = {{2, 33, 3, 6, 16, 24}, {1, 150, 2, 2, 8, 8}, {1, 21, 5, 5, 40, 136}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const uint64_t *d = sizes[i];
+        uint64_t bytes, same;
+        char *want = in_turns(p->gpu, d, 0, &bytes);
+        spw_delta_shape shape = {.B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5]};
+        const uint64_t scratch = spw_gpu_delta_scratch(&shape);
+        for (uint64_t each = 1; each < d[2]; each++) {
+            char *got = in_turns(p->gpu, d, each, &same);
+            shape.heads_each = each;
+            assert_int_equal(spw_gpu_delta_scratch(&shape) * d[2], scratch * each);
+            assert_memory_equal(want, got, bytes);
+            free(got);
+        }
+        free(want);
+    }
+}

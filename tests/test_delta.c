@@ -226,6 +226,16 @@ test_bounds(void **state)
     spw_gpu_close(p.gpu);
 }
 
+static void
+test_turns(void **state)
+{
+    parity p = {0};
+    (void)state;
+    assert_int_equal(spw_gpu_open(&p.gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, NULL), SPW_OK);
+    parity_delta_turns(&p);
+    spw_gpu_close(p.gpu);
+}
+
 /* ---------------------------------------------------------------- with a cache */
 
 typedef struct layer {
@@ -429,6 +439,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_conv),      cmocka_unit_test(test_rule),         cmocka_unit_test(test_cached),
         cmocka_unit_test(test_sequences), cmocka_unit_test(test_sigmoid_gate), cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_turns),
     };
     return ops_run_tests(tests, sizeof tests / sizeof tests[0]);
 }

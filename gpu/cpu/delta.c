@@ -20,6 +20,7 @@ typedef struct rule {
     float *out, *delta;
     float *ddelta, *dq, *dk_read, *dk_write; /* scratch */
     float *share, *written, *asked;          /* too: a number of each row and head */
+    uint64_t head_first, heads;              /* of values, that are taken now; scratch has these alone */
     float *dqkv, *da, *db, *dlog_a, *ddt_bias;
     const spw_delta_cache *cache;
     spw_delta_shape s;
@@ -101,11 +102,11 @@ take_turn(const rule *r, uint64_t row, uint64_t h, turn *t)
 
 /* Of a head's slice of lanes: which one a part is, and where it begins among so many elements. */
 static uint64_t
-part_of(const spw_delta_shape *s, uint64_t dim, uint32_t part_idx, uint64_t *b, uint64_t *h)
+part_of(const rule *r, uint64_t dim, uint32_t part_idx, uint64_t *b, uint64_t *h)
 {
     uint64_t slices = (dim + CPU_STATE_LANES - 1) / CPU_STATE_LANES, head = part_idx / slices;
-    *b = head / s->Hv;
-    *h = head % s->Hv;
+    *b = head / r->heads;
+    *h = r->head_first + head % r->heads;
     return part_idx % slices * CPU_STATE_LANES;
 }
 
@@ -113,7 +114,14 @@ static void
 run_slices(spw_gpu_queue *q, const rule *r, uint64_t dim, spw_pool_fn fn)
 {
     uint64_t slices = (dim + CPU_STATE_LANES - 1) / CPU_STATE_LANES;
-    spw__cpu_run(q, (uint32_t)(r->s.B * r->s.Hv * slices), fn, (void *)(uintptr_t)r);
+    spw__cpu_run(q, (uint32_t)(r->s.B * r->heads * slices), fn, (void *)(uintptr_t)r);
+}
+
+/* Which of the rows and heads in scratch. */
+static uint64_t
+taken(const rule *r, uint64_t row, uint64_t h)
+{
+    return row * r->heads + h - r->head_first;
 }
 
 /* n of lanes from x on; the others are 0. */
@@ -153,7 +161,7 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const rule *r = ctx;
     const spw_delta_shape *s = &r->s;
-    uint64_t b, h, first = part_of(s, s->Dv, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dv - first);
+    uint64_t b, h, first = part_of(r, s->Dv, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dv - first);
     float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0};
     float seen[CPU_STATE_LANES] = {0}, delta[CPU_STATE_LANES], out[CPU_STATE_LANES];
     turn turns[2];
@@ -189,6 +197,7 @@ run_forward(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inputs *in
               .out = out,
               .delta = delta,
               .cache = cache,
+              .heads = shape->Hv,
               .s = *shape};
     if (shape->T > 0)
         run_slices(q, &r, shape->Dv, forward_part);
@@ -213,7 +222,7 @@ values_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const rule *r = ctx;
     const spw_delta_shape *s = &r->s;
-    uint64_t b, h, first = part_of(s, s->Dv, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dv - first);
+    uint64_t b, h, first = part_of(r, s->Dv, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dv - first);
     float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0};
     float dm[CPU_STATE_LANES] = {0}, dout[CPU_STATE_LANES], ddelta[CPU_STATE_LANES];
     turn turns[2] = {{.decay = 0}, {.decay = 0}};
@@ -224,7 +233,7 @@ values_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         take_turn(r, row, h, t);
         lend(dout, r->dout + at, n);
         r->k->state_backward(state, s->Dk, next->decay, next->k, dm, t->q, dout, t->k, ddelta);
-        memcpy(r->ddelta + at, ddelta, n * sizeof *ddelta);
+        memcpy(r->ddelta + taken(r, row, h) * s->Dv + first, ddelta, n * sizeof *ddelta);
         for (uint64_t j = 0; j < CPU_STATE_LANES; j++)
             dm[j] = -t->beta * ddelta[j];
     }
@@ -234,7 +243,7 @@ values_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 static void
 read_gradients(const rule *r, uint64_t row, uint64_t h, float beta, float *dm)
 {
-    const float *ddelta = r->ddelta + (row * r->s.Hv + h) * r->s.Dv;
+    const float *ddelta = r->ddelta + taken(r, row, h) * r->s.Dv;
     for (uint64_t j = 0; j < r->s.Dv; j++)
         dm[j] = -beta * ddelta[j];
 }
@@ -245,7 +254,7 @@ reading_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const rule *r = ctx;
     const spw_delta_shape *s = &r->s;
-    uint64_t b, h, first = part_of(s, s->Dk, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dk - first);
+    uint64_t b, h, first = part_of(r, s->Dk, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dk - first);
     float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0}, dm[SPW_DELTA_DIM_MAX];
     float k[CPU_STATE_LANES], dq[CPU_STATE_LANES], read[CPU_STATE_LANES] = {0};
     turn turns[2];
@@ -253,7 +262,7 @@ reading_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     take_turn(r, b * s->T, h, &turns[0]);
     for (uint64_t i = 0; i < s->T; i++) {
         turn *t = &turns[i % 2], *next = &turns[(i + 1) % 2];
-        uint64_t row = b * s->T + i, at = (row * s->Hv + h) * s->Dk + first, v = (row * s->Hv + h) * s->Dv;
+        uint64_t row = b * s->T + i, at = taken(r, row, h) * s->Dk + first, v = (row * s->Hv + h) * s->Dv;
         for (uint64_t j = 0; j < n; j++)
             r->dk_read[at + j] = t->decay * read[j];
         if (i + 1 < s->T) {
@@ -272,13 +281,13 @@ writing_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const rule *r = ctx;
     const spw_delta_shape *s = &r->s;
-    uint64_t b, h, first = part_of(s, s->Dk, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dk - first);
+    uint64_t b, h, first = part_of(r, s->Dk, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dk - first);
     float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0}, dm[SPW_DELTA_DIM_MAX] = {0};
     float k[CPU_STATE_LANES] = {0}, q[CPU_STATE_LANES], written[CPU_STATE_LANES], decay = 0;
     turn t;
     (void)worker_idx;
     for (uint64_t i = s->T; i-- > 0;) {
-        uint64_t row = b * s->T + i, at = (row * s->Hv + h) * s->Dk + first, v = (row * s->Hv + h) * s->Dv;
+        uint64_t row = b * s->T + i, at = taken(r, row, h) * s->Dk + first, v = (row * s->Hv + h) * s->Dv;
         take_turn(r, row, h, &t);
         lend(q, t.q + first, n);
         r->k->state_backward(state, s->Dv, decay, dm, k, r->dout + v, q, r->delta + v, written);
@@ -315,9 +324,9 @@ row_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     float *dx = r->dqkv + row * width(s), dq[SPW_DELTA_DIM_MAX], dk[SPW_DELTA_DIM_MAX];
     turn t;
     (void)worker_idx;
-    for (uint64_t h = 0; h < s->Hv; h++) {
-        uint64_t head = row * s->Hv + h, at = head * s->Dk;
-        const float *ddelta = r->ddelta + head * s->Dv;
+    for (uint64_t h = r->head_first; h < r->head_first + r->heads; h++) {
+        uint64_t head = row * s->Hv + h, number = taken(r, row, h), at = number * s->Dk;
+        const float *ddelta = r->ddelta + number * s->Dv;
         if (h % group == 0) {
             memset(dq, 0, sizeof dq);
             memset(dk, 0, sizeof dk);
@@ -326,10 +335,10 @@ row_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         r->k->axpy(dq, 1.0f, r->dq + at, s->Dk);
         r->k->axpy(dk, 1.0f, r->dk_read + at, s->Dk);
         r->k->axpy(dk, 1.0f, r->dk_write + at, s->Dk);
-        r->share[head] = r->k->dot(t.q, r->dq + at, s->Dk) - r->k->dot(t.k, r->dk_write + at, s->Dk) +
-                         r->k->dot(t.k, r->dk_read + at, s->Dk);
-        r->written[head] = length(r, r->delta + head * s->Dv);
-        r->asked[head] = sqrtf(r->k->dot(t.q, t.q, s->Dk)) * length(r, r->dout + head * s->Dv);
+        r->share[number] = r->k->dot(t.q, r->dq + at, s->Dk) - r->k->dot(t.k, r->dk_write + at, s->Dk) +
+                           r->k->dot(t.k, r->dk_read + at, s->Dk);
+        r->written[number] = length(r, r->delta + head * s->Dv);
+        r->asked[number] = sqrtf(r->k->dot(t.q, t.q, s->Dk)) * length(r, r->dout + head * s->Dv);
         r->db[head] = (1.0f - t.beta) * r->k->dot(ddelta, r->delta + head * s->Dv, s->Dv);
         for (uint64_t j = 0; j < s->Dv; j++)
             dx[2 * s->Hk * s->Dk + h * s->Dv + j] = t.beta * ddelta[j];
@@ -347,7 +356,7 @@ bound_states(const rule *r, uint64_t h)
     const spw_delta_shape *s = &r->s;
     float state = 0;
     for (uint64_t row = 0; row < s->B * s->T; row++) {
-        uint64_t at = row * s->Hv + h;
+        uint64_t at = taken(r, row, h);
         float before = is_first(r, row) ? 0.0f : expf(log_decay(r, row, h)) * state;
         state = before + r->written[at];
         r->written[at] = before;
@@ -360,17 +369,17 @@ decay_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const rule *r = ctx;
     const spw_delta_shape *s = &r->s;
-    uint64_t h = part_idx;
+    uint64_t h = r->head_first + part_idx;
     double sum_a = 0, sum_log = 0;
     float carried = 0, gradient = 0;
     (void)worker_idx;
     bound_states(r, h);
     for (uint64_t row = s->B * s->T; row-- > 0;) {
-        uint64_t at = row * s->Hv + h;
+        uint64_t at = row * s->Hv + h, number = taken(r, row, h);
         float log = log_decay(r, row, h), most;
-        gradient += r->asked[at];
-        most = gradient * r->written[at];
-        carried = fmaxf(-most, fminf(most, carried + r->share[at]));
+        gradient += r->asked[number];
+        most = gradient * r->written[number];
+        carried = fmaxf(-most, fminf(most, carried + r->share[number]));
         gradient = is_first(r, row) ? 0.0f : gradient * expf(log);
         r->da[at] = carried * -expf(r->log_a[h]) * sigmoid(r->a[at] + r->dt_bias[h]);
         sum_a += (double)r->da[at];
@@ -386,7 +395,7 @@ void
 spw__cpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
                         const float *delta, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *shape)
 {
-    uint64_t heads = shape->B * shape->T * shape->Hv;
+    const uint64_t group = shape->Hv / shape->Hk, heads = shape->B * shape->T * shape->heads_each * group;
     rule r = {.k = spw__cpu_kernels(q),
               .qkv = in->qkv,
               .a = in->a,
@@ -408,9 +417,13 @@ spw__cpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dl
               .dlog_a = dlog_a,
               .ddt_bias = ddt_bias,
               .s = *shape};
-    run_slices(q, &r, shape->Dv, values_part);
-    run_slices(q, &r, shape->Dk, reading_part);
-    run_slices(q, &r, shape->Dk, writing_part);
-    spw__cpu_run(q, (uint32_t)(shape->B * shape->T), row_part, &r);
-    spw__cpu_run(q, (uint32_t)shape->Hv, decay_part, &r);
+    for (uint64_t head = 0; head < shape->Hk; head += shape->heads_each) {
+        r.head_first = head * group;
+        r.heads = min_u64(shape->heads_each, shape->Hk - head) * group;
+        run_slices(q, &r, shape->Dv, values_part);
+        run_slices(q, &r, shape->Dk, reading_part);
+        run_slices(q, &r, shape->Dk, writing_part);
+        spw__cpu_run(q, (uint32_t)(shape->B * shape->T), row_part, &r);
+        spw__cpu_run(q, (uint32_t)r.heads, decay_part, &r);
+    }
 }

@@ -25,23 +25,25 @@ args_of(const spw_delta_inputs *in, const spw_delta_shape *s)
     args.Dk = (unsigned)s->Dk;
     args.Dv = (unsigned)s->Dv;
     args.group = (unsigned)(s->Hv / s->Hk);
+    args.heads = (unsigned)s->Hv;
     args.shrink = 1.0f / sqrtf((float)s->Dk);
     args.wide = spw__cuda_aligned(in->qkv); /* rows begin at eights */
     return args;
 }
 
-/* A block for so many lines of each head of each sequence. */
+/* A block for so many lines of each head that is taken, of each sequence. */
+template <class E>
 static dim3
-blocks_of(uint64_t lines, unsigned per_block, const spw_delta_shape *s)
+blocks_of(uint64_t lines, unsigned per_block, const delta_args<E> &args, const spw_delta_shape *s)
 {
-    return dim3(spw__cuda_blocks(lines, per_block), (unsigned)s->Hv, (unsigned)s->B);
+    return dim3(spw__cuda_blocks(lines, per_block), args.heads, (unsigned)s->B);
 }
 
 template <class E, int DIM>
 static void
 forward(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
 {
-    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, s), DELTA_THREADS, 0, (delta_kernel<E, DIM>), args);
+    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, args, s), DELTA_THREADS, 0, (delta_kernel<E, DIM>), args);
 }
 
 template <class E>
@@ -86,14 +88,14 @@ template <class E, int DIM>
 static void
 by_columns(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
 {
-    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, s), DELTA_THREADS, 0, (delta_columns_kernel<E, DIM>), args);
+    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, args, s), DELTA_THREADS, 0, (delta_columns_kernel<E, DIM>), args);
 }
 
 template <class E, int DIM>
 static void
 by_rows(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
 {
-    dim3 grid = blocks_of(s->Dk, line_of<DIM>::LINES, s);
+    dim3 grid = blocks_of(s->Dk, line_of<DIM>::LINES, args, s);
     grid.x *= 2;
     LAUNCH(q, grid, DELTA_THREADS, 0, (delta_rows_kernel<E, DIM>), args);
 }
@@ -103,28 +105,25 @@ template <class E>
 static float *
 divide_scratch(cuda_queue *q, delta_args<E> *args, float *scratch, const spw_delta_shape *s)
 {
-    const uint64_t keys = args->M * s->Hv * s->Dk;
+    const uint64_t heads = args->M * s->heads_each * args->group, keys = heads * s->Dk;
     float *own = (float *)spw__cuda_scratch(q, (2 * args->M * (s->Hv + s->Hk) + 2 * s->B * s->Hv) * sizeof *own);
     args->ddelta = scratch;
-    args->dq = args->ddelta + args->M * s->Hv * s->Dv;
+    args->dq = args->ddelta + heads * s->Dv;
     args->written = args->dq + keys;
     args->read = args->written + keys;
     args->share = args->read + keys;
-    args->written_length = args->share + args->M * s->Hv;
-    args->asked = args->written_length + args->M * s->Hv;
+    args->written_length = args->share + heads;
+    args->asked = args->written_length + heads;
     args->gates = (float2 *)own;
     args->factors = own + 2 * args->M * s->Hv;
     return own != NULL ? args->factors + 2 * args->M * s->Hk : NULL;
 }
 
+/* The heads that args takes. lanes: of a vector of keys. */
 template <class E>
 static void
-launch_backward(cuda_queue *q, delta_args<E> args, const spw_delta_shape *s, float *sums, float *dlog_a,
-                float *ddt_bias)
+some_heads(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s, float *sums, unsigned lanes)
 {
-    const unsigned lanes = s->Dk <= 64 ? 8 : s->Dk <= 128 ? 16 : 32;
-    const uint64_t vectors = 2 * args.M * s->Hk * lanes, gates = args.M * s->Hv;
-    LAUNCH(q, spw__cuda_blocks(vectors > gates ? vectors : gates, 256), 256, 0, (delta_prepare_kernel<E>), args, lanes);
     if (s->Dk <= 64)
         by_columns<E, 64>(q, args, s);
     else if (s->Dk <= 128)
@@ -137,9 +136,25 @@ launch_backward(cuda_queue *q, delta_args<E> args, const spw_delta_shape *s, flo
         by_rows<E, 128>(q, args, s);
     else
         by_rows<E, 256>(q, args, s);
-    LAUNCH(q, spw__cuda_blocks(args.M * s->Hk * lanes, 128), 128, 0, (delta_heads_kernel<E>), args, lanes);
-    LAUNCH(q, dim3((unsigned)s->Hv, (unsigned)s->B), DECAY_THREADS, 0, (delta_decay_kernel<E>), args, sums,
+    LAUNCH(q, spw__cuda_blocks(args.M * (args.heads / args.group) * lanes, 128), 128, 0, (delta_heads_kernel<E>), args,
+           lanes);
+    LAUNCH(q, dim3(args.heads, (unsigned)s->B), DECAY_THREADS, 0, (delta_decay_kernel<E>), args, sums,
            sums + s->B * s->Hv);
+}
+
+template <class E>
+static void
+launch_backward(cuda_queue *q, delta_args<E> args, const spw_delta_shape *s, float *sums, float *dlog_a,
+                float *ddt_bias)
+{
+    const unsigned lanes = s->Dk <= 64 ? 8 : s->Dk <= 128 ? 16 : 32;
+    const uint64_t vectors = 2 * args.M * s->Hk * lanes, gates = args.M * s->Hv;
+    LAUNCH(q, spw__cuda_blocks(vectors > gates ? vectors : gates, 256), 256, 0, (delta_prepare_kernel<E>), args, lanes);
+    for (uint64_t head = 0; head < s->Hk; head += s->heads_each) {
+        args.head = (unsigned)head * args.group;
+        args.heads = (unsigned)(s->Hk - head < s->heads_each ? s->Hk - head : s->heads_each) * args.group;
+        some_heads(q, args, s, sums, lanes);
+    }
     if (dlog_a != NULL || ddt_bias != NULL)
         spw__cuda_add_slices(q, dlog_a, sums, ddt_bias, sums + s->B * s->Hv, s->Hv, s->B);
 }

@@ -30,7 +30,8 @@ template <class E> struct delta_args {
     const int32_t *begins;
     uint64_t T, M, stride; /* of a row of qkv */
     unsigned Hk, Hv, Dk, Dv, group;
-    float shrink; /* 1 / sqrt(Dk) */
+    unsigned head, heads; /* of values, that backward takes now: its scratch has these for Hv; forward 0, Hv */
+    float shrink;         /* 1 / sqrt(Dk) */
     bool wide;
 };
 
@@ -161,7 +162,7 @@ my_columns(const delta_args<E> &g, const E *values, uint64_t stride, unsigned li
 {
     const unsigned first = blockIdx.x * lines;
     columns_of<E> c;
-    c.h = blockIdx.y;
+    c.h = g.head + blockIdx.y;
     c.b = blockIdx.z;
     c.values = values + (uint64_t)c.h * g.Dv + first;
     c.stride = stride;

@@ -46,7 +46,7 @@ __launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
     __shared__ staged_columns<DIM> staged[2];
     unsigned part;
     const unsigned mine = my_line<DIM>(&part), column = blockIdx.x * line::LINES + mine;
-    const uint64_t width = (uint64_t)g.Hv * g.Dv, blocks = (g.T + ROWS - 1) / ROWS;
+    const uint64_t width = (uint64_t)g.Hv * g.Dv, taken = (uint64_t)g.heads * g.Dv, blocks = (g.T + ROWS - 1) / ROWS;
     const columns_of<E> c = my_columns(g, g.dout, width, line::LINES);
     const float log_a = widen(g.log_a[c.h]), dt_bias = widen(g.dt_bias[c.h]);
     const bool here = column < g.Dv;
@@ -78,7 +78,7 @@ __launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
             for (int i = 0; i < line::ELEMS; i++)
                 s[i] = gates.x * __fmaf_rn(k[i], -gates.y * ddelta, s[i]);
             if (part == 0 && here)
-                g.ddelta[row * width + in_head] = ddelta;
+                g.ddelta[row * taken + in_head - (uint64_t)g.head * g.Dv] = ddelta;
             if (part == 1 && here)
                 narrow(g.dqkv + row * g.stride + 2 * (uint64_t)g.Hk * g.Dk + in_head, gates.y * ddelta);
         }
@@ -114,7 +114,7 @@ load_rows(coming_rows<E, DIM> *coming, const delta_args<E> &g, unsigned h, unsig
     const uint64_t left = t < g.T ? left_from(g.Dv, at) : 0, vector = (of * g.Hv + h) * g.Dv + at;
     load_eight(&coming->dout, g.dout + vector, left, g.wide);
     load_eight(&coming->delta, g.delta + vector, left, g.wide);
-    load_eight(&coming->ddelta, g.ddelta + vector, left, g.wide);
+    load_eight(&coming->ddelta, g.ddelta + (of * g.heads + h - g.head) * g.Dv + at, left, g.wide);
     coming->beta = t < g.T ? g.gates[of * g.Hv + h].y : 0.0f;
     if (threadIdx.x < 2 * ROWS * OF_LINES) {
         const unsigned r = threadIdx.x / OF_LINES % ROWS, which = threadIdx.x / OF_LINES / ROWS;
@@ -205,13 +205,13 @@ SPW_DEVICE void
 walk_rows(const delta_args<E> &g, staged_rows<DIM> *staged, unsigned first)
 {
     enum { ROWS = staged_rows<DIM>::ROWS };
-    const unsigned h = blockIdx.y;
-    const uint64_t b = blockIdx.z, blocks = (g.T + ROWS - 1) / ROWS, width = (uint64_t)g.Hv * g.Dk;
+    const unsigned h = g.head + blockIdx.y;
+    const uint64_t b = blockIdx.z, blocks = (g.T + ROWS - 1) / ROWS, width = (uint64_t)g.heads * g.Dk;
     unsigned part;
     const unsigned mine = my_line<DIM>(&part), line = first + mine;
     const bool here = line < g.Dk;
     const int64_t step = GRADIENT ? -(int64_t)width : (int64_t)width;
-    int64_t at = (int64_t)((b * g.T + (GRADIENT ? g.T : 0)) * width + (uint64_t)h * g.Dk + line) -
+    int64_t at = (int64_t)((b * g.T + (GRADIENT ? g.T : 0)) * width + (uint64_t)blockIdx.y * g.Dk + line) -
                  (GRADIENT ? 0 : (int64_t)width);
     float s[line_of<DIM>::ELEMS] = {0}, late = 0.0f, late_read = 0.0f;
     bool any = false;
@@ -275,7 +275,7 @@ struct value_sums {
 
 template <class E>
 SPW_DEVICE value_sums
-sum_values(const delta_args<E> &g, uint64_t at, unsigned first, unsigned step)
+sum_values(const delta_args<E> &g, uint64_t at, uint64_t ddelta_at, unsigned first, unsigned step)
 {
     value_sums sums = {};
     for (unsigned d = first; d < g.Dv; d += step) {
@@ -283,7 +283,7 @@ sum_values(const delta_args<E> &g, uint64_t at, unsigned first, unsigned step)
         eight<E> of_dout;
         float x[8], y[8], z[8];
         load_eight(&of_delta, g.delta + at + d, g.Dv - d, g.wide);
-        load_eight(&of_ddelta, g.ddelta + at + d, g.Dv - d, g.wide);
+        load_eight(&of_ddelta, g.ddelta + ddelta_at + d, g.Dv - d, g.wide);
         load_eight(&of_dout, g.dout + at + d, g.Dv - d, g.wide);
         widen8(x, of_delta);
         widen8(y, of_ddelta);
@@ -306,10 +306,10 @@ template <class E>
 __global__ void
 delta_heads_kernel(delta_args<E> g, unsigned lanes)
 {
-    const uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, unit = i / lanes;
-    const bool here = unit < g.M * g.Hk;
-    const uint64_t row = here ? unit / g.Hk : 0;
-    const unsigned head = here ? (unsigned)(unit % g.Hk) : 0, at = (unsigned)(i % lanes) * 8;
+    const uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, unit = i / lanes, taken = g.heads / g.group;
+    const bool here = unit < g.M * taken;
+    const uint64_t row = here ? unit / taken : 0;
+    const unsigned head = g.head / g.group + (here ? (unsigned)(unit % taken) : 0), at = (unsigned)(i % lanes) * 8;
     const uint64_t left = here ? left_from(g.Dk, at) : 0, q_at = row * g.stride + (uint64_t)head * g.Dk + at;
     const uint64_t k_at = q_at + (uint64_t)g.Hk * g.Dk, b = row / g.T, t = row % g.T;
     const float q_factor = g.factors[row * 2 * g.Hk + head], k_factor = g.factors[(row * 2 + 1) * g.Hk + head];
@@ -327,7 +327,8 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
     }
     squares = lanes_sum(squares, 1, (int)lanes);
     for (unsigned h = head * g.group; h < (head + 1) * g.group; h++) {
-        const uint64_t of = row * g.Hv + h, vector = of * g.Dk + at, number = (b * g.Hv + h) * g.T + t;
+        const uint64_t of = row * g.Hv + h, mine = row * g.heads + h - g.head, vector = mine * g.Dk + at;
+        const uint64_t number = (b * g.heads + h - g.head) * g.T + t;
         eight<float> of_dq, of_written, of_read;
         float x[8], w[8], r[8], share = 0.0f;
         value_sums sums = {};
@@ -335,7 +336,7 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
         load_eight(&of_written, g.written + vector, left, g.wide);
         load_eight(&of_read, g.read + vector, left, g.wide);
         if (here)
-            sums = sum_values(g, of * g.Dv, at, lanes * 8);
+            sums = sum_values(g, of * g.Dv, mine * g.Dv, at, lanes * 8);
         widen8(x, of_dq);
         widen8(w, of_written);
         widen8(r, of_read);
@@ -496,8 +497,8 @@ template <class E>
 __global__ void
 __launch_bounds__(DECAY_THREADS) delta_decay_kernel(delta_args<E> g, float *of_log_a, float *of_dt_bias)
 {
-    const uint64_t each = (g.T + DECAY_THREADS - 1) / DECAY_THREADS, h = blockIdx.x, b = blockIdx.y;
-    const uint64_t numbers = (b * g.Hv + h) * g.T, first = least(g.T, threadIdx.x * each);
+    const uint64_t each = (g.T + DECAY_THREADS - 1) / DECAY_THREADS, h = g.head + blockIdx.x, b = blockIdx.y;
+    const uint64_t numbers = (b * g.heads + blockIdx.x) * g.T, first = least(g.T, threadIdx.x * each);
     const float rate = -expf(widen(g.log_a[h])), dt_bias = widen(g.dt_bias[h]);
     const decay_rows rows = {
         first, least(g.T, first + each), b, h, g.share + numbers, g.written_length + numbers, g.asked + numbers};

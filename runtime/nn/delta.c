@@ -35,8 +35,13 @@ spw__conv_backward(spw_tape *t, const spw__op *o)
         spw_gpu_conv_backward(t->queue, dx, dw, o->out->grad, o->in[0]->data, o->param[0]->data, &o->conv, flags);
 }
 
-/* Backward takes so many rows at a time, or a longer sequence, because its scratch is several times as large as its inputs. */
+/*
+ * Backward takes so many rows at a time, or a longer sequence, because its scratch is several times as large as its inputs. Of a sequence
+ * whose scratch would be more than so many bytes it takes heads in turns, as few as that allows: 16384 rows of 32 heads of 128 are one turn.
+ * Turns cost time where all heads together do not fill a GPU.
+ */
 enum { ROWS_EACH = 4096 };
+#define SCRATCH_BYTES (1152ull << 20)
 
 /* Rows from one on. */
 static spw_delta_inputs
@@ -85,13 +90,26 @@ spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value 
     return y;
 }
 
-/* The shape of the sequences from b on that are taken together. */
+static uint64_t
+heads_each(const spw_delta_shape *shape)
+{
+    spw_delta_shape one = *shape;
+    uint64_t most, turns;
+    one.heads_each = 1;
+    most = SCRATCH_BYTES / (spw_gpu_delta_scratch(&one) * sizeof(float));
+    turns = most > 0 ? (shape->Hk + most - 1) / most : shape->Hk;
+    return (shape->Hk + turns - 1) / turns;
+}
+
+/* The shape of the sequences from b on that are taken together. All have the heads that the first have: scratch is for these. */
 static spw_delta_shape
 some_sequences(const spw_delta_shape *whole, uint64_t b)
 {
     spw_delta_shape s = *whole;
     uint64_t each = ROWS_EACH > s.T ? ROWS_EACH / s.T : 1;
-    s.B = each < s.B - b ? each : s.B - b;
+    s.B = each < s.B ? each : s.B;
+    s.heads_each = heads_each(&s);
+    s.B = s.B < whole->B - b ? s.B : whole->B - b;
     s.begins = s.begins != NULL ? s.begins + b * s.T : NULL;
     s.ends = s.ends != NULL ? s.ends + b * s.T : NULL;
     return s;
