@@ -87,6 +87,7 @@ take_memory(spw_engine *e, spw_error *err)
         SPW_TRY(spw_gpu_event_create(&e->buffers[i].made, e->gpu, err));
     }
     e->deferred = e->defers ? spw_carve_take(&carve, spw__deferred_bytes(e)) : NULL;
+    e->sides = spw_carve_take(&carve, spw__sides_bytes(e));
     e->wire_memory = spw_carve_take(&grads, spw__wire_device_bytes(e));
     e->tokens = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->targets = spw_carve_take(&carve, e->micro_max * e->rows * 4);
@@ -98,7 +99,8 @@ take_memory(spw_engine *e, spw_error *err)
     if (spw__documents_bytes(e) > 0)
         e->documents = spw_carve_take(&carve, 3 * e->micro_max * e->rows * 4);
     e->cache = spw_carve_take(&carve, spw__cache_bytes(e));
-    if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->wire_memory == NULL || e->cache == NULL)
+    if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->wire_memory == NULL || e->cache == NULL ||
+        e->sides == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
     return fill_tables(e, err);
 }

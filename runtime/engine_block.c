@@ -298,13 +298,36 @@ note_peak(void *ctx, const spw_routed *routed, spw_error *err)
     return SPW_OK;
 }
 
+/*
+ * What blocks leave for later ones: one after another data of all rows of a group, and behind all of it, in training, their gradients alike.
+ * Blocks below the lowest that is trained want none. Before memory is taken: places that nobody looks at.
+ */
+static void
+find_sides(const spw_engine *e, const block_run *run, spw_side *sides)
+{
+    const spw_model_config *m = &e->model->config;
+    char *data = e->sides != NULL ? e->sides : (char *)(uintptr_t)4096;
+    uint64_t grads = spw__sides_bytes(e) / 2;
+    for (uint32_t k = 0; k < SPW_SIDES_MAX; k++) {
+        uint64_t cols = spw_model_side_cols(m, k), row = cols * e->compute_bytes;
+        bool goes_back = cols > 0 && !e->inference && spw_model_side_block(m, k) >= e->lowest;
+        char *at = data + run->side_row * row;
+        sides[k] = (spw_side){.data = at,
+                              .grad = goes_back ? at + grads : NULL,
+                              .begun = goes_back && spw_model_side_reader(m, k) != run->block_idx,
+                              .cols = cols};
+        data += e->group_max * e->rows * row;
+    }
+}
+
 spw_value *
 spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits)
 {
     const spw_block *b = &e->model->blocks[run->block_idx];
     const spw_model_config *m = &e->model->config;
-    uint64_t table_elems = spw__table_positions(e) * m->head_dim;
+    uint64_t table_elems = spw_model_rope_elems(m, spw__table_positions(e));
     static act *const want_logits = (act *)(uintptr_t)1;
+    spw_side sides[SPW_SIDES_MAX];
     spw_call call = {.tape = e->tape,
                      .batch = batch,
                      .block = b,
@@ -312,9 +335,11 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
                      .model = e->model,
                      .cos_sin = e->cos_sin + spw_model_rope_table(m, b->layer_idx) * table_elems,
                      .query_cos_sin = e->cos_sin + spw_model_query_table(m, b->layer_idx) * table_elems,
+                     .sides = sides,
                      .training = training,
                      .logits_out = logits ? want_logits : NULL};
     run->e = e;
+    find_sides(e, run, sides);
     for (uint32_t k = 0; k < b->param_count; k++) {
         const spw_param *p = &e->model->params[b->param_ids[k]];
         const spw_place *at = &e->layout.places[b->param_ids[k]];

@@ -77,8 +77,9 @@ extend_part(spw_engine *e, block_run *run, uint32_t c, const engine_part *p, spw
     spw_delta_cache states = {.state = (float *)(void *)first, .before = second, .slots = slots, .starts = starts};
     bool linear = spw_model_is_linear(&e->model->config, layer);
     spw_value *x = NULL, *y;
+    run->side_row = p->row;
     spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
-    spw_tape_use_cache(e->tape, linear ? NULL : &keys, spw__cache_width(e), batch.places, p->positions == 1);
+    spw_tape_use_cache(e->tape, linear ? NULL : &keys, spw__cache_width(e, layer), batch.places, p->positions == 1);
     if (linear)
         spw_tape_use_delta_cache(e->tape, &states);
     if (c > 0)

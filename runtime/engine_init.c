@@ -34,7 +34,7 @@ spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed
         return;
     }
     for (uint64_t i = 0; i < n; i++)
-        out[i] = p->init == SPW_INIT_ONES ? 1.0f : 0.0f;
+        out[i] = p->init == SPW_INIT_ONES && (!p->in_terms || (at + i) % SPW_TERMS == 0) ? 1.0f : 0.0f;
 }
 
 static spw_status

@@ -126,6 +126,7 @@ struct spw_engine {
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
     int32_t *documents; /* (3, micro_max, rows) places, begins and ends where documents are separate; else NULL */
+    char *sides;        /* what blocks leave for later ones (find_sides) */
     char *cache;        /* of the layers, one after another, what spw__cache_of_layer() says */
     /*
      * x[c], the input of the block at c, of every micro-batch: kept for the backward pass from the lowest block that is
@@ -204,6 +205,7 @@ typedef struct compute_span {
 /* One use of a block: its units, and where their weights and gradients are. */
 typedef struct block_run {
     uint32_t block_idx, at;        /* at: position in the chain */
+    uint64_t side_row;             /* in the group's rows, of what blocks leave for later ones */
     bool later_group, final_group; /* backward: micro-batches have come before this pass, none come after it */
     bool later_micro, final_micro; /* and in the pass before and after the one that the block computes now */
     compute_span timed;
@@ -239,12 +241,14 @@ typedef struct layer_cache {
     uint64_t at, bytes[2];
 } layer_cache;
 layer_cache spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx);
-uint64_t spw__cache_bytes(const spw_engine *e);     /* of all layers */
-uint64_t spw__cache_width(const spw_engine *e);     /* elements of a row of keys */
-uint64_t spw__table_positions(const spw_engine *e); /* of the rotary table */
+uint64_t spw__cache_bytes(const spw_engine *e);                     /* of all layers */
+uint64_t spw__cache_width(const spw_engine *e, uint64_t layer_idx); /* elements of a row of keys */
+uint64_t spw__table_positions(const spw_engine *e);                 /* of the rotary table */
 uint64_t spw__rope_elems(const spw_engine *e);
-uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a step */
-uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */
+uint64_t spw__losses_bytes(const spw_engine *e);   /* of all micro-batches of a step */
+uint64_t spw__deferred_bytes(const spw_engine *e); /* of engine.deferred */
+uint64_t
+spw__sides_bytes(const spw_engine *e); /* of engine.sides: what blocks leave for later ones, and its gradients */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
 
 /* ---------------------------------------------------------------- ahead.c: updates before the norm is known */

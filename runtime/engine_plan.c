@@ -167,6 +167,28 @@ note_later_ends(const spw_engine *e, plan_use *uses, uint32_t first, uint32_t n,
     }
 }
 
+/* Units that come in turns, upwards, or downwards as a backward pass has them. */
+static void
+note_turns(const spw_engine *e, plan_use *uses, uint32_t *n, const uint32_t *units, uint32_t count, bool downwards)
+{
+    for (uint32_t done = 0, each; done < count; done += each) {
+        const uint32_t *rest = downwards ? units : units + done, *turn;
+        each = spw__turn_units(e, rest, count - done, downwards);
+        turn = downwards ? units + count - done - each : rest;
+        note_together(uses, n, turn, each, *n + each);
+    }
+}
+
+/*
+ * Whether the experts of a block's turns are computed a second time in its backward pass before they go back: what reads their sum needs
+ * it.
+ */
+static bool
+comes_again(const spw_engine *e)
+{
+    return e->model->config.experts_beside && e->in_turns;
+}
+
 /* The units of one pass in the order of their use; returns how many. uses may be NULL. */
 static uint32_t
 pass_uses(const spw_engine *e, plan_use *uses, uint32_t *forward_count)
@@ -176,25 +198,21 @@ pass_uses(const spw_engine *e, plan_use *uses, uint32_t *forward_count)
          at++) { /* the last block runs in the backward pass only */
         uint32_t block_idx = e->chain[at < last ? at : 2 * last - at];
         uint32_t count = spw__block_units(e, block_idx, units);
-        uint32_t held = spw__block_turns(e, units, count), turns = count - held, each;
+        uint32_t held = spw__block_turns(e, units, count), turns = count - held;
         bool pieces = turns > 0 && e->layout.of_vocab[units[held]], seen = pieces && at == last; /* before losses */
         uint32_t micros = pieces ? e->group_max : 1;
+        uint32_t times = seen || (turns > 0 && !pieces && at >= last && comes_again(e)) ? 2 : 1;
         if (at == last)
             *forward_count = n;
         if (at > last && spw_model_is_embedding(e->model, block_idx)) {
             note_later_ends(e, uses, *forward_count, n, block_idx);
             continue;
         }
-        note_together(uses, &n, units, held, n + held + micros * turns * (seen ? 2 : 1));
+        note_together(uses, &n, units, held, n + held + micros * turns * times);
         for (uint32_t micro = 0; micro < micros; micro++) {
-            for (uint32_t k = 0; k < turns && seen; k++)
-                note_together(uses, &n, units + held + k, 1, n + 1);
-            for (uint32_t done = 0; done < turns; done += each) {
-                const uint32_t *rest = units + held, *turn;
-                each = spw__turn_units(e, at < last ? rest + done : rest, turns - done, at >= last);
-                turn = at < last ? rest + done : rest + turns - done - each; /* backward begins with the last */
-                note_together(uses, &n, turn, each, n + each);
-            }
+            if (times > 1)
+                note_turns(e, uses, &n, units + held, turns, false);
+            note_turns(e, uses, &n, units + held, turns, at >= last);
         }
     }
     return n;
@@ -207,7 +225,7 @@ attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
     double W = (double)spw_model_window(m, layer_idx);
     if (spw_model_is_linear(m, layer_idx))
         return 6.0 * (double)(m->linear_heads * m->linear_key_dim * m->linear_value_dim);
-    return 2.0 * (double)(m->heads * (m->head_dim + spw_model_value_dim(m))) *
+    return 2.0 * (double)(m->heads * (spw_model_head_dim(m, layer_idx) + spw_model_value_dim(m, layer_idx))) *
            (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
 }
 
@@ -417,21 +435,23 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
 enum { CACHE_ALIGN = 64 };
 
 uint64_t
-spw__cache_width(const spw_engine *e)
+spw__cache_width(const spw_engine *e, uint64_t layer_idx)
 {
     const spw_model_config *m = &e->model->config;
-    return (m->family == SPW_FAMILY_GPT2 ? m->heads : m->kv_heads) * m->head_dim;
+    return (m->family == SPW_FAMILY_GPT2 ? m->heads : spw_model_kv_heads(m, layer_idx)) *
+           spw_model_head_dim(m, layer_idx);
 }
 
-/* Every layer before has its own; one of linear attention keeps as much whatever the number of positions is. */
+/* Every layer before has its own, or reads another's; one of linear attention keeps as much whatever the number of positions is. */
 layer_cache
 spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx)
 {
     const spw_model_config *m = &e->model->config;
-    uint64_t keys = e->cache_positions * spw__cache_width(e) * e->compute_bytes;
     uint64_t state = m->linear_heads * m->linear_key_dim * m->linear_value_dim * sizeof(float);
+    uint64_t own = spw_model_keys_of(m, layer_idx);
     layer_cache c = {.at = 0};
-    for (uint64_t l = 0; l <= layer_idx; l++) {
+    for (uint64_t l = 0; l <= own; l++) {
+        uint64_t keys = e->cache_positions * spw__cache_width(e, l) * e->compute_bytes;
         bool linear = spw_model_is_linear(m, l);
         c.at += c.bytes[0] + c.bytes[1];
         c.bytes[0] = spw_round_up(e->cache_slots * (linear ? state : keys), CACHE_ALIGN);
@@ -446,7 +466,8 @@ spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx)
 uint64_t
 spw__cache_bytes(const spw_engine *e)
 {
-    return spw__cache_of_layer(e, e->model->block_count - 2).at;
+    layer_cache last = spw__cache_of_layer(e, e->model->block_count - 3 - e->model->config.readers);
+    return last.at + last.bytes[0] + last.bytes[1];
 }
 
 uint64_t
@@ -475,7 +496,16 @@ uint64_t
 spw__rope_elems(const spw_engine *e)
 {
     const spw_model_config *m = &e->model->config;
-    return spw_model_rope_tables(m) * spw__table_positions(e) * m->head_dim;
+    return spw_model_rope_tables(m) * spw_model_rope_elems(m, spw__table_positions(e));
+}
+
+uint64_t
+spw__sides_bytes(const spw_engine *e)
+{
+    uint64_t sum = 0;
+    for (uint32_t k = 0; k < SPW_SIDES_MAX; k++)
+        sum += spw_model_side_cols(&e->model->config, k);
+    return spw_round_up(sum * e->group_max * e->rows * e->compute_bytes * (e->inference ? 1 : 2), 4096);
 }
 
 uint64_t
@@ -608,7 +638,7 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__rope_elems(e) * sizeof *e->cos_sin;
     if (spw__documents_bytes(e) > 0)
         in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
-    in.batch_device += spw__deferred_bytes(e);
+    in.batch_device += spw__deferred_bytes(e) + spw__sides_bytes(e);
     in.batch_device += spw__cache_bytes(e) + e->cache_slots * 8;
     in.batch_device = spw_round_up(in.batch_device, 4096);
     in.use_count = pass_uses(e, NULL, &in.forward_count);

@@ -121,6 +121,7 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
             spw_batch batch = batch_of(e, first + i);
             spw_value *x = NULL, *y;
             char *tape = keep ? tape_of(e, c, i) : NULL;
+            run.side_row = i * e->rows;
             if (tape != NULL)
                 spw_tape_reset_keeping(e->tape, tape, e->tape_bytes);
             else
@@ -163,6 +164,7 @@ backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t from, uint32_
         const uint32_t i = micro - first; /* in the pass */
         run->later_micro = micro > from;
         run->final_micro = micro + 1 == first + count;
+        run->side_row = i * e->rows;
         spw_batch batch = batch_of(e, micro);
         spw_value *x = NULL, *y;
         if (c > 0) {

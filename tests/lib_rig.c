@@ -240,14 +240,14 @@ rig_descend(rig *r, rig_outcome *out)
 }
 
 void
-rig_near(const rig_outcome *want, const rig_outcome *got, const char *what)
+rig_near(const rig_outcome *want, const rig_outcome *got, double most, const char *what)
 {
     for (int s = 0; s <= RIG_STEPS; s++) {
-        if (!(fabs(want->losses[s] - got->losses[s]) <= 2e-6 * fabs(want->losses[s])))
+        if (!(fabs(want->losses[s] - got->losses[s]) <= 2 * most * fabs(want->losses[s])))
             fail_msg("%s: loss %d is %.9g, not %.9g", what, s, got->losses[s], want->losses[s]);
     }
     for (uint64_t i = 0; i < want->elems; i++) {
-        if (!(fabsf(want->masters[i] - got->masters[i]) <= 1e-6f))
+        if (!(fabs((double)want->masters[i] - (double)got->masters[i]) <= most))
             fail_msg("%s: weight %llu is %.9g, not %.9g", what, (unsigned long long)i, (double)got->masters[i],
                      (double)want->masters[i]);
     }

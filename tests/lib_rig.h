@@ -68,7 +68,7 @@ typedef struct rig_outcome {
     uint64_t elems;
 } rig_outcome;
 void rig_descend(rig *r, rig_outcome *out);
-void rig_near(const rig_outcome *want, const rig_outcome *got, const char *what);
+void rig_near(const rig_outcome *want, const rig_outcome *got, double most, const char *what);
 
 /* In every placement, with one slot, random delays and poisoned buffers, clipped or not: the same bytes. */
 void rig_everywhere(spw_family family, spw_state_format format, double clipping, void (*change)(rig *r));

@@ -48,17 +48,60 @@ tiny_config(spw_config *c, spw_state_format format)
     c->run.eval_batches = 2;
 }
 
+const char *
+tiny_family_name(spw_family family)
+{
+    return family == TINY_GEMMA4_SMALL ? "gemma4_text with embeddings of each layer" : spw_family_name(family);
+}
+
+static bool
+all_read(const spw_model_config *m)
+{
+    for (uint64_t l = m->layers - m->readers; l < m->layers; l++) {
+        if (spw_model_keys_of(m, l) == l)
+            return false;
+    }
+    return true;
+}
+
+void
+tiny_model_fit(spw_model_config *m)
+{
+    m->inputs_vocab = m->inputs_dim > 0 ? m->vocab + 3 : 0;
+    while (m->readers > 0 && (m->readers >= m->layers || !all_read(m)))
+        m->readers--;
+}
+
+static void
+make_small(spw_model_config *m)
+{
+    m->experts = m->choices = m->dense_width = 0;
+    m->experts_beside = m->sum_to_one = m->values_of_keys = false;
+    m->full_kv_heads = m->kv_heads; /* as its files say it where values are not made of keys */
+    m->layers = 6;
+    m->inputs_dim = 24;
+    m->readers = 3;
+    m->readers_double = true;
+    tiny_model_fit(m);
+}
+
 void
 tiny_model_config(spw_model_config *m, spw_family family)
 {
+    if (family == TINY_GEMMA4_SMALL) {
+        tiny_model_config(m, SPW_FAMILY_GEMMA4);
+        make_small(m);
+        return;
+    }
     bool moe = family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_QWEN2_MOE ||
                family == SPW_FAMILY_GPT_OSS || family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_DEEPSEEK_V2 ||
-               family == SPW_FAMILY_DEEPSEEK_V3 || family == SPW_FAMILY_MINIMAX_M2 || family == SPW_FAMILY_QWEN3_NEXT;
+               family == SPW_FAMILY_DEEPSEEK_V3 || family == SPW_FAMILY_MINIMAX_M2 || family == SPW_FAMILY_QWEN3_NEXT ||
+               family == SPW_FAMILY_GEMMA4;
     bool next = family == SPW_FAMILY_QWEN3_NEXT, linear = next || family == SPW_FAMILY_QWEN3_5;
     bool minimax = family == SPW_FAMILY_MINIMAX_M2, olmo = family == SPW_FAMILY_OLMO2 || family == SPW_FAMILY_OLMO3;
     bool v2 = family == SPW_FAMILY_DEEPSEEK_V2, latent = v2 || family == SPW_FAMILY_DEEPSEEK_V3;
     bool gpt_oss = family == SPW_FAMILY_GPT_OSS, glm = family == SPW_FAMILY_GLM4_MOE || latent;
-    bool gemma = family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_GEMMA2;
+    bool four = family == SPW_FAMILY_GEMMA4, gemma = family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_GEMMA2 || four;
     bool neox = family == SPW_FAMILY_NEOX, opt = family == SPW_FAMILY_OPT, stablelm = family == SPW_FAMILY_STABLELM;
     bool ungated = neox || opt || family == SPW_FAMILY_STARCODER2;
     *m = (spw_model_config){
@@ -67,19 +110,25 @@ tiny_model_config(spw_model_config *m, spw_family family)
         .width = 32,
         .layers = 3,
         .heads = 4,
-        .kv_heads = family == SPW_FAMILY_LLAMA || family == SPW_FAMILY_PHI3 || linear || (moe && !latent) ? 2 : 4,
+        .kv_heads =
+            family == SPW_FAMILY_LLAMA || family == SPW_FAMILY_PHI3 || linear || (moe && !latent && !four) ? 2 : 4,
         .head_dim = latent ? 10 : 8,
         .kv_rank = latent ? 12 : 0,
         .q_rank = latent && !v2 ? 14 : 0,
         .rope_dim = latent ? 4 : 0,
         .value_dim = latent ? 7 : 0,
+        .full_head_dim = four ? 12 : 0,
+        .full_kv_heads = four ? 2 : 0,
+        .values_normed = four,
+        .values_of_keys = four,
+        .layer_scaled = four,
         .rope_paired = latent,
         .mlp_width = family == SPW_FAMILY_LLAMA ? 88
                      : moe                      ? 24
                                                 : 128,
         .experts = moe ? 6 : 0,
         .choices = moe ? 2 : 0,
-        .sum_to_one = family == SPW_FAMILY_MIXTRAL || gpt_oss || minimax || next || (glm && !v2),
+        .sum_to_one = family == SPW_FAMILY_MIXTRAL || gpt_oss || minimax || next || four || (glm && !v2),
         .experts_paired = gpt_oss,
         .sinks = gpt_oss,
         .qkv_bias = gpt_oss || ungated || stablelm,
@@ -94,16 +143,17 @@ tiny_model_config(spw_model_config *m, spw_family family)
         .group_choices = glm ? 2 : 0,
         .choice_scale = glm ? 1.5 : 0,
         .dense_first = glm ? 1 : 0,
-        .dense_width = glm ? 72 : 0,
+        .dense_width = glm || four ? 72 : 0,
+        .experts_beside = four,
         .packed = family == SPW_FAMILY_PHI3 || neox,
         .woven = neox,
         .gate_packed = family == SPW_FAMILY_PHI3,
-        .qk_norm = family == SPW_FAMILY_QWEN3_MOE || olmo || minimax || linear || family == SPW_FAMILY_GEMMA3,
+        .qk_norm = family == SPW_FAMILY_QWEN3_MOE || olmo || minimax || linear || four || family == SPW_FAMILY_GEMMA3,
         .qk_norm_whole = olmo || minimax,
         .norms = olmo    ? SPW_NORMS_AFTER
                  : gemma ? SPW_NORMS_BOTH
                          : SPW_NORMS_BEFORE,
-        .norms_from_one = gemma || linear,
+        .norms_from_one = (gemma && !four) || linear,
         .linear_heads = linear ? 4 : 0,
         .linear_key_heads = linear ? 2 : 0,
         .linear_key_dim = linear ? 8 : 0,
@@ -124,19 +174,23 @@ tiny_model_config(spw_model_config *m, spw_family family)
                 : gemma ? SPW_GATE_GELU
                         : SPW_GATE_SILU,
         .embedding_scaled = gemma,
-        .query_scalar = gemma ? 6 : 0,
+        .query_scalar = gemma && !four ? 6 : 0,
+        .score_scale = four ? 1 : 0,
         .score_cap = family == SPW_FAMILY_GEMMA2 ? 0.1 : 0,
-        .logit_cap = family == SPW_FAMILY_GEMMA2 ? 0.2 : 0,
+        .logit_cap = family == SPW_FAMILY_GEMMA2 || four ? 0.2 : 0,
         .window = gemma || gpt_oss || family == SPW_FAMILY_OLMO3 ? 5 : 0,
         .full_every = next                                                       ? 3
                       : linear || gemma || gpt_oss || family == SPW_FAMILY_OLMO3 ? 2
                                                                                  : 0,
-        .rope_local_theta = family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_OLMO3 ? 100 : 0,
-        .rope_part = family == SPW_FAMILY_PHI3 || minimax || (glm && !latent) || neox || stablelm || linear ? 0.5 : 0,
+        .rope = four ? SPW_ROPE_PROPORTIONAL : SPW_ROPE_PLAIN,
+        .rope_factor = four,
+        .rope_local_theta = four || family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_OLMO3 ? 100 : 0,
+        .rope_part =
+            family == SPW_FAMILY_PHI3 || minimax || (glm && !latent) || neox || stablelm || linear || four ? 0.5 : 0,
         .positions = 40,
         .norm_eps = 1e-5f,
         .rope_theta = opt ? 0 : 10000.0f,
-        .init_std = 0.05f,
+        .init_std = four ? 0.1f : 0.05f, /* its norms of what is added make much of little */
         .tied = true};
 }
 

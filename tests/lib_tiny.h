@@ -27,6 +27,11 @@
 /* Defaults of a run: cpu device, stage 3, everything on host, AdamW with clipping, state format fp32. */
 void tiny_config(spw_config *c, spw_state_format format);
 void tiny_model_config(spw_model_config *m, spw_family family);
+/* Of Gemma 4 that is its mixture; this is the size with embeddings of each layer and layers that read another's keys. */
+#define TINY_GEMMA4_SMALL SPW_FAMILY_COUNT
+const char *tiny_family_name(spw_family family);
+/* Once layers and vocabulary were changed: as many of the last layers read another's keys as can. */
+void tiny_model_fit(spw_model_config *m);
 /* Token t of sequence position i of step s: a fixed pseudo-text. */
 void tiny_batch(uint64_t step, uint64_t vocab, uint64_t n, int32_t *tokens, int32_t *targets);
 /* A fresh folder below $TMPDIR or /tmp; removed by tiny_dir_remove. */

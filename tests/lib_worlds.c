@@ -377,7 +377,7 @@ outcome_near(const outcome *a, const outcome *b, const char *what)
         worst = d > worst ? d : worst;
         top = fabs((double)a->state[0][i]) > top ? fabs((double)a->state[0][i]) : top;
     }
-    if (!(worst <= 1e-6 * top))
+    if (!(worst <= 3e-6 * top))
         fail_msg("%s: weights differ by %.3g, the largest is %.3g", what, worst, top);
 }
 

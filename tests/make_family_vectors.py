@@ -58,7 +58,7 @@ def gradients(model, config):
             continue
         name = name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name  # as its files have it
         name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
-        if config.model_type == "gpt_oss" and ".experts." in name:
+        if config.model_type in ("gpt_oss", "gemma4_text") and ".experts." in name:
             for e in range(grad.shape[0]):
                 yield f"{name}.{e}", grad[e]
             continue
@@ -673,6 +673,9 @@ elif __name__ == "__main__":
     make("gemma4_plain", Gemma4TextConfig(**gemma4 | alone | dict(num_key_value_heads=2)), f32, double=True)
     make("gemma4_moe", Gemma4TextConfig(**gemma4 | shared | alone, enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=11),
          bf16, double=True)
+    small = dict(num_hidden_layers=6, layer_types=gemma4["layer_types"] * 2, num_key_value_heads=2, hidden_size_per_layer_input=8,
+                 vocab_size_per_layer_input=41, num_kv_shared_layers=3, use_double_wide_mlp=True)
+    make("gemma4_small", Gemma4TextConfig(**gemma4 | small), bf16, double=True, rewrite=gemma4_keys)
     vision = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4, patch_size=2,
                   position_embedding_size=4)
     make("gemma4_image", Gemma4Config(text_config=gemma4 | shared | alone | dict(use_bidirectional_attention="vision"), vision_config=vision, audio_config=None),

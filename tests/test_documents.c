@@ -172,7 +172,9 @@ static const struct {
               {"starcoder2 with a window", SPW_FAMILY_STARCODER2, 5},
               {"stablelm", SPW_FAMILY_STABLELM, 0},
               {"qwen3_5", SPW_FAMILY_QWEN3_5, 0},
-              {"qwen3_next", SPW_FAMILY_QWEN3_NEXT, 0}};
+              {"qwen3_next", SPW_FAMILY_QWEN3_NEXT, 0},
+              {"gemma4", SPW_FAMILY_GEMMA4, 4},
+              {"gemma4 with embeddings of each layer", TINY_GEMMA4_SMALL, 4}};
 
 /* Losses, an evaluation, and the weights after some steps. And what it is not: the same as with documents that see each other. */
 static void

@@ -98,7 +98,13 @@ static const char *const cases[] = {"gpt2",
                                     "qwen3_next",
                                     "qwen3_next_dense",
                                     "qwen3_5_images",
-                                    "qwen3_5_moe_images"};
+                                    "qwen3_5_moe_images",
+                                    "gemma4_dense",
+                                    "gemma4_plain",
+                                    "gemma4_image",
+                                    "gemma4_unified",
+                                    "gemma4_small",
+                                    "gemma4_moe"};
 
 /* ---------------------------------------------------------------- against transformers */
 
@@ -370,6 +376,9 @@ test_streamed(void **state)
     run("qwen3_5", dir);
     run("qwen3_5_moe_images", dir);
     run("qwen3_next", dir);
+    run("gemma4_dense", dir);
+    run("gemma4_small", dir);
+    run("gemma4_moe", dir);
     tiny_dir_remove(dir);
 }
 
@@ -403,7 +412,10 @@ test_same_bits(void **state)
                                        "qwen3_5_tied",
                                        "qwen3_5_yarn",
                                        "qwen3_5_moe_images",
-                                       "qwen3_next"};
+                                       "qwen3_next",
+                                       "gemma4_plain",
+                                       "gemma4_small",
+                                       "gemma4_moe"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -557,6 +569,8 @@ test_norms_begin(void **state)
             assert_int_equal(norms, 2 * 2 + 1);
         if (strcmp(cases[i], "qwen3_5") == 0)
             assert_int_equal(norms, 3 * 3 + 4 + 1);
+        if (strcmp(cases[i], "gemma4_small") == 0)
+            assert_int_equal(norms, 6 * 6 + 3 + 2);
         spw_model_destroy(model);
     }
 }

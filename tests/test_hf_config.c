@@ -10,6 +10,12 @@
 #include <stdio.h>
 #include <cmocka.h>
 
+/* What Gemma 4's larger sizes say, of three layers, and what its smaller ones do. */
+#define FOUR2 "\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]"
+#define FOUR                                                                                                           \
+    "\"hidden_size_per_layer_input\":0,\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_"           \
+    "attention\"]"
+
 static spw_status
 parse(const char *type, const char *rest, spw_model_config *m, spw_error *err)
 {
@@ -103,6 +109,33 @@ test_refusals(void **state)
         {"qwen3_5_moe_text", "\"norm_topk_prob\":false", "not supported yet: norm_topk_prob false"},
         {"qwen3_5", "",
          "not supported yet: model_type \"qwen3_5\": of a model of text and images only a folder's text"},
+        {"gemma4_text", FOUR ",\"num_kv_shared_layers\":3", "not supported yet: num_kv_shared_layers 3"},
+        {"gemma4_text", FOUR ",\"use_bidirectional_attention\":\"all\"",
+         "not supported yet: use_bidirectional_attention \"all\""},
+        {"gemma4_text", FOUR ",\"enable_moe_block\":true,\"num_experts\":4",
+         "top_k_experts: expected an integer, because enable_moe_block is true, got nothing"},
+        {"gemma4_text", FOUR ",\"final_logit_softcapping\":0",
+         "final_logit_softcapping: expected number above 0, or null"},
+        {"gemma4_text", FOUR ",\"hidden_activation\":\"silu\"", "not supported yet: hidden_activation \"silu\""},
+        {"gemma4_text", FOUR ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8}",
+         "not supported yet: rope_scaling {"},
+        {"gemma4_text", FOUR ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8}}",
+         "not supported yet: rope_parameters.full_attention.rope_type \"linear\""},
+        {"gemma4_text", FOUR ",\"rope_parameters\":{\"sliding_attention\":{\"rope_type\":\"proportional\"}}",
+         "not supported yet: rope_parameters.sliding_attention.rope_type \"proportional\""},
+        {"gemma4_text", FOUR ",\"rope_parameters\":{\"full_attention\":{\"partial_rotary_factor\":0.25}}",
+         "not supported yet: rope_parameters.full_attention.partial_rotary_factor 0.25"},
+        {"gemma4_text", FOUR ",\"per_layer_config\":{\"1\":{\"head_dim\":64}}",
+         "not supported yet: per_layer_config.1 {\"head_dim\":64}"},
+        {"gemma4_text", FOUR ",\"per_layer_config\":{\"2\":{\"hidden_size\":64}}",
+         "not supported yet: per_layer_config.2.hidden_size 64"},
+        {"gemma4_text", FOUR ",\"per_layer_config\":{\"2\":{\"num_key_value_heads\":1}}",
+         "not supported yet: per_layer_config {"},
+        {"gemma4_text",
+         "\"hidden_size_per_layer_input\":0,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_"
+         "attention\"]",
+         "layer_types: the last layer has a window"},
+        {"gemma4", "", "not supported yet: model_type \"gemma4\": of a model of text and images only a folder's text"},
         {"smollm3", "\"no_rope_layer_interval\":0", "no_rope_layer_interval: expected integer in [1, "},
         {"smollm3", "\"use_sliding_window\":true,\"sliding_window\":4", "not supported yet: use_sliding_window true"},
         {"qwen2_moe", "\"mlp_only_layers\":[0,2]", "not supported yet: mlp_only_layers [0,2]"},
@@ -455,7 +488,7 @@ test_defaults(void **state)
                "\"partial_rotary_factor\":0.5,\"rope_parameters\":{\"rope_type\":\"su\",\"partial_rotary_factor\":0.75,"
                "\"short_factor\":[1,2],\"long_factor\":[3,4]},\"max_position_embeddings\":8192",
                &m, &err));
-    assert_true(m.rope == SPW_ROPE_LONG && m.rope_positions == 4096 && spw_model_rope_width(&m) == 4);
+    assert_true(m.rope == SPW_ROPE_LONG && m.rope_positions == 4096 && spw_model_rope_width(&m, 0) == 4);
     assert_true(m.rope_short[1] == 2 && m.rope_long[0] == 3);
     assert_true(fabs(m.rope_attention - sqrt(1 + log(2) / log(4096))) < 1e-15);
     DONE(parse("phi3", "\"partial_rotary_factor\":0.5", &m, &err));
@@ -494,7 +527,7 @@ test_defaults(void **state)
     assert_true(m.experts == 256 && m.choices == 8 && m.groups == 8 && m.group_choices == 4 && m.choice_scale == 2.5);
     assert_true(m.sigmoid && m.sum_to_one && m.rope_paired && m.dense_first == 3 && m.mlp_width == 2048 &&
                 m.shared_width == 2048 && m.kv_heads == 2 && m.norm_eps == 1e-6);
-    assert_true(spw_model_rope_width(&m) == 64 && spw_model_score_scale(&m) == 1.0f / sqrtf(192));
+    assert_true(spw_model_rope_width(&m, 0) == 64 && spw_model_score_scale(&m) == 1.0f / sqrtf(192));
     DONE(parse("deepseek_v3",
                "\"q_lora_rank\":null,\"rope_interleave\":false,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,"
                "\"mscale\":1.0,\"mscale_all_dim\":1.0,\"original_max_position_embeddings\":4096}",
@@ -519,9 +552,9 @@ test_defaults(void **state)
     assert_true(m.qk_norm && m.qk_norm_whole && m.norms == SPW_NORMS_BEFORE && m.head_dim == 128 && m.kv_heads == 8);
     assert_true(m.rope_theta == 5e6 && m.rope_part == 0 && m.norm_eps == 1e-6 && m.mlp_width == 7 && !m.tied);
     DONE(parse("minimax_m2", "\"rotary_dim\":32", &m, &err));
-    assert_true(spw_model_rope_width(&m) == 32);
+    assert_true(spw_model_rope_width(&m, 0) == 32);
     DONE(parse("minimax_m2", "\"rotary_dim\":32,\"partial_rotary_factor\":0.5", &m, &err));
-    assert_true(spw_model_rope_width(&m) == 64);
+    assert_true(spw_model_rope_width(&m, 0) == 64);
     DONE(parse("olmo3", "", &m, &err));
     assert_true(m.qk_norm_whole && m.norms == SPW_NORMS_AFTER && m.norm_eps == 1e-5 && !m.tied);
     assert_true(m.rope_theta == 5e5 && m.rope_local_theta == 5e5 && m.window == 4096 && m.full_every == 0);
@@ -609,6 +642,58 @@ test_defaults(void **state)
     DONE(parse("qwen3_next", "\"norm_topk_prob\":false,\"decoder_sparse_step\":2", &m, &err));
     assert_true(m.experts == 512 && m.choices == 10 && m.mlp_width == 512 && m.shared_width == 512 && m.linear_woven);
     assert_true(!m.sum_to_one && m.kv_heads == 2 && m.dense_width == 7 && spw_model_experts(&m, 1) == 512);
+    DONE(parse("gemma4_text", FOUR, &m, &err));
+    assert_true(m.window == 512 && m.full_every == 3 && m.head_dim == 256 && m.full_head_dim == 512 && m.kv_heads == 4);
+    assert_true(m.full_kv_heads == 4 && !m.values_of_keys && m.values_normed && m.layer_scaled && !m.norms_from_one);
+    assert_true(m.rope == SPW_ROPE_PROPORTIONAL && m.rope_part == 0.25 && m.rope_theta == 1e6 && m.rope_factor == 1);
+    assert_true(m.rope_local_theta == 10000 && spw_model_score_scale(&m) == 1 && m.tied && m.logit_cap == 0);
+    assert_true(spw_model_head_dim(&m, 1) == 256 && spw_model_head_dim(&m, 2) == 512 && m.experts == 0);
+    assert_true(spw_model_rope_width(&m, 0) == 512 && spw_model_rope_width(&m, 1) == 256);
+    assert_true(m.inputs_dim == 0 && m.readers == 0);
+    DONE(parse("gemma4_text", FOUR2 ",\"num_kv_shared_layers\":1,\"use_double_wide_mlp\":true", &m, &err));
+    assert_true(m.inputs_dim == 256 && m.inputs_vocab == 262144 && m.readers == 1 && m.readers_double);
+    assert_true(spw_model_keys_of(&m, 0) == 0 && spw_model_keys_of(&m, 1) == 1 && spw_model_keys_of(&m, 2) == 1);
+    assert_true(!spw_model_lends_keys(&m, 0) && spw_model_lends_keys(&m, 1) && !spw_model_lends_keys(&m, 2));
+    assert_true(spw_model_dense_width(&m, 1) == 7 && spw_model_dense_width(&m, 2) == 14);
+    assert_true(spw_model_side_cols(&m, SPW_SIDE_INPUTS) == 768 && spw_model_side_cols(&m, SPW_SIDE_KEYS) == 0);
+    assert_true(spw_model_side_cols(&m, SPW_SIDE_FULL_VALUES) == 4 * 512);
+    assert_true(spw_model_side_block(&m, SPW_SIDE_FULL_KEYS) == 2 &&
+                spw_model_side_reader(&m, SPW_SIDE_FULL_KEYS) == 3);
+    { /* nobody before the reader has keys of its kind; fewer rows than tokens */
+        static const char *const wrong[2][2] = {{FOUR ",\"num_key_value_heads\":2,\"num_kv_shared_layers\":1",
+                                                 "the last 1 of 3 layers read the keys of one before them"},
+                                                {FOUR2 ",\"num_key_value_heads\":2,\"vocab_size_per_layer_input\":9",
+                                                 "embeddings of each layer have 9 rows for 256 tokens"}};
+        for (int k = 0; k < 2; k++) {
+            spw_model *model = NULL;
+            DONE(parse("gemma4_text", wrong[k][0], &m, &err));
+            assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+            assert_non_null(strstr(err.message, wrong[k][1]));
+            err = (spw_error){0};
+        }
+    }
+    DONE(parse("gemma4_text", FOUR, &m, &err));
+    { /* of 256 pairs the first 64 are turned, by frequencies of all */
+        float table[2 * 512];
+        spw_rope_table(&m, 0, 2, table);
+        assert_true(table[512] == cosf(1) && table[512 + 256] == sinf(1));
+        assert_true(fabs((double)table[512 + 256 + 63] - sin(pow(1e6, -126.0 / 512))) < 1e-6);
+        assert_true(table[512 + 64] == 1 && table[512 + 256 + 64] == 0 && table[512 + 511] == 0);
+    }
+    DONE(parse("gemma4_text",
+               FOUR ",\"attention_k_eq_v\":true,\"num_global_key_value_heads\":1,\"global_head_dim\":16,"
+                    "\"enable_moe_block\":true,\"num_experts\":128,\"top_k_experts\":8,\"moe_intermediate_size\":704,"
+                    "\"use_bidirectional_attention\":\"vision\",\"final_logit_softcapping\":30,"
+                    "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"proportional\",\"factor\":2}}",
+               &m, &err));
+    assert_true(m.values_of_keys && m.full_kv_heads == 1 && m.full_head_dim == 16 && m.logit_cap == 30);
+    assert_true(m.experts == 128 && m.choices == 8 && m.mlp_width == 704 && m.dense_width == 7 && m.experts_beside);
+    assert_true(m.rope_part == 1 && m.rope_factor == 2 && m.sum_to_one);
+    DONE(parse("gemma4_text",
+               FOUR
+               ",\"attention_k_eq_v\":true,\"per_layer_config\":{\"2\":{\"head_dim\":64,\"num_key_value_heads\":2}}",
+               &m, &err));
+    assert_true(m.full_head_dim == 64 && m.full_kv_heads == 2 && m.kv_heads == 4);
     DONE(parse("exaone4", "", &m, &err));
     assert_true(m.window == 4096 && m.full_every == 0 && m.rope_skip_every == 0 && m.kv_heads == 32 && !m.tied);
     assert_true(m.norms == SPW_NORMS_AFTER && m.qk_norm && !m.qk_norm_whole && m.norm_eps == 1e-5);

@@ -59,7 +59,8 @@ draw_model(uint64_t run, rig *r)
         SPW_FAMILY_OLMO2,       SPW_FAMILY_GEMMA3,     SPW_FAMILY_MIXTRAL,  SPW_FAMILY_QWEN3_MOE,
         SPW_FAMILY_QWEN2_MOE,   SPW_FAMILY_GPT_OSS,    SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V2,
         SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_MINIMAX_M2, SPW_FAMILY_OLMO3,    SPW_FAMILY_NEOX,
-        SPW_FAMILY_OPT,         SPW_FAMILY_STABLELM,   SPW_FAMILY_QWEN3_5,  SPW_FAMILY_QWEN3_NEXT};
+        SPW_FAMILY_OPT,         SPW_FAMILY_STABLELM,   SPW_FAMILY_QWEN3_5,  SPW_FAMILY_QWEN3_NEXT,
+        SPW_FAMILY_GEMMA4,      TINY_GEMMA4_SMALL};
     static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD", "Adagrad"};
     static const char *const codes[] = {"", "int8", "int4"};
     spw_state_format format = (spw_state_format)random_pick(run, 0, SPW_STATE_COUNT);
@@ -80,6 +81,7 @@ draw_model(uint64_t run, rig *r)
     }
     if (c->model.sigmoid && c->model.shared_width > 0) /* which MiniMax has none of */
         c->model.shared_width = c->model.mlp_width;
+    tiny_model_fit(&c->model);
     c->model.tied = random_pick(run, 6, 2) == 0;
     c->micro_batch = 1 + random_pick(run, 7, 3);
     c->accumulation = 1 + random_pick(run, 8, 3);

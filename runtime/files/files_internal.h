@@ -85,7 +85,8 @@ extern const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM]; /* "LlamaForC
 static inline bool
 spw__hf_is_gemma(spw_family family)
 {
-    return family == SPW_FAMILY_GEMMA || family == SPW_FAMILY_GEMMA2 || family == SPW_FAMILY_GEMMA3;
+    return family == SPW_FAMILY_GEMMA || family == SPW_FAMILY_GEMMA2 || family == SPW_FAMILY_GEMMA3 ||
+           family == SPW_FAMILY_GEMMA4;
 }
 static inline bool
 spw__hf_is_latent(spw_family family)

@@ -14,8 +14,8 @@ enum { CONFIG_BYTES_MAX = 4 << 20 };
 /* ---------------------------------------------------------------- what sets the families apart */
 
 /* A cap that is null is none. Gemma 3's class has them too, and what it does with one depends on how it attends. */
-static spw_status
-read_cap(const source *s, const char *key, double otherwise, double *out)
+spw_status
+spw__hf_read_cap(const source *s, const char *key, double otherwise, double *out)
 {
     const json_t *v = get(s, key);
     *out = json_object_get(s->object, key) == NULL ? otherwise : 0;
@@ -28,8 +28,8 @@ read_gemma(const source *s, spw_model_config *c)
 {
     static const char *const caps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
     bool capped = c->family == SPW_FAMILY_GEMMA2;
-    if (!spw__hf_is_gemma(c->family))
-        return SPW_OK;
+    if (!spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GEMMA4)
+        return spw__hf_read_gemma4(s, c);
     c->norms_from_one = c->embedding_scaled = true;
     c->gate = SPW_GATE_GELU;
     SPW_TRY(must_be(s, "use_bidirectional_attention", false));
@@ -40,8 +40,8 @@ read_gemma(const source *s, spw_model_config *c)
             return refuse(s, caps[i], get(s, caps[i]));
     }
     if (capped) {
-        SPW_TRY(read_cap(s, caps[0], 50, &c->score_cap));
-        SPW_TRY(read_cap(s, caps[1], 30, &c->logit_cap));
+        SPW_TRY(spw__hf_read_cap(s, caps[0], 50, &c->score_cap));
+        SPW_TRY(spw__hf_read_cap(s, caps[1], 30, &c->logit_cap));
     }
     c->norms = SPW_NORMS_BOTH;
     c->query_scalar = 256;
@@ -239,7 +239,9 @@ static const char *
 missing_of(const char *type)
 {
     return strcmp(type, "gemma3") == 0 || strcmp(type, "mistral3") == 0 || strcmp(type, "qwen2_vl") == 0 ||
-                   strcmp(type, "qwen2_5_vl") == 0 || strcmp(type, "qwen3_5") == 0 || strcmp(type, "qwen3_5_moe") == 0
+                   strcmp(type, "qwen2_5_vl") == 0 || strcmp(type, "qwen3_5") == 0 ||
+                   strcmp(type, "qwen3_5_moe") == 0 || strcmp(type, "gemma4") == 0 ||
+                   strcmp(type, "gemma4_unified") == 0
                ? ": of a model of text and images only a folder's text part is read"
                : "";
 }
@@ -318,7 +320,7 @@ check_quantization(const source *s, spw_family family)
                ": of 8-bit floats e4m3 is read, with a scale for each block of weights or for all of a matrix");
 }
 
-/* Models of text and images, as most sizes of Gemma 3 and Mistral Small 3 are published, and what their text part is. */
+/* Models of text and images, as most sizes of Gemma 3, all of Gemma 4 and Mistral Small 3 are published, and what their text part is. */
 static const struct with_images {
     const char *type, *architecture, *text_type;
     spw_family text;
@@ -338,15 +340,19 @@ static const struct with_images {
     {"qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", SPW_FAMILY_QWEN3_5, true, false, 248320, 32768, 4096,
      32, 16, 12288},
     {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", SPW_FAMILY_QWEN3_5_MOE, true, false,
-     248320, 32768, 2048, 40, 16, 0}};
+     248320, 32768, 2048, 40, 16, 0},
+    {"gemma4", "Gemma4ForConditionalGeneration", "gemma4_text", SPW_FAMILY_GEMMA4, false, false, 262144, 131072, 2304,
+     30, 8, 9216},
+    {"gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", SPW_FAMILY_GEMMA4, false, false,
+     262144, 262144, 2304, 30, 8, 9216}};
 
-/* The family of a Qwen's text part is not what it is called. */
+/* The family of a Qwen's text part, or of a Gemma's with images in no tower, is not what it is called. */
 static spw_status
 read_text_family(const source *s, const struct with_images *kind, spw_family *out)
 {
     const json_t *type = get(s, "model_type");
     const char *name = json_string_value(type);
-    if (!kind->axes)
+    if (!kind->axes && !is_unified(s))
         SPW_TRY(read_family(s, out));
     else if (name != NULL && (strcmp(name, kind->text_type) == 0 || strcmp(name, kind->type) == 0))
         *out = kind->text;

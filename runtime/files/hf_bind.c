@@ -52,6 +52,15 @@ ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
+/* What makes keys and values, of a layer that reads another's: its class has none, and older files have. */
+static bool
+is_of_reader(const char *name, const spw_model_config *c)
+{
+    uint64_t l = strtoull(name + strlen("model.layers."), NULL, 10);
+    return spw_model_keys_of(c, l) != l &&
+           (strstr(name, ".self_attn.k_") != NULL || strstr(name, ".self_attn.v_") != NULL);
+}
+
 /*
  * What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images, those
  * of GLM, DeepSeek and Qwen layers behind the last one, which predict further tokens, and 8-bit ones scales for who rounds activations.
@@ -63,6 +72,11 @@ spw__hf_is_passed_over(const char *name, const spw_model_config *c)
     const char *inner = begins_with(name, "model.") ? name + strlen("model.") : name; /* in newer files all are there */
     if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL || family == SPW_FAMILY_MINISTRAL3) &&
         (begins_with(inner, "vision_tower.") || begins_with(inner, "multi_modal_projector.")))
+        return true;
+    if (c->readers > 0 && begins_with(name, "model.layers.") && is_of_reader(name, c))
+        return true;
+    if (family == SPW_FAMILY_GEMMA4 && (begins_with(inner, "vision_") || begins_with(inner, "embed_vision.") ||
+                                        begins_with(inner, "audio_tower.") || begins_with(inner, "embed_audio.")))
         return true;
     if ((family == SPW_FAMILY_QWEN2 || family == SPW_FAMILY_QWEN3 || spw__hf_is_linear(family)) &&
         begins_with(inner, "visual."))

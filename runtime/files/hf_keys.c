@@ -23,6 +23,7 @@
 #define GEMMA2      OF(GEMMA2)
 #define GEMMA3      OF(GEMMA3)
 #define GEMMA       (GEMMA2 | GEMMA3)
+#define GEMMA4      OF(GEMMA4)
 #define GPT_OSS     OF(GPT_OSS)
 #define GLM         OF(GLM4_MOE)
 #define MINIMAX     OF(MINIMAX_M2)
@@ -44,7 +45,7 @@
 #define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
 #define FULL                                                                                                           \
     (GEMMA1 | GRANITE | OLMOE | SEED_OSS | SHARED | MINIMAX | GLM_DENSE | ERNIE | LINEAR) /* without a window */
-#define LLAMAS     (FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | EXAONE)
+#define LLAMAS     (FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE)
 #define NEOX       OF(NEOX)
 #define OPT        OF(OPT)
 #define STARCODER2 OF(STARCODER2)
@@ -75,9 +76,9 @@ static const struct {
     {"max_position_embeddings", LLAMAS | LAYER_NORM},
     {"original_max_position_embeddings", LLAMAS},
     {"activation_function", GPT2 | OPT},
-    {"hidden_act",
-     (LLAMAS & ~GEMMA3) | (LAYER_NORM & ~OPT)}, /* Gemma 2's files have both, and its class looks at the other */
-    {"hidden_activation", GEMMA | GEMMA1},
+    {"hidden_act", (LLAMAS & ~(GEMMA3 | GEMMA4)) |
+                       (LAYER_NORM & ~OPT)}, /* Gemma 2's files have both, and its class looks at the other */
+    {"hidden_activation", GEMMA | GEMMA1 | GEMMA4},
     {"layer_norm_epsilon", GPT2},
     {"rms_norm_eps", LLAMAS},
     {"layer_norm_eps", NEOX | STABLELM},
@@ -94,7 +95,7 @@ static const struct {
     {"initializer_range", ALL & ~OPT},
     {"tie_word_embeddings", ALL},
     {"rope_theta", LLAMAS | STARCODER2 | STABLELM},
-    {"rope_scaling", LLAMAS | (LAYER_NORM & ~OPT)},
+    {"rope_scaling", (LLAMAS & ~GEMMA4) | (LAYER_NORM & ~OPT)},
     {"rope_parameters", LLAMAS | (LAYER_NORM & ~OPT)},
     {"partial_rotary_factor", LLAMAS | STABLELM},
     {"rotary_pct", NEOX},
@@ -106,14 +107,24 @@ static const struct {
     {"attention_bias", LLAMAS | NEOX},
     {"mlp_bias", LLAMAS},
     {"sliding_window", (LLAMAS & ~FULL) | STARCODER2},
-    {"use_sliding_window", LLAMAS & ~(FULL | GEMMA | GPT_OSS | OLMO3 | EXAONE)},
+    {"use_sliding_window", LLAMAS & ~(FULL | GEMMA | GEMMA4 | GPT_OSS | OLMO3 | EXAONE)},
     {"max_window_layers", QWEN | QWEN_MOE},
     {"sliding_window_pattern", GEMMA3 | EXAONE},
     {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
     {"query_pre_attn_scalar", GEMMA},
     {"attn_logit_softcapping", GEMMA},
-    {"final_logit_softcapping", GEMMA},
-    {"use_bidirectional_attention", GEMMA | GEMMA1},
+    {"final_logit_softcapping", GEMMA | GEMMA4},
+    {"use_bidirectional_attention", GEMMA | GEMMA1 | GEMMA4},
+    {"global_head_dim", GEMMA4},
+    {"num_global_key_value_heads", GEMMA4},
+    {"per_layer_config", GEMMA4},
+    {"attention_k_eq_v", GEMMA4},
+    {"num_kv_shared_layers", GEMMA4},
+    {"use_double_wide_mlp", GEMMA4},
+    {"hidden_size_per_layer_input", GEMMA4},
+    {"vocab_size_per_layer_input", GEMMA4},
+    {"enable_moe_block", GEMMA4},
+    {"top_k_experts", GEMMA4},
     {"cache_implementation", GEMMA},
     {"embedding_multiplier", GRANITE},
     {"residual_multiplier", GRANITE},
@@ -122,7 +133,7 @@ static const struct {
     {"attention_out_bias", SEED_OSS},
     {"clip_qkv", OLMOE},
     {"use_bias", ERNIE | STARCODER2},
-    {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX | LINEAR_MOE},
+    {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX | LINEAR_MOE | GEMMA4},
     {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX},
     {"shared_expert_intermediate_size", QWEN2_MOE | LINEAR_MOE},
     {"qkv_bias", QWEN2_MOE},
@@ -155,7 +166,7 @@ static const struct {
     {"num_mtp_layers", SHARED},
     {"swiglu_limit", GPT_OSS},
     {"swiglu_alpha", GPT_OSS},
-    {"moe_intermediate_size", QWEN_MOE | SHARED | LINEAR_MOE},
+    {"moe_intermediate_size", QWEN_MOE | SHARED | LINEAR_MOE | GEMMA4},
     {"norm_topk_prob", QWEN_MOE | OLMOE | SHARED | LINEAR_MOE},
     {"decoder_sparse_step", QWEN_MOE | QWEN3_NEXT},
     {"mlp_only_layers", QWEN_MOE | LINEAR_MOE},
@@ -207,7 +218,8 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
     "GemmaForCausalLM",      "GraniteForCausalLM",     "OlmoeForCausalLM",      "SeedOssForCausalLM",
     "GlmForCausalLM",        "Glm4ForCausalLM",        "Ernie4_5ForCausalLM",   "Exaone4ForCausalLM",
     "Ministral3ForCausalLM", "GPTNeoXForCausalLM",     "OPTForCausalLM",        "Starcoder2ForCausalLM",
-    "StableLmForCausalLM",   "Qwen3_5ForCausalLM",     "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"};
+    "StableLmForCausalLM",   "Qwen3_5ForCausalLM",     "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM",
+    "Gemma4ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

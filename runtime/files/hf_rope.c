@@ -27,11 +27,16 @@ read_rope_kind(const source *s, spw_model_config *c)
     }
     if (v == NULL || (kind != NULL && (strcmp(kind, "default") == 0 || (has_axes(s, c) && strcmp(kind, "mrope") == 0))))
         return SPW_OK;
+    if (c->family == SPW_FAMILY_GEMMA4 && kind != NULL && strcmp(kind, "proportional") == 0) {
+        c->rope = SPW_ROPE_PROPORTIONAL;
+        return SPW_OK;
+    }
     c->rope = kind != NULL && strcmp(kind, "linear") == 0   ? SPW_ROPE_LINEAR
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
               : kind != NULL && strcmp(kind, "yarn") == 0   ? SPW_ROPE_YARN
                                                             : SPW_ROPE_PLAIN;
-    if ((spw__hf_is_latent(c->family) || spw__hf_is_linear(c->family)) && c->rope != SPW_ROPE_YARN)
+    if (c->family == SPW_FAMILY_GEMMA4 ||
+        ((spw__hf_is_latent(c->family) || spw__hf_is_linear(c->family)) && c->rope != SPW_ROPE_YARN))
         return refuse(s, key, v);
     return c->rope != SPW_ROPE_PLAIN && c->family != SPW_FAMILY_PHI3 ? SPW_OK : refuse(s, key, v);
 }
@@ -73,7 +78,7 @@ static spw_status
 read_factors(const source *s, const char *key, const spw_model_config *c, float *out)
 {
     const json_t *list = get(s, key);
-    uint64_t count = spw_model_rope_width(c) / 2;
+    uint64_t count = spw_model_rope_width(c, 0) / 2;
     char expected[64];
     snprintf(expected, sizeof expected, "a list of %llu numbers above 0", (unsigned long long)count);
     if (count > SPW_ROPE_FACTORS_MAX)
@@ -131,10 +136,11 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
         return SPW_OK;
     if (c->rope == SPW_ROPE_LONG)
         return read_long(s, top, c);
+    c->rope_factor = c->rope == SPW_ROPE_PROPORTIONAL; /* 1 where nothing is said */
     SPW_TRY(read_real(s, "factor", &c->rope_factor));
     if (!(c->rope_factor >= 1))
         return wrong(s, "factor", "number of at least 1", get(s, "factor"));
-    if (c->rope == SPW_ROPE_LINEAR)
+    if (c->rope == SPW_ROPE_LINEAR || c->rope == SPW_ROPE_PROPORTIONAL)
         return SPW_OK;
     SPW_TRY(read_rope_positions(s, top, c));
     if (c->rope == SPW_ROPE_YARN)
@@ -152,7 +158,7 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
 
 /*
  * Phi-3's, GLM's, MiniMax's, GPT-NeoX's, StableLM's, Qwen3-Next's and Qwen3.5's classes turn the first part of a head, and look in the rope object before they look beside; the
- * others know of no part.
+ * others know of no part. Gemma 4's proportional rope turns a part of all pairs.
  */
 static spw_status
 read_rope_part(const source *s, const char *key, spw_model_config *c)
@@ -161,11 +167,11 @@ read_rope_part(const source *s, const char *key, spw_model_config *c)
     SPW_TRY(read_real(s, key, &part));
     if (part != 1 && c->family != SPW_FAMILY_PHI3 && c->family != SPW_FAMILY_GLM4_MOE &&
         c->family != SPW_FAMILY_MINIMAX_M2 && !spw__hf_is_glm_dense(c->family) && c->family != SPW_FAMILY_NEOX &&
-        c->family != SPW_FAMILY_STABLELM && !spw__hf_is_linear(c->family))
+        c->family != SPW_FAMILY_STABLELM && !spw__hf_is_linear(c->family) && c->rope != SPW_ROPE_PROPORTIONAL)
         return refuse(s, key, get(s, key));
     if (!(part > 0 && part <= 1))
         return wrong(s, key, "number above 0, at most 1", get(s, key));
-    c->rope_part = part < 1 ? part : 0;
+    c->rope_part = part < 1 || c->rope == SPW_ROPE_PROPORTIONAL ? part : 0;
     return SPW_OK;
 }
 
@@ -231,7 +237,7 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
 }
 
 /*
- * Gemma 3's and OLMo 3's layers with a window and those without have an object each in newer files; in older ones scaling is for the latter.
+ * Gemma 3's, Gemma 4's and OLMo 3's layers with a window and those without have an object each in newer files; in older ones scaling is for the latter.
  * There releases differ in the theta that OLMo's layers with a window have, unless it is the default.
  */
 static spw_status
@@ -242,6 +248,13 @@ read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_co
     source full = *rope, sliding = {NULL, s->name, "", s->err, false, false};
     const char *name;
     json_t *v;
+    if (c->family == SPW_FAMILY_GEMMA4 && !newer) { /* which looks at no older key */
+        c->rope = SPW_ROPE_PROPORTIONAL;
+        c->rope_part = 0.25;
+        c->rope_factor = 1;
+        c->rope_local_theta = local.rope_theta;
+        return rope->object == NULL ? SPW_OK : refuse(s, "rope_scaling", rope->object);
+    }
     if (newer) {
         SPW_TRY(read_member(rope, "full_attention", &full));
         SPW_TRY(read_member(rope, "sliding_attention", &sliding));
@@ -266,19 +279,21 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
 {
     bool newer = get(s, "rope_parameters") != NULL, minimax = c->family == SPW_FAMILY_MINIMAX_M2;
     bool neox = c->family == SPW_FAMILY_NEOX; /* with names of its own */
-    bool by_layer = c->family == SPW_FAMILY_GEMMA3 || c->family == SPW_FAMILY_OLMO3;
+    bool by_layer = c->family == SPW_FAMILY_GEMMA3 || c->family == SPW_FAMILY_GEMMA4 || c->family == SPW_FAMILY_OLMO3;
     uint64_t turned = c->head_dim;
     source rope;
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
-    c->rope_theta = spw__hf_is_linear(c->family)                                                      ? 10000
-                    : c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_GEMMA3 || s->qwen_vl ? 1e6
-                    : s->axes || by_layer || c->family == SPW_FAMILY_ERNIE                            ? 5e5
-                    : minimax                                                                         ? 5e6
-                    : c->family == SPW_FAMILY_SMOLLM3                                                 ? 2e6
-                    : c->family == SPW_FAMILY_GPT_OSS                                                 ? 150000
-                                                                                                      : 10000;
+    c->rope_theta = spw__hf_is_linear(c->family) ? 10000
+                    : c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_GEMMA3 ||
+                            c->family == SPW_FAMILY_GEMMA4 || s->qwen_vl
+                        ? 1e6
+                    : s->axes || by_layer || c->family == SPW_FAMILY_ERNIE ? 5e5
+                    : minimax                                              ? 5e6
+                    : c->family == SPW_FAMILY_SMOLLM3                      ? 2e6
+                    : c->family == SPW_FAMILY_GPT_OSS                      ? 150000
+                                                                           : 10000;
     c->rope_paired = c->rope_paired || c->family == SPW_FAMILY_ERNIE || spw__hf_is_glm_dense(c->family);
     c->rope_part = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family)        ? 0.5
                    : neox || c->family == SPW_FAMILY_STABLELM || spw__hf_is_linear(c->family) ? 0.25

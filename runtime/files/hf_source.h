@@ -98,6 +98,14 @@ must_be(const source *s, const char *key, bool want)
     return is == want ? SPW_OK : refuse(s, key, get(s, key));
 }
 
+/* Whether this is the text part of Gemma 4's size without embeddings for each layer, whose class has other defaults. */
+static inline bool
+is_unified(const source *s)
+{
+    const char *type = json_string_value(get(s, "model_type"));
+    return type != NULL && strncmp(type, "gemma4_unified", strlen("gemma4_unified")) == 0;
+}
+
 /* An object in s, which may be missing. */
 static inline spw_status
 read_member(const source *s, const char *key, source *out)
@@ -127,6 +135,11 @@ void spw__hf_write_layer_norm(json_t *o, const spw_model_config *c);
 /* hf_linear.c: the sizes of linear attention, and what is set for such families; the same written, with which layers have it. */
 spw_status spw__hf_read_linear(const source *s, spw_model_config *c);
 void spw__hf_write_linear(json_t *o, const spw_model_config *c);
+/* hf_gemma4.c: what sets Gemma 4 apart, once windows and rope were read; the same written. Nothing for other families. */
+spw_status spw__hf_read_gemma4(const source *s, spw_model_config *c);
+void spw__hf_write_gemma4(json_t *o, const spw_model_config *c);
+/* hf.c: a number above 0 that logits or scores come to at most; of a missing key otherwise, of null 0: none. */
+spw_status spw__hf_read_cap(const source *s, const char *key, double otherwise, double *out);
 /* hf_write.c: what is done to frequencies, under its older key, if anything is. */
 void spw__hf_write_scaling(json_t *o, const spw_model_config *c);
 

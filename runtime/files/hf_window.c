@@ -60,7 +60,9 @@ read_windows_between(const source *s, spw_model_config *c)
     bool exaone = c->family == SPW_FAMILY_EXAONE4;
     if (exaone && json_is_null(said))
         return read_layer_types(s, c, false);
-    c->window = c->family == SPW_FAMILY_GPT_OSS ? 128 : 4096; /* the classes' defaults */
+    c->window = c->family == SPW_FAMILY_GPT_OSS  ? 128 /* the classes' defaults */
+                : c->family == SPW_FAMILY_GEMMA4 ? (is_unified(s) ? 1024 : 512)
+                                                 : 4096;
     c->full_every = c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_GEMMA2 ? 2
                     : c->family == SPW_FAMILY_OLMO3 || exaone                         ? 4
                                                                                       : 6;

@@ -51,7 +51,7 @@ factor_list(const float *factors, uint64_t count)
 static json_t *
 long_object(const spw_model_config *c)
 {
-    uint64_t count = spw_model_rope_width(c) / 2;
+    uint64_t count = spw_model_rope_width(c, 0) / 2;
     json_t *o = json_pack("{s:s, s:o, s:o}", "type", "longrope", "short_factor", factor_list(c->rope_short, count),
                           "long_factor", factor_list(c->rope_long, count));
     if (c->rope_attention !=
@@ -71,6 +71,9 @@ rope_scaling(const spw_model_config *c)
         return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", c->rope_factor,
                          "low_freq_factor", c->rope_low, "high_freq_factor", c->rope_high,
                          "original_max_position_embeddings", (json_int_t)c->rope_positions);
+    case SPW_ROPE_PROPORTIONAL:
+        return json_pack("{s:s, s:f, s:f}", "rope_type", "proportional", "partial_rotary_factor", c->rope_part,
+                         "factor", c->rope_factor);
     case SPW_ROPE_PLAIN: break;
     }
     return NULL;
@@ -112,7 +115,7 @@ spw__hf_write_scaling(json_t *o, const spw_model_config *c)
 static void
 write_rope(json_t *o, const spw_model_config *c)
 {
-    if (c->family == SPW_FAMILY_OLMO3) {
+    if (c->family == SPW_FAMILY_OLMO3 || c->family == SPW_FAMILY_GEMMA4) {
         write_rope_by_layer(o, c);
         return;
     }
@@ -148,11 +151,24 @@ layer_types(const spw_model_config *c)
 }
 
 static void
+write_windows(json_t *o, const spw_model_config *c)
+{
+    json_object_set_new(o, "layer_types", layer_types(c));
+    if (c->window > 0) /* transformers computes nothing by one of null */
+        set_size(o, "sliding_window", c->window);
+}
+
+static void
 write_gemma(json_t *o, const spw_model_config *c)
 {
     json_object_set_new(o, "hidden_activation", json_string("gelu_pytorch_tanh"));
     if (c->family == SPW_FAMILY_GEMMA) {
         json_object_set_new(o, "hidden_act", json_string("gelu_pytorch_tanh"));
+        return;
+    }
+    if (c->family == SPW_FAMILY_GEMMA4) {
+        write_windows(o, c);
+        spw__hf_write_gemma4(o, c);
         return;
     }
     set_size(o, "query_pre_attn_scalar", c->query_scalar);
@@ -178,14 +194,6 @@ write_granite(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "residual_multiplier", json_real(c->half_scale));
     json_object_set_new(o, "attention_multiplier", json_real(c->score_scale));
     json_object_set_new(o, "logits_scaling", json_real(c->logit_divisor));
-}
-
-static void
-write_windows(json_t *o, const spw_model_config *c)
-{
-    json_object_set_new(o, "layer_types", layer_types(c));
-    if (c->window > 0) /* transformers computes nothing by one of null */
-        set_size(o, "sliding_window", c->window);
 }
 
 /* A window of null is none, and then all layers have rope; with one those without it have none, even if that is all of them. */
@@ -216,7 +224,7 @@ write_latent(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "q_lora_rank", c->q_rank > 0 ? json_integer((json_int_t)c->q_rank) : json_null());
     set_size(o, "qk_nope_head_dim", c->head_dim - c->rope_dim);
     set_size(o, "qk_rope_head_dim", c->rope_dim);
-    set_size(o, "v_head_dim", spw_model_value_dim(c));
+    set_size(o, "v_head_dim", spw_model_value_dim(c, 0));
     if (!v2)
         json_object_set_new(o, "rope_interleave", json_boolean(c->rope_paired));
     json_object_set_new(o, "scoring_func", json_string(v2 ? "softmax" : "sigmoid"));
@@ -308,7 +316,7 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "attention_bias", json_boolean(c->qkv_bias));
         return;
     }
-    if (c->experts > 0) {
+    if (c->experts > 0 && !c->experts_beside) {
         set_size(o,
                  c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_MINIMAX_M2 || c->experts_paired
                      ? "num_local_experts"

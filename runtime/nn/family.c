@@ -11,7 +11,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {
     "glm4_moe",   "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2",  "olmo3",        "gemma",
     "granite",    "olmoe",       "seed_oss",    "glm",           "glm4",        "ernie4_5",     "exaone4",
     "ministral3", "gpt_neox",    "opt",         "starcoder2",    "stablelm",    "qwen3_5_text", "qwen3_5_moe_text",
-    "qwen3_next", "custom"};
+    "qwen3_next", "gemma4_text", "custom"};
 
 const char *
 spw_family_name(spw_family family)
@@ -56,9 +56,88 @@ spw_model_window(const spw_model_config *c, uint64_t layer_idx)
 }
 
 uint64_t
-spw_model_value_dim(const spw_model_config *c)
+spw_model_keys_of(const spw_model_config *c, uint64_t layer_idx)
 {
-    return c->value_dim > 0 ? c->value_dim : c->head_dim;
+    bool full = spw_model_window(c, layer_idx) == 0;
+    if (c->readers == 0 || layer_idx + c->readers < c->layers || layer_idx >= c->layers)
+        return layer_idx;
+    for (uint64_t l = c->layers - c->readers; l-- > 0;) {
+        if ((spw_model_window(c, l) == 0) == full)
+            return l;
+    }
+    return layer_idx;
+}
+
+/* The last layer of a kind, if it reads another one's keys; UINT64_MAX: none of that kind does. */
+static uint64_t
+last_reader(const spw_model_config *c, bool full)
+{
+    for (uint64_t l = c->layers; l-- > c->layers - c->readers;) {
+        if ((spw_model_window(c, l) == 0) == full)
+            return l;
+    }
+    return UINT64_MAX;
+}
+
+bool
+spw_model_lends_keys(const spw_model_config *c, uint64_t layer_idx)
+{
+    uint64_t reader = last_reader(c, spw_model_window(c, layer_idx) == 0);
+    return reader < c->layers && reader != layer_idx && spw_model_keys_of(c, reader) == layer_idx;
+}
+
+uint64_t
+spw_model_side_cols(const spw_model_config *c, uint32_t side)
+{
+    uint64_t reader;
+    if (side <= SPW_SIDE_INPUTS)
+        return c->layers * c->inputs_dim;
+    reader = last_reader(c, side >= SPW_SIDE_FULL_KEYS);
+    return reader == UINT64_MAX ? 0 : spw_model_kv_heads(c, reader) * spw_model_head_dim(c, reader);
+}
+
+uint32_t
+spw_model_side_block(const spw_model_config *c, uint32_t side)
+{
+    return side <= SPW_SIDE_INPUTS ? side
+                                   : 1 + (uint32_t)spw_model_keys_of(c, last_reader(c, side >= SPW_SIDE_FULL_KEYS));
+}
+
+uint32_t
+spw_model_side_reader(const spw_model_config *c, uint32_t side)
+{
+    return side <= SPW_SIDE_INPUTS ? 1 : 1 + (uint32_t)last_reader(c, side >= SPW_SIDE_FULL_KEYS);
+}
+
+uint64_t
+spw_model_dense_width(const spw_model_config *c, uint64_t layer_idx)
+{
+    uint64_t width = c->experts > 0 ? c->dense_width : c->mlp_width;
+    return c->readers_double && layer_idx + c->readers >= c->layers ? 2 * width : width;
+}
+
+static bool
+is_larger(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->full_head_dim > 0 && spw_model_window(c, layer_idx) == 0;
+}
+
+uint64_t
+spw_model_head_dim(const spw_model_config *c, uint64_t layer_idx)
+{
+    return is_larger(c, layer_idx) ? c->full_head_dim : c->head_dim;
+}
+
+uint64_t
+spw_model_kv_heads(const spw_model_config *c, uint64_t layer_idx)
+{
+    return is_larger(c, layer_idx) ? c->full_kv_heads : c->kv_heads;
+}
+
+uint64_t
+spw_model_value_dim(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->value_dim > 0 ? c->value_dim : spw_model_head_dim(c, layer_idx);
 }
 
 float
@@ -75,11 +154,18 @@ spw_model_score_scale(const spw_model_config *c)
 }
 
 uint64_t
-spw_model_rope_width(const spw_model_config *c)
+spw_model_rope_width(const spw_model_config *c, uint64_t table_idx)
 {
+    uint64_t all = c->full_head_dim > 0 && table_idx == 0 ? c->full_head_dim : c->head_dim;
     if (c->rope_dim > 0)
         return c->rope_dim;
-    return c->rope_part > 0 ? (uint64_t)((double)c->head_dim * c->rope_part) : c->head_dim;
+    return c->rope_part > 0 && c->rope != SPW_ROPE_PROPORTIONAL ? (uint64_t)((double)all * c->rope_part) : all;
+}
+
+uint64_t
+spw_model_rope_elems(const spw_model_config *c, uint64_t T)
+{
+    return T * (c->full_head_dim > c->head_dim ? c->full_head_dim : c->head_dim);
 }
 
 uint64_t
@@ -136,7 +222,7 @@ spw_model_has_rope(const spw_model_config *c, uint64_t layer_idx)
 static double
 place_of(const spw_model_config *c, double turns)
 {
-    return (double)spw_model_rope_width(c) * log((double)c->rope_positions / (turns * 2 * acos(-1.0))) /
+    return (double)spw_model_rope_width(c, 0) * log((double)c->rope_positions / (turns * 2 * acos(-1.0))) /
            (2 * log(c->rope_theta));
 }
 
@@ -145,7 +231,7 @@ yarn_frequency(const spw_model_config *c, uint64_t j, double f)
 {
     double first = place_of(c, c->rope_high), last = place_of(c, c->rope_low), mix;
     first = fmax(c->rope_truncate ? floor(first) : first, 0);
-    last = fmin(c->rope_truncate ? ceil(last) : last, (double)spw_model_rope_width(c) - 1);
+    last = fmin(c->rope_truncate ? ceil(last) : last, (double)spw_model_rope_width(c, 0) - 1);
     if (first == last)
         last += 0.001;
     mix = fmin(fmax(((double)j - first) / (last - first), 0), 1);
@@ -160,6 +246,8 @@ scaled_frequency(const spw_model_config *c, uint64_t j, double f)
         return f / c->rope_factor;
     if (c->rope == SPW_ROPE_YARN)
         return yarn_frequency(c, j, f);
+    if (c->rope == SPW_ROPE_PROPORTIONAL)
+        return j < (uint64_t)(c->rope_part * (double)spw_model_rope_width(c, 0)) / 2 ? f / c->rope_factor : 0;
     if (c->rope != SPW_ROPE_LLAMA3 || wavelength < M / c->rope_high)
         return f;
     if (wavelength > M / c->rope_low)
@@ -186,7 +274,7 @@ growth(const spw_model_config *c, uint64_t t)
 void
 spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float *out)
 {
-    uint64_t R = spw_model_rope_width(c), half = R / 2;
+    uint64_t R = spw_model_rope_width(c, table_idx), half = R / 2;
     spw_model_config local = *c;
     bool queries = table_idx > 0 && c->rope_growth > 0;
     float scale;

@@ -9,7 +9,8 @@
  * since 0414 norms where Gemma 2 has them), ERNIE 4.5 (such pairs) and EXAONE 4 (OLMo 2's norms, Qwen3's of q and k, no rope without
  * a window), Ministral 3 (queries that grow with their place), GPT-NeoX (LayerNorm, an MLP without a gate beside attention), OPT (LayerNorm,
  * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
- * between others whose attention has gates) apart are flags of the configuration, not functions.
+ * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
+ * embeddings of each layer, layers that read another's keys) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -25,6 +26,11 @@ spw_llama_embed_forward(const spw_call *call, spw_value *x)
     const spw_batch *b = call->batch;
     const spw_model_config *c = &call->model->config;
     (void)x;
+    if (c->inputs_dim > 0) {
+        x = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[1]);
+        x = spw_nn_scale(call->tape, x, spw_nn_rounded(call->tape, sqrtf((float)c->inputs_dim)));
+        spw_nn_leave(call->tape, x, &call->sides[SPW_SIDE_TOKENS]);
+    }
     x = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
     if (c->learned_places)
         return spw_nn_embedding_add(call->tape, x, b->places, call->params[1], c->places_before);
@@ -70,14 +76,15 @@ static spw_value *
 turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_t k)
 {
     const spw_model_config *c = &call->model->config;
+    uint64_t l = call->block->layer_idx;
     if (c->qk_norm) {
         spw_nn_into(call->tape, k);
         x = spw__nn_norm(call, at, x);
     }
-    if (!spw_model_has_rope(c, call->block->layer_idx))
+    if (!spw_model_has_rope(c, l))
         return x;
     return spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, call->batch->positions, heads,
-                       c->head_dim, spw_model_rope_width(c), c->rope_paired);
+                       spw_model_head_dim(c, l), spw_model_rope_width(c, spw_model_rope_table(c, l)), c->rope_paired);
 }
 
 /* Queries or keys, or both and values after them: linear, norm, rope of so many heads; the part's output k. */
@@ -88,6 +95,27 @@ projected(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint
         spw_nn_into(call->tape, k);
     x = linear(call, at, x, call->model->config.qkv_bias);
     return turned(call, at, x, heads, k);
+}
+
+/* Keys and values after them. */
+static void
+keys_and_values(const spw_call *call, uint32_t *at, spw_value *x, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    uint64_t l = call->block->layer_idx, heads = spw_model_kv_heads(c, l);
+    spw_value *v;
+    if (!c->values_normed) {
+        out[1] = projected(call, at, x, heads, 1);
+        spw_nn_into(call->tape, 2);
+        out[2] = linear(call, at, x, c->qkv_bias);
+        return;
+    }
+    v = linear(call, at, x, c->qkv_bias);
+    out[1] = turned(call, at, v, heads, 1);
+    if (!c->values_of_keys || spw_model_window(c, l) > 0)
+        v = linear(call, at, x, c->qkv_bias);
+    spw_nn_into(call->tape, 2);
+    out[2] = spw_nn_rmsnorm_plain(call->tape, v, spw_model_value_dim(c, l), (float)c->norm_eps);
 }
 
 /* Queries, and the gate of what they find, the part's output 3: a head's are beside each other. */
@@ -112,7 +140,7 @@ woven(const spw_call *call, uint32_t *at, spw_value *x)
     x = linear(call, at, x, c->qkv_bias);
     for (uint64_t k = 0; k < 2; k++)
         x = spw_nn_rope(call->tape, x, k * c->head_dim, k == 0 ? call->query_cos_sin : call->cos_sin,
-                        call->batch->positions, c->heads, 3 * c->head_dim, spw_model_rope_width(c), c->rope_paired);
+                        call->batch->positions, c->heads, 3 * c->head_dim, spw_model_rope_width(c, 0), c->rope_paired);
     return x;
 }
 
@@ -142,6 +170,7 @@ static spw_value *
 route(const spw_call *call, uint32_t *at, spw_value *logits)
 {
     const spw_model_config *c = &call->model->config;
+    spw_value *factors = c->experts_beside ? call->params[(*at)++] : NULL;
     spw_routing_rule rule = {.sum_to_one = c->sum_to_one,
                              .sigmoid = c->sigmoid,
                              .scale = c->choice_scale > 0 ? (float)c->choice_scale : 1,
@@ -149,10 +178,10 @@ route(const spw_call *call, uint32_t *at, spw_value *logits)
                              .group_choices = c->group_choices};
     if (c->sigmoid)
         rule.bias = call->params[(*at)++]->data;
-    return spw_nn_route(call->tape, logits, c->choices, &rule, call->batch->balance);
+    return spw_nn_route_scaled(call->tape, logits, c->choices, &rule, call->batch->balance, factors);
 }
 
-/* onto + what the experts that each row chooses by logits make of h. */
+/* onto (or NULL) + what the experts that each row chooses by logits make of h. */
 static spw_value *
 experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_value *logits)
 {
@@ -165,6 +194,10 @@ experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_v
         gate = spw_nn_linear_each(t, x, routing, w, w + c->experts, SPW_OP_W_IN_OUT);
         x = spw_nn_gate_mul_packed(t, c->gate, gate);
         x = spw_nn_linear_each(t, x, routing, w + 2 * c->experts, w + 3 * c->experts, SPW_OP_W_IN_OUT);
+    } else if (c->experts_beside) {
+        *at += (uint32_t)(2 * c->experts);
+        x = spw_nn_gate_mul_packed(t, c->gate, spw_nn_linear_each(t, x, routing, w, NULL, 0));
+        x = spw_nn_linear_each(t, x, routing, w + c->experts, NULL, 0);
     } else {
         *at += (uint32_t)(3 * c->experts);
         gate = spw_nn_linear_each(t, x, routing, w, NULL, 0);
@@ -218,11 +251,8 @@ before_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_v
         out[0] = gated_queries(call, at, h, &out[3]);
     else
         out[0] = projected(call, at, h, c->heads + (c->packed ? c->kv_heads : 0), 0);
-    if (c->packed)
-        return;
-    out[1] = projected(call, at, h, c->kv_heads, 1);
-    spw_nn_into(call->tape, 2);
-    out[2] = linear(call, at, h, c->qkv_bias);
+    if (!c->packed && spw_model_keys_of(c, call->block->layer_idx) == call->block->layer_idx)
+        keys_and_values(call, at, h, out);
 }
 
 /* By the class's default, whatever the other norms have. */
@@ -272,7 +302,25 @@ given(const spw_call *call, uint32_t *at, spw_value *h)
     return c->half_scale > 0 ? spw_nn_scale(call->tape, h, (float)c->half_scale) : spw__nn_norm(call, at, h);
 }
 
-/* Of the block's input, what attention gives, and its gate. */
+/* What a layer gives: the sum of two, and it times the layer's number if that has one. */
+static spw_value *
+last_sum(const spw_call *call, uint32_t *at, spw_value *a, spw_value *b)
+{
+    spw_nn_into(call->tape, 0);
+    return call->model->config.layer_scaled ? spw_nn_add_scaled_by(call->tape, a, b, call->params[(*at)++])
+                                            : spw_nn_add(call->tape, a, b);
+}
+
+/* What a layer's own embeddings (inputs) give, as a gate made of x lets them, is added to x. */
+static spw_value *
+add_inputs(const spw_call *call, uint32_t *at, spw_value *x, spw_value *inputs)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_value *h = spw_nn_gate_mul(call->tape, c->gate, linear(call, at, x, false), inputs);
+    return last_sum(call, at, x, spw__nn_norm(call, at, linear(call, at, h, false)));
+}
+
+/* Of the block's input, what attention gives, and its gate, or the layer's own embeddings. */
 static void
 after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
@@ -283,12 +331,10 @@ after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_va
     h = linear_onto(call, at, apart ? NULL : x, h, c->out_bias, false);
     x = apart ? spw_nn_add(t, x, given(call, at, h)) : h;
     h = mlp(call, at, apart ? NULL : x, before ? spw__nn_norm(call, at, x) : x);
-    if (apart) {
-        h = given(call, at, h);
-        spw_nn_into(t, 0);
-        h = spw_nn_add(t, x, h);
-    }
-    out[0] = h;
+    if (c->inputs_dim > 0)
+        out[0] = add_inputs(call, at, spw_nn_add(t, x, given(call, at, h)), in[2]);
+    else
+        out[0] = apart ? last_sum(call, at, x, given(call, at, h)) : h;
 }
 
 /* Of the block's input, what attention gives, and what it was made of where the MLP reads that. */
@@ -320,7 +366,47 @@ after_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_valu
 }
 
 /*
- * Rows meet in routing, which is in no tile; experts take their rows in pieces of a tile's size. Mixtures have norms before halves alone.
+ * What attention gives (in[1]) is added to the block's input; of the sum what experts read, the logits of who reads it, and what the MLP
+ * beside them gives.
+ */
+static void
+before_experts_beside(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_tape *t = call->tape;
+    spw_value *h = given(call, at, linear(call, at, in[1], c->out_bias)), *x;
+    spw_nn_into(t, 0);
+    out[0] = x = spw_nn_add(t, in[0], h);
+    h = mlp(call, at, NULL, spw__nn_norm(call, at, x));
+    spw_nn_into(t, 3);
+    out[3] = spw__nn_norm(call, at, h);
+    h = linear(call, at, spw__nn_norm(call, at, x), false);
+    spw_nn_into(t, 2);
+    out[2] = spw_nn_scale(t, h, 1 / sqrtf((float)c->width));
+    spw_nn_into(t, 1);
+    out[1] = spw__nn_norm(call, at, x);
+}
+
+/* Of that sum, what the MLP gives, and what experts give. */
+static void
+after_experts_beside(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    spw_value *h = spw_nn_add(call->tape, in[1], spw__nn_norm(call, at, in[2]));
+    out[0] = last_sum(call, at, in[0], spw__nn_norm(call, at, h));
+}
+
+static spw_value *
+mixture_beside(const spw_call *call, uint32_t *at, spw_value *x, spw_value *attended)
+{
+    spw_value *v[4], *y;
+    spw_nn_rows(call, at, before_experts_beside, (spw_value *[]){x, attended}, 2, v, 4);
+    y = experts(call, at, NULL, v[1], v[2]);
+    spw_nn_rows(call, at, after_experts_beside, (spw_value *[]){v[0], v[3], y}, 3, &y, 1);
+    return y;
+}
+
+/*
+ * Rows meet in routing, which is in no tile; experts take their rows in pieces of a tile's size. Such mixtures have norms before halves alone.
  * gate: of what attention gives, or NULL.
  */
 static spw_value *
@@ -339,20 +425,23 @@ static spw_value *
 attended(const spw_call *call, uint32_t *at, spw_value *x, spw_value **beside)
 {
     const spw_model_config *c = &call->model->config;
+    uint64_t l = call->block->layer_idx, rows = call->batch->sequences * call->batch->positions;
     spw_attention_shape shape = {.B = call->batch->sequences,
                                  .T = call->batch->positions,
                                  .Hq = c->heads,
-                                 .Hk = c->kv_heads,
-                                 .D = c->head_dim,
-                                 .Dv = spw_model_value_dim(c),
+                                 .Hk = spw_model_kv_heads(c, l),
+                                 .D = spw_model_head_dim(c, l),
+                                 .Dv = spw_model_value_dim(c, l),
                                  .scale = spw_model_score_scale(c),
-                                 .window = spw_model_window(c, call->block->layer_idx),
+                                 .window = spw_model_window(c, l),
                                  .begins = call->batch->begins,
                                  .ends = call->batch->ends,
                                  .cap = (float)c->score_cap};
     uint64_t Q = c->packed ? c->heads * c->head_dim : 0, KV = c->packed ? c->kv_heads * c->head_dim : 0;
     uint64_t N = c->head_dim - c->rope_dim;
-    uint32_t qkv_count = c->packed ? 1 : 3, more = (c->parallel && !c->parallel_norm) || c->attention_gated;
+    bool reads = spw_model_keys_of(c, l) != l, lends = spw_model_lends_keys(c, l);
+    uint32_t side = shape.window > 0 ? SPW_SIDE_KEYS : SPW_SIDE_FULL_KEYS;
+    uint32_t qkv_count = c->packed || reads ? 1 : 3, more = (c->parallel && !c->parallel_norm) || c->attention_gated;
     spw_value *qkv[4], *sinks;
     if (c->kv_rank > 0) {
         Q = 0;
@@ -365,9 +454,41 @@ attended(const spw_call *call, uint32_t *at, spw_value *x, spw_value **beside)
     spw_nn_rows(call, at, c->kv_rank > 0 ? before_latent_attention : before_attention, (spw_value *[]){x}, 1, qkv,
                 qkv_count + more);
     *beside = more ? qkv[qkv_count] : NULL;
+    for (uint32_t k = 0; k < 2 && reads; k++)
+        qkv[1 + k] = spw_nn_bring(call->tape, &call->sides[side + k], rows, 0, call->sides[side + k].cols);
+    for (uint32_t k = 0; k < 2 && lends; k++)
+        spw_nn_leave(call->tape, qkv[1 + k], &call->sides[side + k]);
     sinks = c->sinks ? call->params[(*at)++] : NULL;
     return spw_nn_attention(call->tape, qkv[0], 0, qkv[c->packed ? 0 : 1], Q, qkv[c->packed ? 0 : 2], Q + KV, sinks,
                             &shape);
+}
+
+/* Of what the first layer reads, and of tokens: the embeddings of all layers. */
+static void
+make_inputs(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_tape *t = call->tape;
+    spw_value *h = spw_nn_scale(t, linear(call, at, in[0], false), 1 / sqrtf((float)c->width));
+    h = spw_nn_add(t, spw__nn_norm(call, at, h), in[1]);
+    spw_nn_into(t, 0);
+    out[0] = spw_nn_scale(t, h, sqrtf(0.5f));
+}
+
+/* A layer's own embeddings; the first one makes all of them. */
+static spw_value *
+own_inputs(const spw_call *call, uint32_t *at, spw_value *x)
+{
+    const spw_model_config *c = &call->model->config;
+    const spw_side *tokens = &call->sides[SPW_SIDE_TOKENS], *inputs = &call->sides[SPW_SIDE_INPUTS];
+    uint64_t l = call->block->layer_idx, rows = call->batch->sequences * call->batch->positions;
+    if (l == 0) {
+        spw_value *y;
+        spw_nn_rows(call, at, make_inputs, (spw_value *[]){x, spw_nn_bring(call->tape, tokens, rows, 0, tokens->cols)},
+                    2, &y, 1);
+        spw_nn_leave(call->tape, y, inputs);
+    }
+    return spw_nn_bring(call->tape, inputs, rows, l * c->inputs_dim, c->inputs_dim);
 }
 
 spw_value *
@@ -376,12 +497,16 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
     const spw_model_config *c = &call->model->config;
     uint64_t l = call->block->layer_idx;
     uint32_t at = 0;
+    spw_value *inputs = c->inputs_dim > 0 ? own_inputs(call, &at, x) : NULL;
     spw_value *y, *beside,
         *h = spw_model_is_linear(c, l) ? spw__nn_linear_attention(call, &at, x, &beside)
                                        : attended(call, &at, x, &beside);
+    beside = inputs != NULL ? inputs : beside;
     if (spw_model_experts(c, l) == 0)
         spw_nn_rows(call, &at, c->parallel ? beside_attention : after_attention, (spw_value *[]){x, h, beside},
                     beside != NULL ? 3 : 2, &y, 1);
+    else if (c->experts_beside)
+        y = mixture_beside(call, &at, x, h);
     else
         y = mixture(call, &at, x, h, beside);
     return y;
@@ -410,19 +535,29 @@ own_linear(spw_model *m, spw_block *b, const char *prefix, const char *name, uin
         spw__nn_own(m, b, prefix, full, 1, rows, 1, SPW_INIT_ZEROS, 0);
 }
 
-/* A matrix (in, out) and a bias of each expert, which files have in two tensors: all matrices first, then the biases. */
 static void
-own_each(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t in, uint64_t out)
+own_norm(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t cols)
 {
     char full[64];
-    for (int bias = 0; bias < 2; bias++)
-        for (uint32_t e = 0; e < m->config.experts; e++) {
-            snprintf(full, sizeof full, "mlp.experts.%s%s.%u", name, bias ? "_bias" : "", e);
-            spw__nn_own(m, b, prefix, full, bias ? 1 : in, out, bias ? 1 : 2, bias ? SPW_INIT_ZEROS : SPW_INIT_NORMAL,
-                        bias ? 0 : (float)m->config.init_std);
-            m->params[m->param_count - 1].expert = e + 1;
-            m->params[m->param_count - 1].stack = (uint32_t)m->config.experts;
-        }
+    snprintf(full, sizeof full, "%s.weight", name);
+    spw__nn_own(m, b, prefix, full, 1, cols, 1, m->config.norms_from_one ? SPW_INIT_ZEROS : SPW_INIT_ONES, 0);
+    snprintf(full, sizeof full, "%s.bias", name);
+    if (m->config.layer_norm)
+        spw__nn_own(m, b, prefix, full, 1, cols, 1, SPW_INIT_ZEROS, 0);
+}
+
+/* A matrix (rows, cols), or with ndim 1 a vector, of each expert, which files have in one tensor. */
+static void
+own_each(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t rows, uint64_t cols, uint32_t ndim)
+{
+    char full[64];
+    for (uint32_t e = 0; e < m->config.experts; e++) {
+        snprintf(full, sizeof full, "%s.%u", name, e);
+        spw__nn_own(m, b, prefix, full, rows, cols, ndim, ndim == 1 ? SPW_INIT_ZEROS : SPW_INIT_NORMAL,
+                    ndim == 1 ? 0 : (float)m->config.init_std);
+        m->params[m->param_count - 1].expert = e + 1;
+        m->params[m->param_count - 1].stack = (uint32_t)m->config.experts;
+    }
 }
 
 static void
@@ -466,8 +601,10 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
     char name[48];
     own_router(m, b, prefix, mlp);
     if (c->experts_paired) {
-        own_each(m, b, prefix, "gate_up_proj", c->width, 2 * c->mlp_width);
-        own_each(m, b, prefix, "down_proj", c->mlp_width, c->width);
+        own_each(m, b, prefix, "mlp.experts.gate_up_proj", c->width, 2 * c->mlp_width, 2);
+        own_each(m, b, prefix, "mlp.experts.gate_up_proj_bias", 1, 2 * c->mlp_width, 1);
+        own_each(m, b, prefix, "mlp.experts.down_proj", c->mlp_width, c->width, 2);
+        own_each(m, b, prefix, "mlp.experts.down_proj_bias", 1, c->width, 1);
         return;
     }
     for (int k = 0; k < 3; k++) {
@@ -484,12 +621,30 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
         own_linear(m, b, prefix, "mlp.shared_expert_gate", 1, c->width, false);
 }
 
+/* The MLP of all rows and, between norms of each, experts beside it. */
+static void
+own_experts_beside(spw_model *m, spw_block *b, const char *prefix)
+{
+    const spw_model_config *c = &m->config;
+    own_gated(m, b, prefix, "mlp", c->dense_width, c->mlp_bias);
+    own_norm(m, b, prefix, "post_feedforward_layernorm_1", c->width);
+    spw__nn_own(m, b, prefix, "router.scale", 1, c->width, 1, SPW_INIT_ONES, 0);
+    own_linear(m, b, prefix, "router.proj", c->experts, c->width, false);
+    own_norm(m, b, prefix, "pre_feedforward_layernorm_2", c->width);
+    spw__nn_own(m, b, prefix, "router.per_expert_scale", 1, c->experts, 1, SPW_INIT_ONES, 0);
+    own_each(m, b, prefix, "experts.gate_up_proj", 2 * c->mlp_width, c->width, 2);
+    own_each(m, b, prefix, "experts.down_proj", c->width, c->mlp_width, 2);
+    own_norm(m, b, prefix, "post_feedforward_layernorm_2", c->width);
+}
+
 static void
 own_mlp(spw_model *m, spw_block *b, const char *prefix)
 {
     const spw_model_config *c = &m->config;
     const spw__names *names = spw__nn_names(c->family);
-    if (spw_model_experts(c, b->layer_idx) > 0) {
+    if (c->experts_beside) {
+        own_experts_beside(m, b, prefix);
+    } else if (spw_model_experts(c, b->layer_idx) > 0) {
         own_experts(m, b, prefix);
     } else if (c->ungated) {
         own_linear(m, b, prefix, names->up, c->mlp_width, c->width, c->mlp_bias);
@@ -498,26 +653,15 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
         own_linear(m, b, prefix, "mlp.gate_up_proj", 2 * c->mlp_width, c->width, c->mlp_bias);
         own_linear(m, b, prefix, "mlp.down_proj", c->width, c->mlp_width, c->mlp_bias);
     } else {
-        own_gated(m, b, prefix, "mlp", c->experts > 0 ? c->dense_width : c->mlp_width, c->mlp_bias);
+        own_gated(m, b, prefix, "mlp", spw_model_dense_width(c, b->layer_idx), c->mlp_bias);
     }
-}
-
-static void
-own_norm(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t cols)
-{
-    char full[64];
-    snprintf(full, sizeof full, "%s.weight", name);
-    spw__nn_own(m, b, prefix, full, 1, cols, 1, m->config.norms_from_one ? SPW_INIT_ZEROS : SPW_INIT_ONES, 0);
-    snprintf(full, sizeof full, "%s.bias", name);
-    if (m->config.layer_norm)
-        spw__nn_own(m, b, prefix, full, 1, cols, 1, SPW_INIT_ZEROS, 0);
 }
 
 static void
 own_latent(spw_model *m, spw_block *b, const char *prefix)
 {
     const spw_model_config *c = &m->config;
-    uint64_t H = c->width, Q = c->heads * c->head_dim, own = c->head_dim - c->rope_dim + spw_model_value_dim(c);
+    uint64_t H = c->width, Q = c->heads * c->head_dim, own = c->head_dim - c->rope_dim + spw_model_value_dim(c, 0);
     if (c->q_rank > 0) {
         own_linear(m, b, prefix, "self_attn.q_a_proj", c->q_rank, H, c->qkv_bias);
         own_norm(m, b, prefix, "self_attn.q_a_layernorm", c->q_rank);
@@ -535,7 +679,8 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
 {
     const spw_model_config *c = &m->config;
     const spw__names *names = spw__nn_names(c->family);
-    uint64_t H = c->width, D = c->head_dim, Q = c->heads * D, KV = c->kv_heads * D;
+    uint64_t l = b->layer_idx, D = spw_model_head_dim(c, l), KV = spw_model_kv_heads(c, l) * D;
+    uint64_t H = c->width, Q = c->heads * D;
     if (c->kv_rank > 0) {
         own_latent(m, b, prefix);
         return;
@@ -547,10 +692,13 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
     own_linear(m, b, prefix, names->q, c->attention_gated ? 2 * Q : Q, H, c->qkv_bias);
     if (c->qk_norm)
         own_norm(m, b, prefix, "self_attn.q_norm", c->qk_norm_whole ? Q : D);
+    if (spw_model_keys_of(c, l) != l)
+        return;
     own_linear(m, b, prefix, names->k, KV, H, c->qkv_bias);
     if (c->qk_norm)
         own_norm(m, b, prefix, "self_attn.k_norm", c->qk_norm_whole ? KV : D);
-    own_linear(m, b, prefix, names->v, KV, H, c->qkv_bias);
+    if (!c->values_of_keys || spw_model_window(c, l) > 0)
+        own_linear(m, b, prefix, names->v, KV, H, c->qkv_bias);
     if (c->sinks)
         spw__nn_own(m, b, prefix, "self_attn.sinks", 1, c->heads, 1, SPW_INIT_NORMAL, (float)c->init_std);
 }
@@ -564,7 +712,36 @@ own_attention(spw_model *m, spw_block *b, const char *prefix)
         return;
     }
     own_qkv(m, b, prefix);
-    own_linear(m, b, prefix, spw__nn_names(c->family)->out, c->width, c->heads * spw_model_value_dim(c), c->out_bias);
+    own_linear(m, b, prefix, spw__nn_names(c->family)->out, c->width, c->heads * spw_model_value_dim(c, b->layer_idx),
+               c->out_bias);
+}
+
+/* What the first layer makes all layers' embeddings with. */
+static void
+own_first(spw_model *m, spw_block *b)
+{
+    const spw_model_config *c = &m->config;
+    own_linear(m, b, "model.", "per_layer_model_projection", c->layers * c->inputs_dim, c->width, false);
+    own_norm(m, b, "model.", "per_layer_projection_norm", c->inputs_dim);
+}
+
+static void
+own_inputs_gate(spw_model *m, spw_block *b, const char *prefix)
+{
+    const spw_model_config *c = &m->config;
+    own_linear(m, b, prefix, "per_layer_input_gate", c->inputs_dim, c->width, false);
+    own_linear(m, b, prefix, "per_layer_projection", c->width, c->inputs_dim, false);
+    own_norm(m, b, prefix, "post_per_layer_input_norm", c->width);
+}
+
+/* One element that is frozen, 1 at first, and fp32 in any format. */
+static void
+own_number(spw_model *m, spw_block *b, const char *prefix, const char *name)
+{
+    spw_param *p;
+    spw__nn_own(m, b, prefix, name, 1, SPW_TERMS, 1, SPW_INIT_ONES, 0);
+    p = &m->params[m->param_count - 1];
+    p->in_terms = p->frozen = true;
 }
 
 void
@@ -582,11 +759,16 @@ spw__nn_build_llama(spw_model *m)
     if (c->learned_places)
         spw__nn_own(m, b, names->base, "embed_positions.weight", c->places_before + c->positions, H, 2, SPW_INIT_NORMAL,
                     std);
+    if (c->inputs_dim > 0)
+        spw__nn_own(m, b, names->base, "embed_tokens_per_layer.weight", c->inputs_vocab, c->layers * c->inputs_dim, 2,
+                    SPW_INIT_NORMAL, std);
     for (uint32_t l = 0; l < c->layers; l++) {
         char h[40];
         snprintf(h, sizeof h, "layers.%u", l);
         b = spw_model_add_block(m, h, spw_llama_layer_forward);
         b->layer_idx = l;
+        if (l == 0 && c->inputs_dim > 0)
+            own_first(m, b);
         snprintf(h, sizeof h, "%slayers.%u.", names->base, l);
         if (before)
             own_norm(m, b, h, names->norm, H);
@@ -600,6 +782,10 @@ spw__nn_build_llama(spw_model *m)
         own_mlp(m, b, h);
         if (after)
             own_norm(m, b, h, glm ? "post_mlp_layernorm" : "post_feedforward_layernorm", H);
+        if (c->inputs_dim > 0)
+            own_inputs_gate(m, b, h);
+        if (c->layer_scaled)
+            own_number(m, b, h, "layer_scalar");
     }
     b = spw_model_add_block(m, "head", spw_llama_head_forward);
     own_norm(m, b, names->base, names->last_norm, H);

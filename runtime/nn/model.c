@@ -214,6 +214,28 @@ check_linear(const spw_model_config *c, spw_error *err)
                              : SPW_RAISE(err, SPW_ECONFIG, "model: full_attention_interval is 0, it must be above");
 }
 
+/* Layers that read another's keys, and embeddings of each layer. */
+static spw_status
+check_sides(const spw_model_config *c, spw_error *err)
+{
+    bool alone = c->readers >= c->layers;
+    for (uint64_t l = c->layers - c->readers; l < c->layers && !alone; l++)
+        alone = spw_model_keys_of(c, l) == l;
+    if (c->readers > 0 && alone)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "model: the last %llu of %llu layers read the keys of one before them that has a window as they "
+            "have, or none; it is not there",
+            (unsigned long long)c->readers, (unsigned long long)c->layers);
+    if (c->inputs_dim > 0 && (c->inputs_vocab < c->vocab || c->experts > 0))
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "model: embeddings of each layer have %llu rows for %llu tokens, and %llu experts; there must be "
+            "one for each token, and no experts",
+            (unsigned long long)c->inputs_vocab, (unsigned long long)c->vocab, (unsigned long long)c->experts);
+    return SPW_OK;
+}
+
 enum { LAYERS_MAX = 65536 }; /* their parameters, of all experts, are counted in 32 bits */
 
 static spw_status
@@ -258,13 +280,17 @@ check(const spw_model_config *c, spw_error *err)
                          "model: %llu heads and %llu key/value heads; where a head's query, key and value are beside "
                          "each other, each has its own",
                          (unsigned long long)c->heads, (unsigned long long)c->kv_heads);
-    if (spw_model_value_dim(c) > c->head_dim)
+    if (c->full_head_dim > 0 && (c->full_kv_heads == 0 || c->heads % c->full_kv_heads != 0))
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: %llu heads do not divide into %llu key/value heads of layers without a window",
+                         (unsigned long long)c->heads, (unsigned long long)c->full_kv_heads);
+    if (spw_model_value_dim(c, 0) > spw_model_head_dim(c, 0))
         return SPW_RAISE(err, SPW_ECONFIG,
                          "model: a head's values have %llu elements, its keys %llu; not supported yet",
                          (unsigned long long)c->value_dim, (unsigned long long)c->head_dim);
-    if (turns && c->kv_rank == 0 && c->head_dim % 2 != 0)
+    if (turns && c->kv_rank == 0 && (c->head_dim % 2 != 0 || c->full_head_dim % 2 != 0))
         return SPW_RAISE(err, SPW_ECONFIG, "model: head_dim %llu is odd, rope needs an even one",
-                         (unsigned long long)c->head_dim);
+                         (unsigned long long)(c->head_dim % 2 != 0 ? c->head_dim : c->full_head_dim));
     if (c->experts > SPW_EXPERTS_MAX || c->choices > SPW_CHOICES_MAX || c->choices > c->experts ||
         (c->experts > 0 && c->choices == 0))
         return SPW_RAISE(
@@ -279,7 +305,7 @@ check(const spw_model_config *c, spw_error *err)
             "be of one size and hold that many",
             (unsigned long long)c->experts, (unsigned long long)c->groups, (unsigned long long)c->group_choices,
             (unsigned long long)c->choices);
-    if (c->experts > 0 && (c->dense_first > 0 || c->sparse_every > 1) && c->dense_width == 0)
+    if (c->experts > 0 && (c->dense_first > 0 || c->sparse_every > 1 || c->experts_beside) && c->dense_width == 0)
         return SPW_RAISE(err, SPW_ECONFIG, "model: layers without experts have an MLP of width 0");
     if (c->experts_paired && 4 * c->experts > SPW_BLOCK_PARAMS_MAX - 32)
         return SPW_RAISE(err, SPW_ECONFIG,
@@ -287,11 +313,11 @@ check(const spw_model_config *c, spw_error *err)
                          (unsigned long long)c->experts, SPW_BLOCK_PARAMS_MAX);
     if (c->rope != SPW_ROPE_PLAIN && !(c->rope_factor > 0))
         return SPW_RAISE(err, SPW_ECONFIG, "model: the rope factor is %g, it must be above 0", c->rope_factor);
-    if (turns && (spw_model_rope_width(c) == 0 || spw_model_rope_width(c) % 2 != 0))
+    if (turns && (spw_model_rope_width(c, 0) == 0 || spw_model_rope_width(c, 0) % 2 != 0))
         return SPW_RAISE(
             err, SPW_ECONFIG,
             "model: partial_rotary_factor %g turns %llu of a head's %llu elements; it must be an even number",
-            c->rope_part, (unsigned long long)spw_model_rope_width(c), (unsigned long long)c->head_dim);
+            c->rope_part, (unsigned long long)spw_model_rope_width(c, 0), (unsigned long long)c->head_dim);
     if (c->rope == SPW_ROPE_LLAMA3 && !(c->rope_low > 0 && c->rope_low < c->rope_high && c->rope_positions > 0))
         return SPW_RAISE(err, SPW_ECONFIG,
                          "model: llama3 rope needs 0 < low_freq_factor (%g) < high_freq_factor (%g) and "
@@ -314,6 +340,7 @@ spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err)
     *out = NULL;
     SPW_TRY(check(config, err));
     SPW_TRY(check_linear(config, err));
+    SPW_TRY(check_sides(config, err));
     if ((unsigned)config->family >= SPW_FAMILY_CUSTOM)
         return SPW_RAISE(err, SPW_EINVAL, "not a built-in model family");
     SPW_TRY(spw_model_create(&m, config, (uint32_t)((25 + 4 * config->experts) * config->layers + 8),

@@ -200,6 +200,17 @@ spw_value *spw_nn_scale(spw_tape *t, spw_value *x, float scale);
 /* (a + b) s, by a number that lies on the device: s is a frozen parameter of one element in terms (spw_param.in_terms). */
 spw_value *spw_nn_add_scaled_by(spw_tape *t, spw_value *a, spw_value *b, spw_value *s);
 float spw_nn_rounded(const spw_tape *t, float x); /* to the compute type, as if x were a tensor of it */
+/*
+ * What a block leaves for blocks behind the next one (leave: x, once), and those bring: cols columns from col on, all of which any number of
+ * blocks may read, and some one. Its gradient is in memory until the block that left it goes back; a block that leaves may bring, too.
+ */
+typedef struct spw_side {
+    act *data, *grad; /* (rows, cols); grad NULL: nobody wants it */
+    bool begun;       /* a block behind this one has put something into grad */
+    uint64_t cols;    /* 0: there is none */
+} spw_side;
+void spw_nn_leave(spw_tape *t, spw_value *x, const spw_side *side);
+spw_value *spw_nn_bring(spw_tape *t, const spw_side *side, uint64_t rows, uint64_t col, uint64_t cols);
 spw_value *spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site);
 /*
  * Linear head and cross-entropy, over as many rows at a time as the device does well with; losses go to batch->losses. While
@@ -271,6 +282,7 @@ typedef struct spw_call {
     const spw_model *model;
     const float *cos_sin;       /* the layer's rope table on the device, NULL without rope */
     const float *query_cos_sin; /* and that of its queries */
+    const spw_side *sides;      /* (SPW_SIDES_MAX) what blocks leave for later ones */
     bool training;
     act *logits_out; /* head only: write logits of all rows here instead of the loss; NULL: loss */
 } spw_call;
@@ -325,6 +337,7 @@ typedef enum spw_family {
     SPW_FAMILY_QWEN3_5,
     SPW_FAMILY_QWEN3_5_MOE,
     SPW_FAMILY_QWEN3_NEXT,
+    SPW_FAMILY_GEMMA4,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -335,7 +348,14 @@ bool spw_family_parse(const char *name, spw_family *out);
 const char *spw_family_head(spw_family family);
 
 /* What is done to the frequencies of rotary positions. */
-typedef enum spw_rope { SPW_ROPE_PLAIN, SPW_ROPE_LINEAR, SPW_ROPE_LLAMA3, SPW_ROPE_YARN, SPW_ROPE_LONG } spw_rope;
+typedef enum spw_rope {
+    SPW_ROPE_PLAIN,
+    SPW_ROPE_LINEAR,
+    SPW_ROPE_LLAMA3,
+    SPW_ROPE_YARN,
+    SPW_ROPE_LONG,
+    SPW_ROPE_PROPORTIONAL
+} spw_rope;
 enum { SPW_ROPE_FACTORS_MAX = 128 };
 
 /* Where a layer has RMSNorms: of what attention and the MLP read, of what they give before it is added, or of both. */
@@ -356,12 +376,25 @@ typedef struct spw_model_config {
      */
     uint64_t kv_rank, q_rank, rope_dim; /* kv_rank 0: keys and values of the row; q_rank 0: queries of the row */
     uint64_t value_dim;                 /* of a head's values; 0: head_dim */
-    bool rope_paired;                   /* pairs that are turned are neighbors */
-    bool packed;                        /* q, k and v are one matrix; then neither qk_norm nor experts */
-    bool woven;       /* packed: a head's q, k and v are beside each other, and each has its own k and v */
-    bool gate_packed; /* gate and up of the MLP are */
+    uint64_t full_head_dim,
+        full_kv_heads; /* head_dim and kv_heads of layers without a window, both; 0: as the others' */
+    bool rope_paired;  /* pairs that are turned are neighbors */
+    bool packed;       /* q, k and v are one matrix; then neither qk_norm nor experts */
+    bool woven;        /* packed: a head's q, k and v are beside each other, and each has its own k and v */
+    bool gate_packed;  /* gate and up of the MLP are */
     spw_norms norms;
     bool norms_from_one; /* norms multiply by 1 + w */
+    bool values_normed;  /* a head's values are, without weights */
+    bool values_of_keys; /* and in layers without a window made of what keys are made of */
+    bool layer_scaled;   /* what a layer gives is multiplied by a number of its own, which is frozen */
+    /*
+     * Embeddings of each layer (Gemma 3n's): so many elements for each layer and token, of a table with so many rows and of what the first
+     * layer reads; a layer's gate lets them in. 0: none
+     */
+    uint64_t inputs_dim, inputs_vocab;
+    uint64_t
+        readers; /* the last so many layers have no keys and values, but read those of the last one before them that is of their kind */
+    bool readers_double; /* whose MLP is twice as wide */
     bool layer_norm;     /* they are LayerNorms, with biases; then before halves, of no head, and not from one */
     bool
         parallel; /* the MLP reads what attention reads, and what both give is added to it; then norms before, and no experts */
@@ -385,10 +418,15 @@ typedef struct spw_model_config {
     uint64_t sparse_every;             /* and of the others all but every so many-th; 0: none of them */
     uint64_t shared_width;             /* of an expert that every row goes through besides; 0: none */
     bool shared_gated;                 /* by a gate of its own */
-    uint64_t window, window_from;      /* layers from window_from on read this many keys; window 0: no layer does */
-    uint64_t full_every;               /* but every so many-th layer, which has no window; 0: none such */
-    bool learned_places;               /* a table of places is added to embeddings, and no layer has rope */
-    uint64_t places_before;            /* rows of that table in front of the first place's */
+    /*
+     * Experts are beside the MLP of all rows, whose width is dense_width, and read the same sum by a norm of their own, as their router does; each
+     * weighs what a row gives it times a factor of its own. Norms of both; a factor's vector, and matrices with gate and up in one
+     */
+    bool experts_beside;
+    uint64_t window, window_from; /* layers from window_from on read this many keys; window 0: no layer does */
+    uint64_t full_every;          /* but every so many-th layer, which has no window; 0: none such */
+    bool learned_places;          /* a table of places is added to embeddings, and no layer has rope */
+    uint64_t places_before;       /* rows of that table in front of the first place's */
     spw_rope rope;
     bool sinks; /* a logit of each head that no key has */
     /*
@@ -407,7 +445,7 @@ typedef struct spw_model_config {
     double rope_growth;    /* yarn: queries grow with the log of how many rope_positions are before them; 0: not */
     double rope_attention; /* yarn, long: cos and sin are so many times as large */
     bool rope_truncate;    /* yarn */
-    double rope_part;      /* of each head's elements, the first, that are turned; 0: all are */
+    double rope_part; /* of each head's elements, the first, that are turned; 0: all are. proportional: of its pairs */
     float rope_short[SPW_ROPE_FACTORS_MAX], rope_long[SPW_ROPE_FACTORS_MAX]; /* long: of each frequency */
 } spw_model_config;
 
@@ -500,6 +538,27 @@ uint64_t spw_model_experts(const spw_model_config *config, uint64_t layer_idx);
 /* SPW_TERMS numbers that bf16 has and whose sum, first ones first, is x; and the sums of count times as many. sums may be terms. */
 void spw_terms_split(float x, float *terms);
 void spw_terms_sum(float *sums, const float *terms, uint64_t count);
+/* The layer whose keys and values this one reads: itself, or an earlier one; and whether a later one reads its. */
+uint64_t spw_model_keys_of(const spw_model_config *config, uint64_t layer_idx);
+bool spw_model_lends_keys(const spw_model_config *config, uint64_t layer_idx);
+/*
+ * What blocks leave for later ones: embeddings of all layers, of tokens alone and as layers read them, keys and values of layers with a window
+ * and of those without. How many columns each has (0: none), the block that leaves it, and the last one that reads all of its columns.
+ */
+enum spw_sides {
+    SPW_SIDE_TOKENS,
+    SPW_SIDE_INPUTS,
+    SPW_SIDE_KEYS,
+    SPW_SIDE_VALUES,
+    SPW_SIDE_FULL_KEYS,
+    SPW_SIDE_FULL_VALUES,
+    SPW_SIDES_MAX
+};
+uint64_t spw_model_side_cols(const spw_model_config *config, uint32_t side);
+uint32_t spw_model_side_block(const spw_model_config *config, uint32_t side);
+uint32_t spw_model_side_reader(const spw_model_config *config, uint32_t side);
+/* Width of the MLP that all rows of this layer go through. */
+uint64_t spw_model_dense_width(const spw_model_config *config, uint64_t layer_idx);
 /* Whether this layer turns its queries and keys, where any does. */
 bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
 /* Whether this layer has linear attention. */
@@ -508,24 +567,27 @@ bool spw_model_is_linear(const spw_model_config *config, uint64_t layer_idx);
 uint64_t spw_model_linear_channels(const spw_model_config *config);
 /* How many keys a row of this layer reads at most; 0: all before it. */
 uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
-/* Elements of a head's values. */
-uint64_t spw_model_value_dim(const spw_model_config *config);
+/* Elements of a head of this layer's queries and keys, and of its values; how many heads its keys and values have. */
+uint64_t spw_model_head_dim(const spw_model_config *config, uint64_t layer_idx);
+uint64_t spw_model_value_dim(const spw_model_config *config, uint64_t layer_idx);
+uint64_t spw_model_kv_heads(const spw_model_config *config, uint64_t layer_idx);
 /* What the products of queries and keys are multiplied by. Source of the factor for longer texts: Peng et al. 2023 (2309.00071, 3.4). */
 float spw_model_score_scale(const spw_model_config *config);
-/* How many elements of a head are turned. */
-uint64_t spw_model_rope_width(const spw_model_config *config);
+/* How many elements of a head are turned by a table, and room for each of the model's tables. */
+uint64_t spw_model_rope_width(const spw_model_config *config, uint64_t table_idx);
+uint64_t spw_model_rope_elems(const spw_model_config *config, uint64_t T);
 /* How many rope tables the model's layers take, and which one this layer does, and its queries. */
 uint64_t spw_model_rope_tables(const spw_model_config *config);
 uint64_t spw_model_rope_table(const spw_model_config *config, uint64_t layer_idx);
 uint64_t spw_model_query_table(const spw_model_config *config, uint64_t layer_idx);
 /*
- * spw_rope_table - cos and sin for T positions into out (T, R) in host memory, R elements of a head being turned; table_idx 1: of
+ * spw_rope_table - cos and sin for T positions into out (T, R) in host memory, R being the table's width; table_idx 1: of
  *           layers with a window, or of queries that grow, by 1 + rope_growth log(1 + floor(t / rope_positions)).
  * Computes  frequency f[j] = theta^(-2j/R). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
  *           positions: f where w < M / high, f / factor where w > M / low, and between them the mean of both, f with the
  *           weight (M / w - low) / (high - low). yarn: f up to the place j that turns high times over M positions, f / factor
  *           from the one that turns low times on, and between them the mean of both by j; with truncate the places are rounded
- *           outwards; cos and sin times rope_attention. long: f / rope_long[j] where T is above rope_positions, else f / rope_short[j],
+ *           outwards; cos and sin times rope_attention. proportional: f / factor, but 0 from j = rope_part R / 2 on. long: f / rope_long[j] where T is above rope_positions, else f / rope_short[j],
  *           cos and sin as in yarn. Frequencies and angles are rounded to fp32 as in the usual implementation.
  * Source    Su et al. 2021 (RoFormer); linear: Chen et al. 2023 (2306.15595); llama3: the model's config.json; yarn: Peng et
  *           al. 2023 (2309.00071); long: Ding et al. 2024 (2402.13753).

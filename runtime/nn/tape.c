@@ -202,7 +202,7 @@ spw__tape_op(spw_tape *t, spw__op_kind kind, spw_value *out)
     spw__op *o = &t->unrecorded;
     spw__tape_catch_up(t);
     if (t->is_tile && (kind == T_EMBEDDING || kind == T_ATTENTION || kind == T_CONV || kind == T_DELTA ||
-                       kind == T_ROUTE || kind == T_DISPATCH || kind == T_HEAD)) {
+                       kind == T_LEAVE || kind == T_BRING || kind == T_ROUTE || kind == T_DISPATCH || kind == T_HEAD)) {
         spw__tape_fail(t); /* they look at other rows, or at what belongs to rows of the batch */
         return NULL;
     }
@@ -368,6 +368,8 @@ backward_op(spw_tape *t, spw__op *o)
     case T_RMSNORM: spw__rmsnorm_backward(t, o); return;
     case T_ROPE: spw__rope_backward(t, o); return;
     case T_PARTS: spw__parts_backward(t, o); return;
+    case T_LEAVE: spw__leave_backward(t, o); return;
+    case T_BRING: spw__bring_backward(t, o); return;
     case T_KEYS: spw__keys_backward(t, o); return;
     case T_ATTENTION: spw__attention_backward(t, o); return;
     case T_CONV: spw__conv_backward(t, o); return;

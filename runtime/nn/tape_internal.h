@@ -14,6 +14,8 @@ typedef enum spw__op_kind {
     T_RMSNORM,
     T_ROPE,
     T_PARTS,
+    T_LEAVE,
+    T_BRING,
     T_KEYS,
     T_ATTENTION,
     T_CONV,
@@ -60,6 +62,7 @@ typedef struct spw__op {
     uint64_t T, heads, D, R, col[3];
     bool neighbors;
     spw_attention_shape shape;
+    spw_side side;
     spw_conv_shape conv;
     spw_delta_shape delta;
     spw_value **each, **each_bias; /* by expert */
@@ -185,6 +188,9 @@ void spw__rope_backward(spw_tape *t, const spw__op *o);
 void spw__parts_backward(spw_tape *t, const spw__op *o);
 void spw__keys_backward(spw_tape *t, const spw__op *o);
 void spw__attention_backward(spw_tape *t, const spw__op *o);
+/* side.c */
+void spw__leave_backward(spw_tape *t, const spw__op *o);
+void spw__bring_backward(spw_tape *t, const spw__op *o);
 /* delta.c */
 void spw__conv_backward(spw_tape *t, const spw__op *o);
 void spw__delta_backward(spw_tape *t, const spw__op *o);
