@@ -178,7 +178,8 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
 
 /*
  * All state is on a device of its own, and no other rank's: gradients are made where the store keeps them, another pass fetches nothing, and
- * sums wait for nobody. So micro-batches come one after the other, and activations are those of one; not if weights were decoded again for each.
+ * sums wait for nobody. So micro-batches come one after the other, and activations are those of one; not if weights were decoded again for each, nor
+ * where the first block goes back through more than its output (engine.deferred has no other).
  */
 static void
 settle_passes(spw_engine *e, const spw_engine_options *o)
@@ -187,7 +188,7 @@ settle_passes(spw_engine *e, const spw_engine_options *o)
     e->grads_stay = !e->inference && !e->host_addressable && e->comm == NULL && e->world == 1 &&
                     c->zero.offload_optimizer == SPW_TIER_DEVICE && c->run.grad_dtype == SPW_F32;
     if (!e->grads_stay || c->run.micro_batches_per_pass != 0 || o->chain_extra > 0 || e->in_pieces ||
-        strcmp(c->run.frozen_codes, "none") != 0)
+        strcmp(c->run.frozen_codes, "none") != 0 || e->model->config.inputs_dim > 0)
         return;
     e->group_max = 1;
     e->defers = e->model->config.tied && c->accumulation > 1;
@@ -434,9 +435,9 @@ most_turns(const spw_engine_options *o, const char **why)
         return m->experts > 0 ? (uint32_t)m->experts : 1;
     }
     *why =
-        m->experts == 0                ? "the model has no experts"
-        : o->chain_extra > 0           ? "blocks are repeated"
-        : m->norms != SPW_NORMS_BEFORE ? "what its layers give is normed"
+        m->experts == 0                                      ? "the model has no experts"
+        : o->chain_extra > 0                                 ? "blocks are repeated"
+        : m->norms != SPW_NORMS_BEFORE && !m->experts_beside ? "what its layers give is normed"
         : sums && (c->run.grad_dtype != SPW_F32 || strcmp(c->run.gradients, "nvme") == 0)
             ? "micro-batches then come one by one, and their gradients are added up in host memory: "
               "spillway.grad_dtype must be fp32, and spillway.gradients host"

@@ -151,6 +151,16 @@ tier(uint64_t k)
     return names[k];
 }
 
+static const char *
+full_layers(int count)
+{
+    static char list[200];
+    list[0] = '\0';
+    for (int i = 0; i < count; i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s\"full_attention\"", i > 0 ? ", " : "");
+    return list;
+}
+
 static void
 configure(const lane *l)
 {
@@ -162,6 +172,7 @@ configure(const lane *l)
              passes = pick(r, 4, 4) == 0;
     bool llama = pick(r, 5, 3) == 0, experts = llama && pick(r, 36, 2) == 0,
          gemma = llama && !experts && pick(r, 40, 2) == 0, /* with two tables of positions */
+        four = gemma && pick(r, 48, 2) == 0,               /* what blocks leave for later ones */
         packed = llama && !experts && !gemma && pick(r, 42, 2) == 0,
          linear = llama && !experts && !gemma && !packed && pick(r, 43, 2) == 0;
     char path[400], host[32], device[32], frozen[200] = "";
@@ -178,6 +189,7 @@ configure(const lane *l)
     snprintf(device, sizeof device, l->device > 0 ? "%llu" : "\"auto\"", (unsigned long long)l->device);
     fprintf(f, "{\"model\": {\"model_type\": \"%s\", \"vocab_size\": %d, ",
             experts  ? "mixtral"
+            : four   ? "gemma4_text"
             : gemma  ? "gemma3_text"
             : packed ? "phi3"
             : linear ? "qwen3_5_text"
@@ -187,7 +199,13 @@ configure(const lane *l)
     if (experts)
         fprintf(f, "\"num_local_experts\": %d, \"num_experts_per_tok\": %d, ", 3 + (int)pick(r, 37, 6),
                 1 + (int)pick(r, 38, 3));
-    if (gemma)
+    if (four)
+        fprintf(f,
+                "\"head_dim\": 8, \"global_head_dim\": %d, \"layer_types\": [%s], \"hidden_size_per_layer_input\": %d, "
+                "\"vocab_size_per_layer_input\": %d, \"num_kv_shared_layers\": %d, ",
+                16 << (int)pick(r, 49, 6), full_layers(1 + (int)pick(r, 7, 6)), 16 * (int)pick(r, 50, 4),
+                256 << (int)pick(r, 6, 4), (int)pick(r, 7, 6) / 2);
+    else if (gemma)
         fprintf(f, "\"head_dim\": %d, \"sliding_window\": 7, \"sliding_window_pattern\": 2, ",
                 8 << (int)pick(r, 41, 5));
     if (linear)

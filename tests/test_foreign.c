@@ -577,7 +577,7 @@ test_goes_on(void **state)
                          (double)losses[step]);
         }
         if (exact)
-            need(check_part(&s, k->name, "master", "end.", "", 3e-6, &err));
+            need(check_part(&s, k->name, "master", "end.", "", 5e-6, &err));
         end(&s);
     }
 }
