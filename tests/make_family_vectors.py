@@ -330,8 +330,29 @@ def gemma4_keys(folder):
 # As they have it, texts are filled up with token 0. Its row of the embedding gets no gradient then; here it does, as every other.
 def fills_up(model):
     model.config.text_config.pad_token_id = 0
-    model.get_input_embeddings().padding_idx = None
+    for table in model.modules():
+        if isinstance(table, torch.nn.Embedding):
+            table.padding_idx = None
     return gemma4_keys
+
+
+# And those of its smaller sizes have what makes keys and values of layers that read another's too, which its class passes over.
+def unread_keys(model):
+    text = model.config.text_config
+
+    def rewrite(folder):
+        gemma4_keys(folder)
+        path = os.path.join(folder, "model.safetensors")
+        t = load_file(path)
+        for layer in range(text.num_hidden_layers - text.num_kv_shared_layers, text.num_hidden_layers):
+            heads, base = text.per_layer_config[layer], f"model.language_model.layers.{layer}.self_attn."
+            width = heads.num_key_value_heads * heads.head_dim
+            assert base + "q_proj.weight" in t and base + "k_proj.weight" not in t
+            t |= {f"{base}{kind}_proj.weight": torch.ones(width, text.hidden_size, dtype=torch.bfloat16) for kind in "kv"}
+            t[base + "k_norm.weight"] = torch.ones(heads.head_dim, dtype=torch.bfloat16)
+        save_file(t, path, metadata={"format": "pt"})
+    fills_up(model)
+    return rewrite
 
 
 def older_layers(folder):
@@ -680,6 +701,9 @@ elif __name__ == "__main__":
                   position_embedding_size=4)
     make("gemma4_image", Gemma4Config(text_config=gemma4 | shared | alone | dict(use_bidirectional_attention="vision"), vision_config=vision, audio_config=None),
          bf16, double=True, change=fills_up)
+    audio = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, subsampling_conv_channels=[4, 2], conv_kernel_size=3, output_proj_dims=8)
+    make("gemma4_small_image", Gemma4Config(text_config=gemma4 | small, vision_config=vision | dict(use_clipped_linears=True), audio_config=audio),
+         bf16, double=True, change=unread_keys)
     vision = dict(patch_size=2, pooling_kernel_size=1, mm_embed_dim=8, mm_posemb_size=4, output_proj_dims=8)
     make("gemma4_unified", Gemma4UnifiedConfig(text_config=gemma4 | shared, vision_config=vision, audio_config=dict(audio_embed_dim=8)), bf16, double=True,
          change=fills_up)

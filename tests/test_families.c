@@ -102,6 +102,7 @@ static const char *const cases[] = {"gpt2",
                                     "gemma4_dense",
                                     "gemma4_plain",
                                     "gemma4_image",
+                                    "gemma4_small_image",
                                     "gemma4_unified",
                                     "gemma4_small",
                                     "gemma4_moe"};

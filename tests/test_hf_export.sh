@@ -97,7 +97,7 @@ train gemma4_plain false "$gemma4,\"rope_parameters\":{\"full_attention\":{\"rop
     \"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":50}}"
 train gemma4_moe true "$gemma4,\"attention_k_eq_v\":true,\"num_global_key_value_heads\":4,\"enable_moe_block\":true,\"num_experts\":6,\"top_k_experts\":3,\"moe_intermediate_size\":11"
 # Of a folder with images what is written is a text model's, configuration and all.
-for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_5_images qwen3_5_moe_images gemma4_image gemma4_unified; do
+for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_5_images qwen3_5_moe_images gemma4_image gemma4_small_image gemma4_unified; do
     mkdir "$dir/$name"
     check "$name: exported" run export "tests/vectors/families/$name" --to "$dir/$name/step-1"
     names="$names $name"
@@ -208,6 +208,7 @@ want = {
         "full_attention": {"rope_type": "proportional", "rope_theta": 1000, "partial_rotary_factor": 0.5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 50}}),
     "gemma4_moe": dict(enable_moe_block=True, num_experts=6, top_k_experts=3, moe_intermediate_size=11, attention_k_eq_v=True),
+    "gemma4_small_image": dict(model_type="gemma4_text", hidden_size_per_layer_input=8, num_kv_shared_layers=3, use_double_wide_mlp=True),
     "gemma4_image": dict(model_type="gemma4_text", vocab_size=41, sliding_window=5), "gemma4_unified": dict(vocab_size=41, sliding_window=5),
     "gpt_oss": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=7, layer_types=["sliding_attention", "full_attention"],
                     attention_bias=True, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 32, "beta_fast": 32, "beta_slow": 1,
