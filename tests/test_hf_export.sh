@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -93,9 +93,11 @@ train gemma2_full false "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"layer
 gemma4="\"model_type\":\"gemma4_text\",$small,\"head_dim\":8,\"global_head_dim\":16,\"hidden_size_per_layer_input\":0,\"sliding_window\":7,
     \"layer_types\":[\"sliding_attention\",\"full_attention\"]"
 train gemma4 true "$gemma4,\"attention_k_eq_v\":true,\"num_global_key_value_heads\":1,\"final_logit_softcapping\":30"
-train gemma4_plain false "$gemma4,\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"proportional\",\"rope_theta\":1000,\"partial_rotary_factor\":0.5},
-    \"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":50}}"
+train gemma4_plain false "$gemma4,\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"proportional\",\"rope_theta\":1000,\"partial_rotary_factor\":0.5,
+    \"factor\":2.5},\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":50}}"
 train gemma4_moe true "$gemma4,\"attention_k_eq_v\":true,\"num_global_key_value_heads\":4,\"enable_moe_block\":true,\"num_experts\":6,\"top_k_experts\":3,\"moe_intermediate_size\":11"
+train gemma4_small true "\"model_type\":\"gemma4_text\",${small/layers\":2/layers\":4},\"head_dim\":8,\"global_head_dim\":16,\"sliding_window\":7,
+    \"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"full_attention\"],\"hidden_size_per_layer_input\":8,\"vocab_size_per_layer_input\":256,\"num_kv_shared_layers\":2,\"use_double_wide_mlp\":true"
 # Of a folder with images what is written is a text model's, configuration and all.
 for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_5_images qwen3_5_moe_images gemma4_image gemma4_small_image gemma4_unified; do
     mkdir "$dir/$name"
@@ -205,9 +207,10 @@ want = {
                        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
                        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
     "gemma4_plain": dict(attention_k_eq_v=False, final_logit_softcapping=None, rope_parameters={
-        "full_attention": {"rope_type": "proportional", "rope_theta": 1000, "partial_rotary_factor": 0.5},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1000, "partial_rotary_factor": 0.5, "factor": 2.5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 50}}),
     "gemma4_moe": dict(enable_moe_block=True, num_experts=6, top_k_experts=3, moe_intermediate_size=11, attention_k_eq_v=True),
+    "gemma4_small": dict(num_hidden_layers=4, hidden_size_per_layer_input=8, vocab_size_per_layer_input=256, num_kv_shared_layers=2, use_double_wide_mlp=True),
     "gemma4_small_image": dict(model_type="gemma4_text", hidden_size_per_layer_input=8, num_kv_shared_layers=3, use_double_wide_mlp=True),
     "gemma4_image": dict(model_type="gemma4_text", vocab_size=41, sliding_window=5), "gemma4_unified": dict(vocab_size=41, sliding_window=5),
     "gpt_oss": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=7, layer_types=["sliding_attention", "full_attention"],

@@ -61,6 +61,15 @@ long_object(const spw_model_config *c)
 }
 
 static json_t *
+proportional_object(const spw_model_config *c)
+{
+    json_t *o = json_pack("{s:s, s:f}", "rope_type", "proportional", "partial_rotary_factor", c->rope_part);
+    if (c->rope_factor != 1)
+        json_object_set_new(o, "factor", json_real(c->rope_factor));
+    return o;
+}
+
+static json_t *
 rope_scaling(const spw_model_config *c)
 {
     switch (c->rope) {
@@ -71,9 +80,7 @@ rope_scaling(const spw_model_config *c)
         return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", c->rope_factor,
                          "low_freq_factor", c->rope_low, "high_freq_factor", c->rope_high,
                          "original_max_position_embeddings", (json_int_t)c->rope_positions);
-    case SPW_ROPE_PROPORTIONAL:
-        return json_pack("{s:s, s:f, s:f}", "rope_type", "proportional", "partial_rotary_factor", c->rope_part,
-                         "factor", c->rope_factor);
+    case SPW_ROPE_PROPORTIONAL: return proportional_object(c);
     case SPW_ROPE_PLAIN: break;
     }
     return NULL;
