@@ -248,7 +248,7 @@ step_flops(const spw_engine *e, double *recompute)
             forward += product;
             if (b >= e->lowest) {
                 backward += product * (p->frozen ? 1 : 2);
-                again += p->expert > 0 ? product : 0;
+                again += p->expert > 0 ? product * (comes_again(e) ? 2 : 1) : 0;
             }
         }
     }

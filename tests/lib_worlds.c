@@ -364,7 +364,7 @@ world_refused(const spw_config *c, uint32_t per_host, uint32_t ranks, const char
 }
 
 void
-outcome_near(const outcome *a, const outcome *b, const char *what)
+outcome_within(const outcome *a, const outcome *b, double most, const char *what)
 {
     double worst = 0, top = 0;
     assert_int_equal(a->elems, b->elems);
@@ -377,8 +377,14 @@ outcome_near(const outcome *a, const outcome *b, const char *what)
         worst = d > worst ? d : worst;
         top = fabs((double)a->state[0][i]) > top ? fabs((double)a->state[0][i]) : top;
     }
-    if (!(worst <= 3e-6 * top))
+    if (!(worst <= most * top))
         fail_msg("%s: weights differ by %.3g, the largest is %.3g", what, worst, top);
+}
+
+void
+outcome_near(const outcome *one, const outcome *other, const char *what)
+{
+    outcome_within(one, other, 1e-6, what);
 }
 
 void

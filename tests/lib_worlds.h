@@ -57,6 +57,8 @@ void world_run(const world *w);
 void world_refused(const spw_config *c, uint32_t per_host, uint32_t ranks, const char *says);
 /* Losses and weights are those of one rank up to rounding. */
 void outcome_near(const outcome *one, const outcome *other, const char *what);
+/* Weights differ by at most so much of the largest; near: by a millionth. */
+void outcome_within(const outcome *one, const outcome *other, double most, const char *what);
 /* Losses, norm, evaluation, weights and moments are the same to the last bit. */
 void outcome_same(const outcome *first, const outcome *other, const char *what);
 
