@@ -168,14 +168,16 @@ spw__release_block(spw_engine *e, const block_run *run)
 
 /* ---------------------------------------------------------------- experts and pieces in turns */
 
-/* The block's matrix that comes in pieces; NULL: it has none. */
+/* Whose piece the *piece-th of the block's matrices in pieces is; which of that one's it is. NULL: there are fewer. */
 static const spw_place *
-pieces_of(const spw_engine *e, uint32_t block_idx)
+piece_in(const spw_engine *e, uint32_t block_idx, uint64_t *piece)
 {
     const spw_block *b = &e->model->blocks[block_idx];
     for (uint32_t k = 0; k < b->param_count; k++) {
-        if (e->layout.places[b->param_ids[k]].pieces > 1)
-            return &e->layout.places[b->param_ids[k]];
+        const spw_place *at = &e->layout.places[b->param_ids[k]];
+        if (at->pieces > 1 && *piece < at->pieces)
+            return at;
+        *piece -= at->pieces > 1 ? at->pieces : 0;
     }
     return NULL;
 }
@@ -187,7 +189,7 @@ pieces_of(const spw_engine *e, uint32_t block_idx)
 static spw_status
 ask_for_piece(const block_run *run, uint64_t piece, bool backward, spw_store_use *uses, spw_error *err)
 {
-    const spw_place *at = pieces_of(run->e, run->block_idx);
+    const spw_place *at = piece_in(run->e, run->block_idx, &piece);
     uint32_t u = at->unit_idx + (uint32_t)piece;
     uses[0] = (spw_store_use){u, run->e->generations[u]};
     return backward && piece + 1 == at->pieces && run->e->layout.units[u].trainable
@@ -328,6 +330,7 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
     uint64_t table_elems = spw_model_rope_elems(m, spw__table_positions(e));
     static act *const want_logits = (act *)(uintptr_t)1;
     spw_side sides[SPW_SIDES_MAX];
+    uint64_t pieces = 0;
     spw_call call = {.tape = e->tape,
                      .batch = batch,
                      .block = b,
@@ -354,11 +357,13 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
             continue;
         run->params[k]->absent = run->gradients_alone;
         run->params[k]->piece_rows = at->pieces > 1 ? at->piece_elems / p->cols : 0;
+        run->params[k]->pieces_before = pieces;
+        pieces += at->pieces > 1 ? at->pieces : 0;
         run->params[k]->fp8 = e->config.run.fp8 && !e->inference && spw_model_is_dense(e->model, b, b->param_ids[k]);
     }
     if (training)
         spw_tape_on_route(e->tape, note_peak, e);
-    if (e->in_turns || run->mode == MODE_CHOICE || pieces_of(e, run->block_idx) != NULL)
+    if (e->in_turns || run->mode == MODE_CHOICE || pieces > 0)
         spw_tape_on_turn(e->tape, e->turn_experts > 0 ? e->turn_experts : 1, take_turn, run);
     return b->forward(&call, x);
 }

@@ -67,7 +67,7 @@ all_read(const spw_model_config *m)
 void
 tiny_model_fit(spw_model_config *m)
 {
-    m->inputs_vocab = m->inputs_dim > 0 ? m->vocab + 3 : 0;
+    m->inputs_vocab = m->inputs_dim > 0 ? m->vocab + (m->vocab % 2 > 0 ? 0 : 3) : 0; /* more rows: it stays whole */
     while (m->readers > 0 && (m->readers >= m->layers || !all_read(m)))
         m->readers--;
 }

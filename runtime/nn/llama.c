@@ -26,12 +26,12 @@ spw_llama_embed_forward(const spw_call *call, spw_value *x)
     const spw_batch *b = call->batch;
     const spw_model_config *c = &call->model->config;
     (void)x;
-    if (c->inputs_dim > 0) {
-        x = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[1]);
-        x = spw_nn_scale(call->tape, x, spw_nn_rounded(call->tape, sqrtf((float)c->inputs_dim)));
-        spw_nn_leave(call->tape, x, &call->sides[SPW_SIDE_TOKENS]);
-    }
     x = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
+    if (c->inputs_dim > 0) {
+        spw_value *all = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[1]);
+        all = spw_nn_scale(call->tape, all, spw_nn_rounded(call->tape, sqrtf((float)c->inputs_dim)));
+        spw_nn_leave(call->tape, all, &call->sides[SPW_SIDE_TOKENS]);
+    }
     if (c->learned_places)
         return spw_nn_embedding_add(call->tape, x, b->places, call->params[1], c->places_before);
     if (c->embedding_scaled)

@@ -154,7 +154,7 @@ spw_model_by_vocab(const spw_model *m, uint32_t id)
         bool head = forward == spw_gpt2_head_forward || forward == spw_llama_head_forward;
         for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
             bool used = m->blocks[b].param_ids[k] == id;
-            if (used && !head && !(k == 0 && spw_model_is_embedding(m, b)))
+            if (used && !head && !(k <= (m->config.inputs_dim > 0) && spw_model_is_embedding(m, b)))
                 return false;
         }
     }

@@ -45,6 +45,7 @@ typedef struct spw_value {
     uint64_t
         piece_rows; /* parameters: embedding and head find so many of its rows in data and w_grad at a time, and the last ones, each
                             in its turn (spw_tape_on_turn); 0: all of them */
+    uint64_t pieces_before; /* parameters: of matrices in pieces in front of it in the block; turns count all */
     bool absent; /* parameters: data are nowhere, because the call needs the gradient alone (spw_model_is_embedding) */
     spw_routed *routed; /* it is a routing (rows, choices): data are weights in fp32 */
 } spw_value;
@@ -104,7 +105,7 @@ void spw_tape_on_route(spw_tape *tape, spw_route_fn fn, void *ctx);
  * in forward and downwards in backward. fn is told of each turn before it (the weights of experts [first, end) that have rows, and in
  * backward the w_grad of all of them, are needed from then on) and when it is over. Forward that is recorded leaves the experts out, because backward computes each turn
  * again before it uses it: what combine gives then is undefined, so it must be for sums alone; but not onto nothing, where it is computed. The same bits as without.
- * Pieces of a table or head (spw_value.piece_rows) have turns too, the piece first of it, without a routing: forward upwards in an embedding,
+ * Pieces of tables or a head (spw_value.piece_rows) have turns too, the piece first of them, without a routing: forward upwards in an embedding,
  * and in a head, whose losses are known when all have been seen; backward downwards in both.
  */
 typedef enum spw_turn { SPW_TURN_FORWARD, SPW_TURN_BACKWARD, SPW_TURN_OVER } spw_turn;

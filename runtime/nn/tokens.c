@@ -27,7 +27,8 @@ piece_count(const spw_value *table)
 static bool
 begin_piece(spw_tape *t, const spw_value *table, const piece *p, spw_turn what)
 {
-    return table->piece_rows == 0 || spw__tape_turn(t, NULL, p->idx, p->idx + 1, what);
+    uint64_t idx = table->pieces_before + p->idx;
+    return table->piece_rows == 0 || spw__tape_turn(t, NULL, idx, idx + 1, what);
 }
 
 static bool
