@@ -99,7 +99,8 @@ static const char *const cases[] = {"gpt2",
                                     "gemma4_plain",
                                     "gemma4_moe",
                                     "gemma4_image",
-                                    "gemma4_unified"};
+                                    "gemma4_unified",
+                                    "gemma4_small"};
 
 enum { LENGTH_MAX = 256, VOCAB_MAX = 256 };
 
