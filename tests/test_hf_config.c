@@ -750,6 +750,10 @@ test_section(void **state)
         "{\"model\":{\"model_type\":\"qwen2\",\"vocab_size\":256,\"hidden_size\":12,\"num_hidden_layers\":2,"
         "\"num_attention_heads\":2,\"intermediate_size\":7,\"rope_theta\":1e6},"
         "\"data\":{\"path\":[\"x\"]},\"train_micro_batch_size_per_gpu\":1}";
+    static const char four[] =
+        "{\"model\":{\"model_type\":\"gemma4_text\",\"hidden_size\":12,\"num_hidden_layers\":3,\"num_attention_heads\":"
+        "4,"
+        "\"intermediate_size\":7," FOUR "},\"data\":{\"path\":[\"x\"]},\"train_micro_batch_size_per_gpu\":1}";
     spw_error err = {0};
     (void)state;
     DONE(spw_config_parse(&c, text, "run.json", (const char *[]){"model.sliding_window=null"}, 1, &err));
@@ -776,6 +780,18 @@ test_section(void **state)
                           1, &err));
     assert_int_equal(c.model.family, SPW_FAMILY_QWEN3);
     assert_string_equal(c.model_path, "tests/vectors/families/qwen3");
+    { /* whose class looks into rope_parameters alone */
+        static const char *const older[] = {"rope_theta", "rope_scaling", "partial_rotary_factor",
+                                            "original_max_position_embeddings"};
+        for (size_t k = 0; k < sizeof older / sizeof older[0]; k++) {
+            char value[64], want[100];
+            snprintf(value, sizeof value, "model.%s=1", older[k]);
+            snprintf(want, sizeof want, "\"model.%s\" is a key of other values of model.model_type", older[k]);
+            assert_int_equal(spw_config_parse(&c, four, "run.json", (const char *[]){value}, 1, &err), SPW_ECONFIG);
+            assert_non_null(strstr(err.message, want));
+            err = (spw_error){0};
+        }
+    }
 }
 
 int

@@ -74,7 +74,7 @@ static const struct {
     {"head_dim", LLAMAS},
     {"intermediate_size", (LLAMAS & ~OF(QWEN3_5_MOE)) | (LAYER_NORM & ~OPT)},
     {"max_position_embeddings", LLAMAS | LAYER_NORM},
-    {"original_max_position_embeddings", LLAMAS},
+    {"original_max_position_embeddings", LLAMAS & ~GEMMA4},
     {"activation_function", GPT2 | OPT},
     {"hidden_act", (LLAMAS & ~(GEMMA3 | GEMMA4)) |
                        (LAYER_NORM & ~OPT)}, /* Gemma 2's files have both, and its class looks at the other */
@@ -94,10 +94,10 @@ static const struct {
     {"qk_layernorm", STABLELM},
     {"initializer_range", ALL & ~OPT},
     {"tie_word_embeddings", ALL},
-    {"rope_theta", LLAMAS | STARCODER2 | STABLELM},
+    {"rope_theta", (LLAMAS & ~GEMMA4) | STARCODER2 | STABLELM},
     {"rope_scaling", (LLAMAS & ~GEMMA4) | (LAYER_NORM & ~OPT)},
     {"rope_parameters", LLAMAS | (LAYER_NORM & ~OPT)},
-    {"partial_rotary_factor", LLAMAS | STABLELM},
+    {"partial_rotary_factor", (LLAMAS & ~GEMMA4) | STABLELM},
     {"rotary_pct", NEOX},
     {"rotary_emb_base", NEOX},
     {"use_parallel_residual", NEOX | STABLELM},
