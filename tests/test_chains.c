@@ -132,6 +132,30 @@ test_sums_on_their_way(void **state)
     unsetenv("SPW_EMULATE_STREAMS");
 }
 
+/* Where blocks read what others have left, a chain is the model's, and what was asked for changes nothing. */
+static void
+test_left_for_others(void **state)
+{
+    static const uint32_t chain[] = {0, 1, 2, 3, 4, 5, 6, 7};
+    double want = 0;
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        rig r;
+        spw_step_result result;
+        rig_config(&r, TINY_GEMMA4_SMALL, SPW_STATE_FP32, SPW_TIER_HOST);
+        rig_need(&r, rig_begin(&r));
+        if (k == 1) {
+            assert_int_equal(spw_engine_set_chain(r.e, chain, 8, &r.err), SPW_EINVAL);
+            assert_non_null(strstr(r.err.message, "what others have left"));
+            r.err = (spw_error){0};
+        }
+        rig_need(&r, rig_step(&r, 0, &result));
+        want = k == 0 ? result.grad_norm : want;
+        assert_true(result.grad_norm == want);
+        rig_remove(&r);
+    }
+}
+
 int
 main(void)
 {
@@ -139,6 +163,7 @@ main(void)
         cmocka_unit_test(test_sums_on_their_way),
         cmocka_unit_test(test_changing_chain),
         cmocka_unit_test(test_trained_left_out),
+        cmocka_unit_test(test_left_for_others),
     };
     return cmocka_run_group_tests_name("chains", tests, NULL, NULL);
 }
