@@ -25,7 +25,7 @@ spw_nn_leave(spw_tape *t, spw_value *x, const spw_side *side)
 void
 spw__leave_backward(spw_tape *t, const spw__op *o)
 {
-    spw__tape_pass_through(t, o->in[0], o->out);
+    spw__tape_hand_over(t, o->in[0], o->out);
 }
 
 spw_value *
