@@ -44,6 +44,8 @@ spw_nn_bring(spw_tape *t, const spw_side *side, uint64_t rows, uint64_t col, uin
         spw_gpu_copy_heads(t->queue, y->data, cols, 0, from, side->cols, 0, rows, 1, cols);
     o->side = *side;
     o->col[0] = col;
+    if (whole && !side->begun)
+        y->grad = side->grad; /* nothing is there yet: it is made where it belongs */
     return y;
 }
 
@@ -53,13 +55,14 @@ spw__bring_backward(spw_tape *t, const spw__op *o)
 {
     const spw_value *y = o->out;
     const spw_side *side = &o->side;
+    const act *grad = y->so_far != NULL ? y->so_far : y->grad;
     if (t->dry || side->grad == NULL)
         return;
     if (y->cols < side->cols)
-        spw_gpu_copy_heads(t->queue, spw__tape_at_col(t, side->grad, o->col[0]), side->cols, 0, y->grad, y->cols, 0,
+        spw_gpu_copy_heads(t->queue, spw__tape_at_col(t, side->grad, o->col[0]), side->cols, 0, grad, y->cols, 0,
                            y->rows, 1, y->cols);
     else if (side->begun)
-        spw_gpu_add(t->queue, side->grad, side->grad, y->grad, y->rows * y->cols);
-    else
-        spw_gpu_copy_d2d(t->queue, side->grad, t->act_dtype, y->grad, t->act_dtype, y->rows * y->cols, NULL);
+        spw_gpu_add(t->queue, side->grad, side->grad, grad, y->rows * y->cols);
+    else if (grad != side->grad) /* it was handed another's */
+        spw_gpu_copy_d2d(t->queue, side->grad, t->act_dtype, grad, t->act_dtype, y->rows * y->cols, NULL);
 }
