@@ -442,15 +442,14 @@ spw__cache_width(const spw_engine *e, uint64_t layer_idx)
            spw_model_head_dim(m, layer_idx);
 }
 
-/* Every layer before has its own, or reads another's; one of linear attention keeps as much whatever the number of positions is. */
-layer_cache
-spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx)
+/* Every layer up to this one has its own; one of linear attention keeps as much whatever the number of positions is. */
+static layer_cache
+own_cache(const spw_engine *e, uint64_t layer_idx)
 {
     const spw_model_config *m = &e->model->config;
     uint64_t state = m->linear_heads * m->linear_key_dim * m->linear_value_dim * sizeof(float);
-    uint64_t own = spw_model_keys_of(m, layer_idx);
     layer_cache c = {.at = 0};
-    for (uint64_t l = 0; l <= own; l++) {
+    for (uint64_t l = 0; l <= layer_idx; l++) {
         uint64_t keys = e->cache_positions * spw__cache_width(e, l) * e->compute_bytes;
         bool linear = spw_model_is_linear(m, l);
         c.at += c.bytes[0] + c.bytes[1];
@@ -462,12 +461,17 @@ spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx)
     return c;
 }
 
-/* Every block between the first and the last may hold an attention. */
+layer_cache
+spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx)
+{
+    return own_cache(e, spw_model_keys_of(&e->model->config, layer_idx));
+}
+
+/* Every block between the first and the last may hold an attention; the last ones may read another's keys. */
 uint64_t
 spw__cache_bytes(const spw_engine *e)
 {
-    layer_cache last = spw__cache_of_layer(e, e->model->block_count - 3 - e->model->config.readers);
-    return last.at + last.bytes[0] + last.bytes[1];
+    return own_cache(e, e->model->block_count - 2 - e->model->config.readers).at;
 }
 
 uint64_t
