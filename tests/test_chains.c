@@ -156,14 +156,43 @@ test_left_for_others(void **state)
     }
 }
 
+/* A model of embedding and head alone: nothing between them keeps anything, and the plan does not look for it. */
+static void
+test_two_blocks(void **state)
+{
+    spw_config c;
+    spw_model_config mc;
+    spw_model *m = NULL;
+    spw_engine *e = NULL;
+    spw_block *b;
+    spw_error err = {0};
+    uint32_t wte;
+    (void)state;
+    alarm(20); /* once it counted layers to 2^32 */
+    tiny_config(&c, SPW_STATE_FP32);
+    tiny_model_config(&mc, SPW_FAMILY_LLAMA);
+    mc.family = SPW_FAMILY_CUSTOM;
+    mc.layers = 0;
+    DONE(spw_model_create(&m, &mc, 4, 2, &err));
+    b = spw_model_add_block(m, "embed", spw_llama_embed_forward);
+    wte = spw_model_add_param(m, "wte", mc.vocab, mc.width, 2, SPW_INIT_NORMAL, 0.05f);
+    spw_block_use(m, b, wte);
+    b = spw_model_add_block(m, "head", spw_llama_head_forward);
+    spw_block_use(m, b, spw_model_add_param(m, "norm", 1, mc.width, 1, SPW_INIT_ONES, 0));
+    spw_block_use(m, b, wte);
+    DONE(spw_engine_create(&e, &(spw_engine_options){.config = &c, .model = m}, &err));
+    spw_engine_destroy(e);
+    spw_model_destroy(m);
+    alarm(0);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sums_on_their_way),
-        cmocka_unit_test(test_changing_chain),
-        cmocka_unit_test(test_trained_left_out),
-        cmocka_unit_test(test_left_for_others),
+        cmocka_unit_test(test_sums_on_their_way), cmocka_unit_test(test_changing_chain),
+        cmocka_unit_test(test_trained_left_out),  cmocka_unit_test(test_left_for_others),
+        cmocka_unit_test(test_two_blocks),
     };
     return cmocka_run_group_tests_name("chains", tests, NULL, NULL);
 }
