@@ -245,10 +245,9 @@ uint64_t spw__cache_bytes(const spw_engine *e);                     /* of all la
 uint64_t spw__cache_width(const spw_engine *e, uint64_t layer_idx); /* elements of a row of keys */
 uint64_t spw__table_positions(const spw_engine *e);                 /* of the rotary table */
 uint64_t spw__rope_elems(const spw_engine *e);
-uint64_t spw__losses_bytes(const spw_engine *e);   /* of all micro-batches of a step */
-uint64_t spw__deferred_bytes(const spw_engine *e); /* of engine.deferred */
-uint64_t
-spw__sides_bytes(const spw_engine *e); /* of engine.sides: what blocks leave for later ones, and its gradients */
+uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a step */
+uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */
+uint64_t spw__sides_bytes(const spw_engine *e);     /* of engine.sides, and of their gradients */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
 
 /* ---------------------------------------------------------------- ahead.c: updates before the norm is known */

@@ -377,12 +377,12 @@ typedef struct spw_model_config {
      */
     uint64_t kv_rank, q_rank, rope_dim; /* kv_rank 0: keys and values of the row; q_rank 0: queries of the row */
     uint64_t value_dim;                 /* of a head's values; 0: head_dim */
-    uint64_t full_head_dim,
-        full_kv_heads; /* head_dim and kv_heads of layers without a window, both; 0: as the others' */
-    bool rope_paired;  /* pairs that are turned are neighbors */
-    bool packed;       /* q, k and v are one matrix; then neither qk_norm nor experts */
-    bool woven;        /* packed: a head's q, k and v are beside each other, and each has its own k and v */
-    bool gate_packed;  /* gate and up of the MLP are */
+    /* head_dim and kv_heads of layers without a window, both; 0: as the others' */
+    uint64_t full_head_dim, full_kv_heads;
+    bool rope_paired; /* pairs that are turned are neighbors */
+    bool packed;      /* q, k and v are one matrix; then neither qk_norm nor experts */
+    bool woven;       /* packed: a head's q, k and v are beside each other, and each has its own k and v */
+    bool gate_packed; /* gate and up of the MLP are */
     spw_norms norms;
     bool norms_from_one; /* norms multiply by 1 + w */
     bool values_normed;  /* a head's values are, without weights */
@@ -393,8 +393,8 @@ typedef struct spw_model_config {
      * layer reads; a layer's gate lets them in. 0: none
      */
     uint64_t inputs_dim, inputs_vocab;
-    uint64_t
-        readers; /* the last so many layers have no keys and values, but read those of the last one before them that is of their kind */
+    /* The last so many layers have no keys and values, but read those of the last one before them that is of their kind. */
+    uint64_t readers;
     bool readers_double; /* whose MLP is twice as wide */
     bool layer_norm;     /* they are LayerNorms, with biases; then before halves, of no head, and not from one */
     bool
