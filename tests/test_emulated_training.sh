@@ -182,18 +182,19 @@ qwen3_5='"model_type": "qwen3_5_text", "intermediate_size": 60, '$linear qwen3_5
 next='"model_type": "qwen3_next", "moe_intermediate_size": 24, "shared_expert_intermediate_size": 36, "num_experts": 6, "num_experts_per_tok": 2, '$linear next_more=
 four='"model_type": "gemma4_text", "intermediate_size": 72, "enable_moe_block": true, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24, "sliding_window": 9,
   "head_dim": 8, "global_head_dim": 264, "attention_k_eq_v": true, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 2.0,
-  "initializer_range": 0.1, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]' four_more=
+  "initializer_range": 0.1, "tie_word_embeddings": false, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]' four_more=
 small='"model_type": "gemma4_text", "intermediate_size": 36, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 256,
   "num_kv_shared_layers": 1, "use_double_wide_mlp": true, "layer_types": ["full_attention", "full_attention", "full_attention"]' small_more=', "tile_tokens": 14'
 first=host
 for family in experts shared phi3 gemma gemma2 oss deepseek qwen3_5 next four small; do
-    more=${family}_more kv_heads=2
+    more=${family}_more kv_heads=2 lr=2e-3
+    [ $family = four ] && lr=2e-4 # its scores, which nothing divides, make steps of roundings
     [ $family = deepseek ] && kv_heads=6
     cat >"$dir/$family.json" <<JSON
 { "model": {${!family}, "vocab_size": 256, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": $kv_heads,
             "max_position_embeddings": 64},
   "data": {"path": ["$dir/text.txt"], "seq_length": 40, "seed": 1}, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
-  "gradient_clipping": 1.0, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
+  "gradient_clipping": 1.0, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": $lr}},
   "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
   "spillway": {"steps": 2, "seed": 3, "device": "cpu", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2${!more}} }
 JSON
