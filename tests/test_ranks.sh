@@ -6,7 +6,8 @@ build=${SPW_BUILD:-build/release}
 spw=$build/spillway
 export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-ranks-XXXXXX")
-cleanup() { chmod -R u+w "$dir"; rm -rf "$dir"; }
+# A child that a signal reaches before it is the program runs the trap too.
+cleanup() { if [ $BASHPID -eq $$ ]; then chmod -R u+w "$dir"; rm -rf "$dir"; fi; }
 trap cleanup EXIT
 . tests/lib_tap.sh
 train() { timeout -s KILL 400 "$spw" train "$dir/tiny.json" --quiet "$@" >"$dir/out" 2>"$dir/err"; }
