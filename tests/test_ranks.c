@@ -106,7 +106,7 @@ compare_coded(spw_family family, spw_state_format format, double clipping, bool 
                                .least_device = least,
                                .out = out});
             if (i == 0)
-                outcome_within(one, out, four ? 3e-6 : 1e-6, what);
+                outcome_within(one, out, four ? 1e-5 : 1e-6, what);
             else
                 outcome_same(first, out, what);
             for (uint32_t r = 0; r < worlds[k] && least; r++)
