@@ -192,8 +192,8 @@ limit_of(const job *j, const spw_optimizer *o, spw_state_format f)
         [SPW_STATE_SPLIT] = {0.90, 0.70, false},     [SPW_STATE_SPLIT_BF16] = {0.80, 0.40, false},
         [SPW_STATE_SPLIT_INT8] = {1.00, 0.40, true}, [SPW_STATE_SPLIT24_INT8] = {1.00, 0.40, true},
     };
-    spw_isa least = f <= SPW_STATE_SPLIT ? SPW_ISA_AVX2 : SPW_ISA_AVX512;
-    if (j->check == 0 || o != &spw_opt_adam || j->isa < least)
+    bool fused = f <= SPW_STATE_SPLIT ? j->isa != SPW_ISA_SCALAR : j->isa == SPW_ISA_AVX512;
+    if (j->check == 0 || o != &spw_opt_adam || !fused)
         return (limit){0};
     return (limit){limits[f].least * j->check, limits[f].logged * j->check, limits[f].of_split};
 }
@@ -446,8 +446,8 @@ take_optimizers(job *j, const char *text)
 static bool
 take_isa(job *j, const char *text)
 {
-    for (int isa = SPW_ISA_SCALAR; isa <= (int)spw_cpu_isa_native(); isa++)
-        if (strcasecmp(text, spw_isa_name((spw_isa)isa)) == 0) {
+    for (int isa = SPW_ISA_SCALAR; isa < SPW_ISA_COUNT; isa++)
+        if (spw_cpu_has((spw_isa)isa) && strcasecmp(text, spw_isa_name((spw_isa)isa)) == 0) {
             j->isa = (spw_isa)isa;
             return true;
         }

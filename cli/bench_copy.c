@@ -135,7 +135,7 @@ fill(char *to, uint64_t bytes)
 static spw_status
 bench_open(bench *b, spw_error *err)
 {
-    uint64_t S = 0, room, free_bytes = spw_memory_available_bytes(), cgroup = spw_cgroup_memory_bytes("");
+    uint64_t S = 0, room, free_bytes = spw_memory_available_bytes(""), cgroup = spw_cgroup_memory_bytes("");
     spw_carve carve;
     for (uint32_t i = 0; i < b->opt.size_count; i++)
         S = b->opt.sizes[i] > S ? b->opt.sizes[i] : S;

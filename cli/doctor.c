@@ -161,6 +161,7 @@ static void
 check_memory(void)
 {
     struct rlimit lock;
+    spw_id_set gpus;
     char a[32], b[32];
     uint64_t cgroup = spw_cgroup_memory_bytes("");
     if (getrlimit(RLIMIT_MEMLOCK, &lock) == 0) {
@@ -172,10 +173,13 @@ check_memory(void)
             printf("           fix: ulimit -l unlimited, memlock lines in /etc/security/limits.conf, or docker run "
                    "--ulimit memlock=-1;\n           without it memory is not pinned\n");
     }
-    row("memory", spw_memory_available_bytes() > 0, "%s available, cgroup limit %s",
-        spw_format_bytes(a, sizeof a, spw_memory_available_bytes()),
+    row("memory", spw_memory_available_bytes("") > 0, "%s available, cgroup limit %s",
+        spw_format_bytes(a, sizeof a, spw_memory_available_bytes("")),
         cgroup == UINT64_MAX ? "none" : spw_format_bytes(b, sizeof b, cgroup));
-    if (numa_available() >= 0)
+    if (numa_available() >= 0 && spw_gpu_nodes("", &gpus) > 0)
+        row("numa", true, "%d node(s), of which %s: memory of GPUs, not counted as the host's",
+            numa_num_configured_nodes(), spw_id_set_format(a, sizeof a, &gpus));
+    else if (numa_available() >= 0)
         row("numa", true, "%d node(s)", numa_num_configured_nodes());
     else
         row("numa", false, "the kernel has no NUMA policy (harmless on one socket)");

@@ -71,6 +71,7 @@ kernel_of(spw_isa isa)
     case SPW_ISA_SCALAR: return spw__adam_ref;
     case SPW_ISA_AVX2: return spw__adam_avx2;
     case SPW_ISA_AVX512: return spw__adam_avx512;
+    case SPW_ISA_NEON: return spw__adam_neon;
     default: return NULL;
     }
 }
@@ -89,7 +90,7 @@ spw_adam_step_isa(spw_isa isa, const spw_adam_coef *coef, const spw_adam_slice *
 {
     spw__adam_fn kernel = kernel_of(isa);
     uint64_t nonfinite_count;
-    if (kernel == NULL || isa > spw_cpu_isa_native())
+    if (kernel == NULL || !spw_cpu_has(isa))
         return SPW_EUNSUPPORTED;
     nonfinite_count = kernel(coef, slice);
     if (nonfinite_out != NULL)

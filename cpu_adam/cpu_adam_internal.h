@@ -27,7 +27,7 @@ typedef struct spw__adam_log {
  * comes behind them is as it was. NULL when not built.
  */
 typedef uint64_t (*spw__adam_logged_fn)(const spw_adam_coef *coef, const spw_adam_slice *slice, spw__adam_log *log);
-extern const spw__adam_logged_fn spw__adam_logged_avx2, spw__adam_logged_avx512;
+extern const spw__adam_logged_fn spw__adam_logged_avx2, spw__adam_logged_avx512, spw__adam_logged_neon;
 /* Of the slice's elements [i, i + 32) those whose bit is set, as they are in memory and were in w. False: the list has no room. */
 bool spw__log_misfits(spw__adam_log *log, const spw_adam_slice *slice, uint64_t i, const float *w, uint32_t bits);
 
@@ -39,8 +39,7 @@ spw_adam_coef spw__adam_coef_of(const spw_opt_coef *coef);
 /* The truth; it also does the last elements of the vector kernels. */
 uint64_t spw__adam_ref(const spw_adam_coef *coef, const spw_adam_slice *slice);
 /* NULL when the build lacks the instruction set. */
-extern const spw__adam_fn spw__adam_avx2;
-extern const spw__adam_fn spw__adam_avx512;
+extern const spw__adam_fn spw__adam_avx2, spw__adam_avx512, spw__adam_neon;
 
 /* opt_block.h, once per instruction set: rules and codecs on blocks of up to SPW_OPT_BLOCK elements in L1. */
 enum { SPW__GROUP = SPW_STATE_GROUP };
@@ -74,16 +73,17 @@ typedef struct spw__opt_table {
 } spw__opt_table;
 extern const spw__opt_table spw__opt_table_ref;
 extern const spw__opt_table *const spw__opt_table_avx2, *const spw__opt_table_avx512; /* NULL when not built */
-const spw__opt_table *spw__opt_table_of(spw_isa isa);                                 /* NULL: not built */
-spw_isa spw__opt_isa(void);                                                           /* the best that has one */
+/* NULL: not built, or the CPU lacks it. For NEON it is the reference's, which the compiler makes of it there. */
+const spw__opt_table *spw__opt_table_of(spw_isa isa);
+spw_isa spw__opt_isa(void); /* the best that has one */
 
 /* undo.c: updates of a chunk that has a log. These leave what their arithmetic misses when it runs backwards, others copies. */
 bool spw__runs_backwards(spw_state_format f, const spw_optimizer *o, bool weights);
 /* Elements [first, end) of every array that the log is for, to it or back. */
 void spw__log_copy(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer *o, uint64_t first,
                    uint64_t end, bool back);
-uint64_t spw__opt_step_logged(const spw__opt_table *table, const spw_opt_chunk *c, const spw_opt_range *ranges,
-                              uint64_t from, uint64_t to);
+uint64_t
+spw__opt_step_logged(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint64_t from, uint64_t to);
 
 /* Stochastic rounding and 8-bit codes; opt_block.h says how. Here, because the fused kernels do the same. */
 #define SPW__HASH_STEP       0x9e3779b9u

@@ -313,6 +313,8 @@ walk_blocks(const walk *k, const spw_opt_range *ranges, uint64_t from, uint64_t 
 const spw__opt_table *
 spw__opt_table_of(spw_isa isa)
 {
+    if (!spw_cpu_has(isa))
+        return NULL;
     return isa == SPW_ISA_AVX512 ? spw__opt_table_avx512
            : isa == SPW_ISA_AVX2 ? spw__opt_table_avx2
                                  : &spw__opt_table_ref;
@@ -472,12 +474,12 @@ spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *range
     uint64_t nonfinite_count, from = c->begin, to = c->end > 0 ? c->end : c->elems;
     SPW_ASSERT(c->begin % SPW_STATE_GROUP == 0 && to % SPW_STATE_GROUP == 0 && to <= c->elems);
     SPW_ASSERT(range_count > 0 && ranges[range_count - 1].end == c->elems && c->elems % SPW_STATE_GROUP == 0);
-    if (spw__opt_table_of(isa) == NULL || isa > spw_cpu_isa_native())
+    if (spw__opt_table_of(isa) == NULL)
         return SPW_EUNSUPPORTED;
     if (c->log == NULL)
         nonfinite_count = step_any(isa, c, ranges, from, to);
     else if (spw__runs_backwards(c->format, ranges[0].coef->optimizer, c->log_weights))
-        nonfinite_count = spw__opt_step_logged(spw__opt_table_of(isa), c, ranges, from, to);
+        nonfinite_count = spw__opt_step_logged(isa, c, ranges, from, to);
     else
         nonfinite_count = step_copied(isa, c, ranges, from, to);
     if (nonfinite_out != NULL)

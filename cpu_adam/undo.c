@@ -227,13 +227,13 @@ step_fused(walk *k, spw__adam_logged_fn kernel, uint64_t i, uint64_t to, uint64_
 }
 
 uint64_t
-spw__opt_step_logged(const spw__opt_table *table, const spw_opt_chunk *c, const spw_opt_range *ranges, uint64_t from,
-                     uint64_t to)
+spw__opt_step_logged(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint64_t from, uint64_t to)
 {
-    const spw__adam_logged_fn kernel = table == spw__opt_table_avx512 ? spw__adam_logged_avx512
-                                       : table == spw__opt_table_avx2 ? spw__adam_logged_avx2
-                                                                      : NULL;
-    walk k = walk_of(table, c, ranges);
+    const spw__adam_logged_fn kernel = isa == SPW_ISA_AVX512 ? spw__adam_logged_avx512
+                                       : isa == SPW_ISA_AVX2 ? spw__adam_logged_avx2
+                                       : isa == SPW_ISA_NEON ? spw__adam_logged_neon
+                                                             : NULL;
+    walk k = walk_of(spw__opt_table_of(isa), c, ranges);
     const uint32_t before = from == 0 ? 0 : *k.count;
     uint64_t nonfinite = 0, n;
     block b;
@@ -258,7 +258,7 @@ spw_opt_undo_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *range
     const uint64_t to = c->end > 0 ? c->end : c->elems;
     const spw__opt_table *table = spw__opt_table_of(isa);
     SPW_ASSERT(range_count > 0 && ranges[range_count - 1].end == c->elems && c->log != NULL);
-    if (table == NULL || isa > spw_cpu_isa_native())
+    if (table == NULL)
         return SPW_EUNSUPPORTED;
     if (spw__runs_backwards(c->format, ranges->coef->optimizer, c->log_weights)) {
         walk k = walk_of(table, c, ranges);

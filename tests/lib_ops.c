@@ -110,7 +110,9 @@ ops_run_tests(const struct CMUnitTest *tests, size_t count)
 {
     const char *given = getenv("SPW_ISA");
     int failed = 0;
-    for (int isa = 0; isa <= (int)spw_cpu_isa_native(); isa++) {
+    for (int isa = 0; isa < SPW_ISA_COUNT; isa++) {
+        if (!spw_cpu_has((spw_isa)isa))
+            continue;
         if (given != NULL && strcmp(given, spw_isa_name((spw_isa)isa)) != 0)
             continue;
         if (SANITIZED && given == NULL && isa > 0 && isa < (int)spw_cpu_isa_native())

@@ -162,7 +162,7 @@ assert_same_chunk(chunk *a, const spw_adam_slice *sa, chunk *b, const spw_adam_s
 static void
 test_isa_bit_identity(void **state)
 {
-    /* AVX2 and AVX-512 give the bits of the scalar reference for every format, gradient type, length and alignment, on
+    /* AVX2, AVX-512 and NEON give the bits of the scalar reference for every format, gradient type, length and alignment, on
      * ordinary numbers, denormals, huge ones, zeros, infinities and NaNs; bytes outside the slice stay as they were. */
     (void)state;
     for (spw_isa isa = SPW_ISA_AVX2; isa < SPW_ISA_COUNT; isa++) {

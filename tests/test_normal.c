@@ -82,8 +82,8 @@ static void
 test_same_bits(void **state)
 {
     static const uint64_t firsts[] = {0, 1, 63, 64, 4294967290ull, 1ull << 40};
-    spw__normal_fn *const sets[] = {drawn_here, spw_cpu_isa() >= SPW_ISA_AVX2 ? spw__normal_avx2 : NULL,
-                                    spw_cpu_isa() >= SPW_ISA_AVX512 ? spw__normal_avx512 : NULL};
+    spw__normal_fn *const sets[] = {drawn_here, spw_cpu_has(SPW_ISA_AVX2) ? spw__normal_avx2 : NULL,
+                                    spw_cpu_has(SPW_ISA_AVX512) ? spw__normal_avx512 : NULL};
     float *want = malloc(COUNT * sizeof *want), *got = malloc(COUNT * sizeof *got);
     (void)state;
     assert_true(want != NULL && got != NULL);

@@ -153,7 +153,7 @@ test_settled(void **state)
                     assert_true(spw_bf16_to_f32(spw_f32_to_bf16(y)) == y);
                 }
             }
-            for (int a = 0; a <= (int)spw_cpu_isa_native(); a++) {
+            for (int a = 0; a < 3 && spw_cpu_has((spw_isa)a); a++) {
                 memset(again, 0, sizeof again);
                 all[a]->settle(again, kinds[k], input, SPW_F32, ELEMS);
                 assert_memory_equal(codes, again, ELEMS / BLOCK * spw__quant_bytes(kinds[k], BLOCK));
@@ -188,7 +188,7 @@ test_same_bytes(void **state)
             uint64_t all_bytes = spw__quant_bytes(kinds[k], ELEMS);
             all[0]->encode(codes, kinds[k], from, types[t], ELEMS);
             all[0]->decode(one, types[t], codes, kinds[k], ELEMS);
-            for (int isa = 1; isa <= (int)spw_cpu_isa_native(); isa++) {
+            for (int isa = 1; isa < 3 && spw_cpu_has((spw_isa)isa); isa++) {
                 memset(other, 0, sizeof other);
                 memset(two, 0, sizeof two);
                 all[isa]->encode(other + 1, kinds[k], from, types[t], ELEMS);

@@ -118,6 +118,33 @@ test_cgroup_memory(void **state)
     put("sys/fs/cgroup/memory.max", "8000000000\n");
 }
 
+/* The memory of a GPU that is coherent with the CPU is a node of the kernel's, and nothing that the host has. */
+static void
+test_gpu_nodes(void **state)
+{
+    spw_id_set nodes;
+    (void)state;
+    assert_true(spw_memory_available_bytes(root) == 0 && spw_gpu_nodes(root, &nodes) == 0);
+    put("proc/meminfo",
+        "MemTotal:  602931200 kB\nMemFree:   500000000 kB\nMemAvailable:   560000000 kB\nBuffers: 1 kB\n");
+    put("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 500000000 kB\nNode 0 MemFree: 401000000 kB\n");
+    put("sys/devices/system/node/node1/meminfo",
+        "Node 1 MemTotal:       98000000 kB\nNode 1 MemFree:        95000000 kB\nNode 1 MemUsed:        3000000 kB\n"
+        "Node 1 Active(anon):   7 kB\nNode 1 Active(file):   1000000 kB\nNode 1 Inactive(file):   500000 kB\n");
+    put("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA H100 80GB HBM3\n");
+    assert_int_equal(spw_gpu_nodes(root, &nodes), 0); /* no such file: it hangs on PCI Express */
+    assert_true(spw_memory_available_bytes(root) == 560000000ull * 1024);
+    put("proc/driver/nvidia/gpus/0009:01:00.0/numa_status", "Node:      -1\nStatus:    offline\n");
+    assert_int_equal(spw_gpu_nodes(root, &nodes), 0);
+    put("proc/driver/nvidia/gpus/0009:01:00.0/numa_status",
+        "Node:      1\nStatus:    online\nAddress:   420000000000\nSize:      1800000000\n");
+    assert_int_equal(spw_gpu_nodes(root, &nodes), 1);
+    assert_true(spw_id_set_has(&nodes, 1));
+    assert_true(spw_memory_available_bytes(root) == (560000000ull - 96500000) * 1024);
+    put("proc/meminfo", "MemAvailable: 9 kB\n");        /* read one after the other */
+    assert_true(spw_memory_available_bytes(root) == 1); /* none, which is not the same as unknown */
+}
+
 /* Of what a machine has, each process that wants as much gets its share; a limit on its own mappings is its own. */
 static void
 test_memory_shared(void **state)
@@ -146,7 +173,7 @@ test_memory_shared(void **state)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
-    assert_true(spw_memory_room_bytes(0, SHARERS) <= spw_memory_available_bytes() / (SHARERS / 2));
+    assert_true(spw_memory_room_bytes(0, SHARERS) <= spw_memory_available_bytes("") / (SHARERS / 2));
 }
 
 /* A limit holds for all that is below it: a batch system's or a service's stands in the middle, not at the mount. */
@@ -760,6 +787,7 @@ main(void)
         cmocka_unit_test(test_region_over),
         cmocka_unit_test_setup_teardown(test_cgroup_quota, make_root, remove_root),
         cmocka_unit_test_setup_teardown(test_cgroup_memory, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(test_gpu_nodes, make_root, remove_root),
         cmocka_unit_test_setup_teardown(test_cgroup_memory_above, make_root, remove_root),
         cmocka_unit_test(test_memory_shared),
         cmocka_unit_test_setup_teardown(test_disks, make_root, remove_root),

@@ -23,15 +23,14 @@ choose_kernels(void)
 {
     static const char *const fallbacks[] = {"Prescott", "Barcelona", "Sandybridge"}, name[] = "OPENBLAS_CORETYPE";
     const char *core = openblas_get_corename();
-    spw_isa isa = spw_cpu_isa_native();
     bool fell_back = false;
     openblas_set_num_threads(1); /* the cut is ours */
     for (size_t i = 0; i < sizeof fallbacks / sizeof *fallbacks; i++)
         fell_back = fell_back || strcmp(core, fallbacks[i]) == 0;
-    if (!fell_back || isa < SPW_ISA_AVX2 || getenv(name) != NULL || gotoblas_dynamic_init == NULL ||
+    if (!fell_back || !spw_cpu_has(SPW_ISA_AVX2) || getenv(name) != NULL || gotoblas_dynamic_init == NULL ||
         gotoblas_dynamic_quit == NULL)
         return;
-    setenv(name, isa == SPW_ISA_AVX512 ? "SkylakeX" : "Haswell", 1);
+    setenv(name, spw_cpu_has(SPW_ISA_AVX512) ? "SkylakeX" : "Haswell", 1);
     gotoblas_dynamic_quit();
     gotoblas_dynamic_init();
     unsetenv(name);

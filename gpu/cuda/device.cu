@@ -144,18 +144,27 @@ read_line(const char *bus_id, const char *name, char *out, size_t bytes)
     (void)fclose(f);
 }
 
-/* PCIe from what the kernel says of the slot: the CUDA runtime does not tell. An idle link may run slower than it can. */
+/*
+ * A link on which atomic operations are the hardware's is no PCIe, whatever the slot says. Else from what the kernel says of the slot: the
+ * CUDA runtime does not tell. An idle link may run slower than it can.
+ */
 static void
 describe_link(int device_idx, char *out, size_t bytes)
 {
     static const double speeds[] = {2.5, 5, 8, 16, 32, 64}; /* GT/s of generations 1 to 6 */
     char bus_id[32] = "", speed[64], width[16], now_speed[64], now_width[16];
     size_t gen = 0;
+    int coherent = 0;
     out[0] = '\0';
     if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device_idx) != cudaSuccess)
         return;
     for (char *c = bus_id; *c != '\0'; c++)
         *c = *c >= 'A' && *c <= 'F' ? (char)(*c - 'A' + 'a') : *c;
+    if (cudaDeviceGetAttribute(&coherent, cudaDevAttrHostNativeAtomicSupported, device_idx) == cudaSuccess &&
+        coherent) {
+        snprintf(out, bytes, "coherent (NVLink-C2C) at %s", bus_id);
+        return;
+    }
     read_line(bus_id, "max_link_speed", speed, sizeof speed);
     read_line(bus_id, "max_link_width", width, sizeof width);
     read_line(bus_id, "current_link_speed", now_speed, sizeof now_speed);

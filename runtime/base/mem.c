@@ -166,16 +166,36 @@ map_aligned(uint64_t bytes, uint64_t align, int fd)
     return at;
 }
 
-/* A hint, and only where nobody has chosen: a process under numactl keeps what it was given. */
+static pthread_once_t nodes_known = PTHREAD_ONCE_INIT;
+static spw_id_set host_nodes; /* all but GPUs'; none where there is no such GPU */
+
 static void
-take_turns(void *p, uint64_t bytes, const spw_id_set *nodes)
+find_nodes(void)
 {
+    spw_id_set of_gpus;
+    if (spw_gpu_nodes("", &of_gpus) == 0 || !spw_memory_nodes("", &host_nodes))
+        return;
+    for (uint32_t i = 0; i < SPW_IDS_MAX / 64; i++)
+        host_nodes.bits[i] &= ~of_gpus.bits[i];
+}
+
+/*
+ * On several nodes in turns; else anywhere but in a GPU's memory, of which the kernel gives pages as soon as the node nearby is full of
+ * files. A hint, and only where nobody has chosen: a process under numactl keeps what it was given.
+ */
+static void
+choose_nodes(void *p, uint64_t bytes, const spw_id_set *nodes)
+{
+    const bool turns = nodes != NULL && spw_id_set_count(nodes) > 1;
     unsigned long mask[SPW_IDS_MAX / 64];
     int mode;
     _Static_assert(sizeof mask == sizeof nodes->bits, "the kernel's masks are of longs");
-    memcpy(mask, nodes->bits, sizeof mask);
+    (void)pthread_once(&nodes_known, find_nodes);
+    if (!turns && spw_id_set_count(&host_nodes) == 0)
+        return;
+    memcpy(mask, turns ? nodes->bits : host_nodes.bits, sizeof mask);
     if (get_mempolicy(&mode, NULL, 0, NULL, 0) == 0 && mode == MPOL_DEFAULT)
-        (void)mbind(p, bytes, MPOL_INTERLEAVE, mask, SPW_IDS_MAX + 1, 0);
+        (void)mbind(p, bytes, turns ? MPOL_INTERLEAVE : MPOL_BIND, mask, SPW_IDS_MAX + 1, 0);
 }
 
 typedef struct touch_job {
@@ -226,9 +246,8 @@ map_region(spw_region *region, int fd, uint64_t bytes, unsigned flags, const spw
         return SPW_RAISE_SYS(err, errno, "mapping %s of memory", spw_format_bytes(text, sizeof text, bytes));
     if (huge)
         (void)madvise(p, map_bytes,
-                      MADV_HUGEPAGE); /* a hint: refused on kernels without THP, and then 4 KiB pages serve */
-    if (nodes != NULL && spw_id_set_count(nodes) > 1)
-        take_turns(p, map_bytes, nodes); /* before the first touch, which settles where a page is */
+                      MADV_HUGEPAGE);  /* a hint: refused on kernels without THP, and then 4 KiB pages serve */
+    choose_nodes(p, map_bytes, nodes); /* before the first touch, which settles where a page is */
     if (fd < 0 && (flags & SPW_REGION_LAZY) == 0)
         touch(p, map_bytes, page);
     region->base = p;

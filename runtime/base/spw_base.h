@@ -378,8 +378,14 @@ double spw_cgroup_cpu_quota(const char *root);
 uint64_t spw_cgroup_memory_bytes(const char *root);
 /* What the fullest of them has left, files in the page cache not counted as used; UINT64_MAX when none has a limit. */
 uint64_t spw_cgroup_memory_room_bytes(const char *root);
-/* MemAvailable of /proc/meminfo; 0 when unknown. */
-uint64_t spw_memory_available_bytes(void);
+/*
+ * The NUMA nodes that are GPUs' memory, of those that are coherent with the CPU (Grace Hopper, Grace Blackwell): the kernel counts
+ * them as the machine's, and gives pages of them where others are scarce. Reads root/proc and root/sys; root is "" outside of tests.
+ * Returns how many.
+ */
+uint32_t spw_gpu_nodes(const char *root, spw_id_set *out);
+/* MemAvailable of root/proc/meminfo, without what of it is a GPU's; 0 when unknown. */
+uint64_t spw_memory_available_bytes(const char *root);
 /*
  * What this process may still take: its share of the least of that and of what its cgroups have left, where so many processes, one or more, want as
  * much as it does; and no more than RLIMIT_AS, which is each one's own and counts what is mapped: untouched_bytes is what will be
@@ -394,10 +400,11 @@ uint64_t spw_disk_free(const char *path);
 /* The disk that a block device is a part of. Reads root/sys; root is "" outside of tests. */
 uint64_t spw_disk_behind(const char *root, uint64_t dev);
 
-/* CPU features, probed once. SPW_ISA=scalar|avx2|avx512 in the environment lowers the answer. */
-typedef enum spw_isa { SPW_ISA_SCALAR, SPW_ISA_AVX2, SPW_ISA_AVX512, SPW_ISA_COUNT } spw_isa;
+/* CPU features, probed once. SPW_ISA=scalar|avx2|avx512|neon in the environment lowers the answer. */
+typedef enum spw_isa { SPW_ISA_SCALAR, SPW_ISA_AVX2, SPW_ISA_AVX512, SPW_ISA_NEON, SPW_ISA_COUNT } spw_isa;
 spw_isa spw_cpu_isa(void);        /* the best that CPU, build and SPW_ISA allow */
 spw_isa spw_cpu_isa_native(void); /* without SPW_ISA */
+bool spw_cpu_has(spw_isa isa);
 const char *spw_isa_name(spw_isa isa);
 
 /* ---------------------------------------------------------------- where threads and memory go */
@@ -420,6 +427,8 @@ void spw_cpu_affinity(spw_id_set *out);
 void spw_topology_read(spw_topology *out, const char *root, const spw_id_set *allowed);
 /* The nodes that its CPUs are on; returns how many. */
 uint32_t spw_topology_nodes(const spw_topology *topology, spw_id_set *out);
+/* The nodes that have memory, GPUs' among them; false where the kernel does not say. */
+bool spw_memory_nodes(const char *root, spw_id_set *out);
 /*
  * spw_topology_share - leaves the CPUs of one of several processes that share a machine. Pure.
  * Computes  nodes are dealt out first, so that nobody lies across more of them than it must; then the whole cores of a node.

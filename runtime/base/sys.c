@@ -2,6 +2,7 @@
  * What the machine is: time, allowed CPUs, memory limits, disks and instruction sets.
  */
 #include "spw_base.h"
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -205,18 +206,68 @@ spw_cpu_allowed_count(void)
     return count > 0 ? count : 1;
 }
 
-uint64_t
-spw_memory_available_bytes(void)
+uint32_t
+spw_gpu_nodes(const char *root, spw_id_set *out)
 {
-    char line[128];
-    unsigned long long kib = 0;
-    FILE *f = fopen("/proc/meminfo", "re");
-    if (f == NULL)
-        return 0;
-    while (fgets(line, sizeof line, f) != NULL && sscanf(line, "MemAvailable: %llu", &kib) != 1) {
+    char path[PATH_MAX], line[128];
+    struct dirent *entry;
+    DIR *dir;
+    memset(out, 0, sizeof *out);
+    snprintf(path, sizeof path, "%s/proc/driver/nvidia/gpus", root);
+    dir = opendir(path);
+    while (dir != NULL && (entry = readdir(dir)) != NULL) {
+        FILE *f;
+        int node;
+        snprintf(path, sizeof path, "%s/proc/driver/nvidia/gpus/%s/numa_status", root, entry->d_name);
+        f = fopen(path, "re"); /* only there where the memory is coherent; -1 where the kernel has not got it */
+        while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+            if (sscanf(line, "Node: %d", &node) == 1 && node >= 0 && node < SPW_IDS_MAX)
+                spw_id_set_add(out, (uint32_t)node);
+        }
+        if (f != NULL)
+            fclose(f);
     }
-    fclose(f);
-    return kib * 1024u;
+    if (dir != NULL)
+        closedir(dir);
+    return spw_id_set_count(out);
+}
+
+/* The sum of some lines of a meminfo, in bytes; names end with NULL. */
+static uint64_t
+meminfo_bytes(const char *path, const char *const *names)
+{
+    char line[128], name[64];
+    unsigned long long kib, sum = 0;
+    FILE *f = fopen(path, "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        const char *at = strncmp(line, "Node ", 5) == 0 ? strchr(line + 5, ' ') : line;
+        if (at == NULL || sscanf(at, " %63[^:]: %llu", name, &kib) != 2)
+            continue;
+        for (const char *const *n = names; *n != NULL; n++)
+            sum += strcmp(name, *n) == 0 ? kib : 0;
+    }
+    if (f != NULL)
+        fclose(f);
+    return sum * 1024u;
+}
+
+/* What the kernel counts as available of a node: what is free, and files. */
+uint64_t
+spw_memory_available_bytes(const char *root)
+{
+    static const char *const all[] = {"MemAvailable", NULL}, *const of_node[] = {"MemFree", "Active(file)",
+                                                                                 "Inactive(file)", NULL};
+    char path[PATH_MAX];
+    spw_id_set nodes;
+    uint64_t available, of_gpus = 0;
+    snprintf(path, sizeof path, "%s/proc/meminfo", root);
+    available = meminfo_bytes(path, all);
+    (void)spw_gpu_nodes(root, &nodes);
+    for (uint32_t node = 0; node < SPW_IDS_MAX; node++) {
+        snprintf(path, sizeof path, "%s/sys/devices/system/node/node%u/meminfo", root, node);
+        of_gpus += spw_id_set_has(&nodes, node) ? meminfo_bytes(path, of_node) : 0;
+    }
+    return available > of_gpus ? available - of_gpus : available > 0 ? 1 : 0;
 }
 
 /* Files in the page cache of a cgroup count as its memory, and go when a process wants it. */
@@ -303,7 +354,7 @@ spw_cgroup_memory_room_bytes(const char *root)
 uint64_t
 spw_memory_room_bytes(uint64_t untouched_bytes, uint32_t sharers)
 {
-    uint64_t room = spw_memory_available_bytes(), cgroup = spw_cgroup_memory_room_bytes("");
+    uint64_t room = spw_memory_available_bytes(""), cgroup = spw_cgroup_memory_room_bytes("");
     struct rlimit as;
     char line[128];
     unsigned long long value;
@@ -383,14 +434,23 @@ spw_cpu_isa_native(void)
         return SPW_ISA_AVX512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return SPW_ISA_AVX2;
+#elif defined(__aarch64__)
+    return SPW_ISA_NEON; /* the architecture has it */
 #endif
     return SPW_ISA_SCALAR;
+}
+
+bool
+spw_cpu_has(spw_isa isa)
+{
+    spw_isa best = spw_cpu_isa_native();
+    return isa == SPW_ISA_SCALAR || isa == best || (isa == SPW_ISA_AVX2 && best == SPW_ISA_AVX512);
 }
 
 const char *
 spw_isa_name(spw_isa isa)
 {
-    static const char *const names[SPW_ISA_COUNT] = {"scalar", "avx2", "avx512"};
+    static const char *const names[SPW_ISA_COUNT] = {"scalar", "avx2", "avx512", "neon"};
     return (unsigned)isa < SPW_ISA_COUNT ? names[isa] : "unknown";
 }
 
@@ -400,7 +460,7 @@ spw_cpu_isa(void)
     spw_isa best = spw_cpu_isa_native();
     const char *wish = getenv("SPW_ISA");
     for (int i = 0; wish != NULL && i < SPW_ISA_COUNT; i++) {
-        if (strcmp(wish, spw_isa_name((spw_isa)i)) == 0 && (spw_isa)i < best)
+        if (strcmp(wish, spw_isa_name((spw_isa)i)) == 0 && spw_cpu_has((spw_isa)i))
             best = (spw_isa)i;
     }
     return best;

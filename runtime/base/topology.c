@@ -159,6 +159,12 @@ spw_topology_read(spw_topology *out, const char *root, const spw_id_set *allowed
     }
 }
 
+bool
+spw_memory_nodes(const char *root, spw_id_set *out)
+{
+    return read_list(out, root, "node/has_memory");
+}
+
 uint32_t
 spw_topology_nodes(const spw_topology *topology, spw_id_set *out)
 {

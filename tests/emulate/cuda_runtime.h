@@ -375,7 +375,11 @@ cudaGetDeviceProperties(cudaDeviceProp *p, int idx)
     p->sharedMemPerBlockOptin = emulate_shared_bytes();
     return cudaSuccess;
 }
-enum cudaDeviceAttr { cudaDevAttrClockRate = 13, cudaDevAttrMemoryPoolsSupported = 115 };
+enum cudaDeviceAttr {
+    cudaDevAttrClockRate = 13,
+    cudaDevAttrHostNativeAtomicSupported = 86,
+    cudaDevAttrMemoryPoolsSupported = 115
+};
 inline bool
 emulate_pools() /* SPW_EMULATE_POOLS=0: memory is not given out in the order of a stream */
 {
