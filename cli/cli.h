@@ -59,6 +59,11 @@ spw_status cli_folder_take(cli_folder *f, const char *what, const char *path, sp
 void cli_folder_leave(cli_folder *f); /* zeroed: nothing; a folder made in vain goes again */
 /* path, or what of the folders above it is there. */
 void cli_nearest(char out[SPW_PATH_BYTES], const char *path);
+/* How many of the checkpoints of a run from this state on (NULL: from the start) are there at once beside those that are; 0: it saves none. */
+uint64_t cli_checkpoints_at_once(const spw_config *config, const spw_checkpoint_state *from);
+/* Said before the first step where checkpoint_dir has no room for them; swap_bytes are still to be taken of the same disk. */
+void cli_warn_of_full_disk(const spw_config *config, const spw_engine *engine, const spw_checkpoint_state *from,
+                           uint64_t swap_bytes);
 /* For a configuration that does not fit: the table and the nearest one that does, on stderr. */
 void cli_show_no_fit(const spw_config *config, const spw_model *model, const spw_plan *plan);
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 void
@@ -23,6 +24,42 @@ cli_nearest(char out[SPW_PATH_BYTES], const char *path)
         else
             slash[slash == out] = '\0'; /* "/x" is in "/" */
     }
+}
+
+/* A new one is complete before an old one goes. */
+uint64_t
+cli_checkpoints_at_once(const spw_config *c, const spw_checkpoint_state *from)
+{
+    uint64_t at = from != NULL ? from->step : 0, steps = c->run.steps > at ? c->run.steps - at : 1;
+    uint64_t every = c->run.checkpoint_interval, saves = every > 0 ? (steps - 1) / every + 1 : 1;
+    uint64_t most = c->run.keep_last == 0 ? saves : from != NULL ? 1 : c->run.keep_last + 1;
+    return c->run.checkpoint_dir[0] == '\0' ? 0 : saves < most ? saves : most;
+}
+
+/* Whoever sees it at the first save, or the tenth, has trained for nothing. Room may still be made. */
+void
+cli_warn_of_full_disk(const spw_config *c, const spw_engine *e, const spw_checkpoint_state *from, uint64_t swap_bytes)
+{
+    uint64_t count = cli_checkpoints_at_once(c, from), room;
+    char path[SPW_PATH_BYTES], a[32], b[32], many[64] = "a checkpoint takes";
+    struct statvfs fs;
+    cli_nearest(path, c->run.checkpoint_dir);
+    if (count == 0 || statvfs(path, &fs) != 0 || fs.f_blocks == 0)
+        return;
+    room = (uint64_t)fs.f_bavail * fs.f_frsize;
+    room = room > swap_bytes ? room - swap_bytes : 0;
+    if (room >= spw_checkpoint_disk_bytes(e, count))
+        return;
+    if (room < spw_checkpoint_disk_bytes(e, 1))
+        count = 1;
+    if (count > 1)
+        snprintf(many, sizeof many, "%llu checkpoints at once take", (unsigned long long)count);
+    fprintf(stderr,
+            "spillway: warning: %s %s and spillway.checkpoint_dir %s has %s free%s: saving will fail unless room is "
+            "made%s\n",
+            many, spw_format_bytes(a, sizeof a, spw_checkpoint_disk_bytes(e, count)), c->run.checkpoint_dir,
+            spw_format_bytes(b, sizeof b, room), swap_bytes > 0 ? " beside swap" : "",
+            count > 1 && c->run.keep_last == 0 ? " or spillway.keep_last says that fewer stay" : "");
 }
 
 spw_status

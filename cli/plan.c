@@ -148,6 +148,21 @@ print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
     }
 }
 
+/* At once: those that are there while a run is under way, of which frozen weights are one file. */
+static void
+print_checkpoints(const spw_config *c, const spw_engine *e)
+{
+    uint64_t count = cli_checkpoints_at_once(c, NULL);
+    char a[32], b[32];
+    if (count == 0)
+        return;
+    printf("  checkpoints: %s each", spw_format_bytes(a, sizeof a, spw_checkpoint_disk_bytes(e, 1)));
+    if (count > 1)
+        printf(", %llu at once take %s", (unsigned long long)count,
+               spw_format_bytes(b, sizeof b, spw_checkpoint_disk_bytes(e, count)));
+    printf("\n");
+}
+
 static void
 print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, const spw_calibration *c, uint64_t tbw)
 {
@@ -260,11 +275,20 @@ plan_json(const spw_plan *p)
         "record_slots", integer(p->record_slots), "paths", paths, "decisions", decisions, "tokens", integer(p->tokens));
 }
 
+typedef struct run {
+    spw_config config;
+    spw_data *data;
+    spw_model *model;
+    spw_engine *engine;
+    int32_t *tokens, *targets;
+} run;
+
 static void
-print_json(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, const spw_calibration *c,
+print_json(const run *r, const spw_plan *p, const spw_rates *rates, const spw_prediction *x, const spw_calibration *c,
            const spw_suggestion *s, const spw_error *err)
 {
     json_t *root = plan_json(p), *seconds = json_object(), *sets = json_array();
+    const uint64_t saved = cli_checkpoints_at_once(&r->config, NULL);
     char *text;
     json_object_set_new(root, "fits", json_boolean(err->status == SPW_OK));
     if (err->status == SPW_OK) {
@@ -285,6 +309,10 @@ print_json(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, c
         json_object_set_new(root, "tokens_per_s", number(x->tokens_per_s));
         json_object_set_new(root, "written_per_day", number(x->written_per_day));
         json_object_set_new(root, "tbw_years", number(x->tbw_years));
+        json_object_set_new(root, "checkpoints",
+                            json_pack("{s:o, s:o, s:o}", "each", integer(spw_checkpoint_disk_bytes(r->engine, 1)),
+                                      "at_once", integer(saved), "bytes",
+                                      integer(spw_checkpoint_disk_bytes(r->engine, saved > 0 ? saved : 1))));
         json_object_set_new(root, "rates",
                             rates == NULL
                                 ? json_null()
@@ -312,13 +340,6 @@ print_json(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, c
 /* ---------------------------------------------------------------- the command */
 
 /* What train holds when it plans: the same data and batches, so that the process counts for the same bytes. */
-typedef struct run {
-    spw_config config;
-    spw_data *data;
-    spw_model *model;
-    spw_engine *engine;
-    int32_t *tokens, *targets;
-} run;
 
 static void
 load_data(run *r)
@@ -380,6 +401,29 @@ add_rope(spw_plan *p, const spw_config *c)
     snprintf(d->reason, sizeof d->reason, "%s", reason);
 }
 
+/* What of the disk swap takes, of all ranks here. */
+static uint64_t
+swap_on(const spw_plan *p, dev_t disk)
+{
+    struct stat info;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->path_count; i++) {
+        if (stat(p->paths[i], &info) == 0 && info.st_dev == disk)
+            bytes += p->path_bytes[i] * (p->path_ranks[i] > 0 ? p->path_ranks[i] : 1);
+    }
+    return bytes;
+}
+
+/* Of the disk that checkpoints go to. */
+static uint64_t
+swap_beside(const spw_config *c, const spw_plan *p)
+{
+    char path[SPW_PATH_BYTES];
+    struct stat info;
+    cli_nearest(path, c->run.checkpoint_dir);
+    return stat(path, &info) == 0 ? swap_on(p, info.st_dev) : 0;
+}
+
 /* Of all swap folders of a file system, and all ranks here, once. What a killed run left there is removed by the next one, which is not foreseen. */
 static void
 warn_of_swap_room(const spw_plan *p, uint32_t path_idx)
@@ -387,15 +431,14 @@ warn_of_swap_room(const spw_plan *p, uint32_t path_idx)
     char a[32], b[32];
     struct stat here, other;
     struct statvfs fs;
-    uint64_t need = 0, room;
+    uint64_t need, room;
     if (stat(p->paths[path_idx], &here) != 0 || statvfs(p->paths[path_idx], &fs) != 0 || fs.f_blocks == 0)
         return;
-    for (uint32_t i = 0; i < p->path_count; i++) {
-        bool same = stat(p->paths[i], &other) == 0 && other.st_dev == here.st_dev;
-        if (same && i < path_idx)
+    for (uint32_t i = 0; i < path_idx; i++) {
+        if (stat(p->paths[i], &other) == 0 && other.st_dev == here.st_dev)
             return;
-        need += same ? p->path_bytes[i] * (p->path_ranks[i] > 0 ? p->path_ranks[i] : 1) : 0;
     }
+    need = swap_on(p, here.st_dev);
     room = (uint64_t)fs.f_bavail * fs.f_frsize;
     if (need > room)
         fprintf(stderr,
@@ -406,7 +449,7 @@ warn_of_swap_room(const spw_plan *p, uint32_t path_idx)
 
 /* A plan may be for another machine; here is where it would be refused: a folder in which nothing is to lie is not looked at. */
 static void
-warn_of_folders(const spw_config *c, const spw_plan *p)
+warn_of_folders(const spw_config *c, const spw_engine *e, const spw_plan *p)
 {
     spw_error err = {0};
     struct stat info;
@@ -420,9 +463,12 @@ warn_of_folders(const spw_config *c, const spw_plan *p)
         else
             warn_of_swap_room(p, i);
     }
-    if (c->run.checkpoint_dir[0] != '\0' &&
-        cli_check_folder("spillway.checkpoint_dir", c->run.checkpoint_dir, &err) != SPW_OK)
+    if (c->run.checkpoint_dir[0] == '\0')
+        return;
+    if (cli_check_folder("spillway.checkpoint_dir", c->run.checkpoint_dir, &err) != SPW_OK)
         fprintf(stderr, "spillway: warning: train will not start here: %s\n", err.message);
+    else
+        cli_warn_of_full_disk(c, e, NULL, swap_beside(c, p));
 }
 
 /* What train's process will be before its memory is taken: it has data and checkpoints open besides. */
@@ -484,18 +530,19 @@ plan_config(const job *j)
         add_chat(&plan, spw_data_chat(r.data));
     add_rope(&plan, &r.config);
     if (st == SPW_OK) {
-        warn_of_folders(&r.config, &plan);
+        warn_of_folders(&r.config, r.engine, &plan);
         cli_warn_of_length(&r.config);
     }
     if (st == SPW_ENOFIT)
         (void)suggest(&r.config, r.model, &plan, &s);
     if (j->json && (st == SPW_OK || st == SPW_ENOFIT)) {
-        print_json(&plan, j->no_measure ? NULL : &rates, &x, &calibration, &s, &err);
+        print_json(&r, &plan, j->no_measure ? NULL : &rates, &x, &calibration, &s, &err);
     } else if (st == SPW_OK || st == SPW_ENOFIT) {
         spw_plan_print(&plan, to_file, stdout);
         if (st == SPW_OK) {
             print_links(&plan, j->no_measure ? NULL : &rates, &x);
             print_times(&plan, j->no_measure ? NULL : &rates, &x, &calibration, r.config.run.tbw);
+            print_checkpoints(&r.config, r.engine);
         }
         print_decisions(&plan);
         if (st == SPW_ENOFIT)

@@ -6,7 +6,6 @@
 #include "train.h"
 #include <dirent.h>
 #include <stdio.h>
-#include <sys/statvfs.h>
 
 enum { TIMELINE_EVENTS = 1 << 18 };
 
@@ -297,27 +296,6 @@ warn_of_other_run(const train_run *r)
                 found, folder);
 }
 
-/* Said before the first step: whoever sees it at the first save has trained for nothing. Room may still be made. */
-static void
-warn_of_full_disk(const train_run *r)
-{
-    const spw_config *c = &r->config;
-    uint64_t need = spw_checkpoint_disk_bytes(r->engine), room;
-    char path[SPW_PATH_BYTES], a[32], b[32];
-    struct statvfs fs;
-    if (c->run.checkpoint_dir[0] == '\0' || r->rank > 0)
-        return;
-    cli_nearest(path, c->run.checkpoint_dir);
-    if (statvfs(path, &fs) != 0)
-        return;
-    room = (uint64_t)fs.f_bavail * fs.f_frsize;
-    if (fs.f_blocks > 0 && room < need)
-        fprintf(stderr,
-                "spillway: warning: a checkpoint takes %s and spillway.checkpoint_dir %s has %s free: saving will fail "
-                "unless room is made\n",
-                spw_format_bytes(a, sizeof a, need), c->run.checkpoint_dir, spw_format_bytes(b, sizeof b, room));
-}
-
 spw_status
 cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
 {
@@ -325,7 +303,8 @@ cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
     SPW_TRY(cli_train_open_log(r, err));
     if (r->rank == 0)
         SPW_TRY(spw_monitor_open(&r->monitor, &r->config, err));
-    warn_of_full_disk(r);
+    if (r->rank == 0)
+        cli_warn_of_full_disk(&r->config, r->engine, r->resumed ? &r->at : NULL, 0);
     warn_of_no_evaluation(r);
     warn_of_no_targets(r);
     warn_of_other_run(r);

@@ -263,19 +263,21 @@ spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const sp
 }
 
 uint64_t
-spw_checkpoint_disk_bytes(const spw_engine *e)
+spw_checkpoint_disk_bytes(const spw_engine *e, uint64_t count)
 {
     const spw_model *m = spw_engine_model(e);
     spw_state_format format = spw__engine_format(e);
     uint32_t parts = spw__checkpoint_part_end(spw__engine_optimizer(e)) - (uint32_t)first_part(format);
-    uint64_t bytes = 1 << 16, base = spw__base_count(m);
+    uint64_t bytes = 1 << 16, of_base = 0, base = spw__base_count(m);
+    bool linked = spw__engine_config(e)->run.checkpoint_links;
     for (uint32_t id = 0; id < m->param_count; id++) {
         uint64_t elems = m->params[id].rows * m->params[id].cols;
-        bytes +=
+        *(id < base ? &of_base : &bytes) +=
             m->params[id].in_terms ? elems / SPW_TERMS * 4 : elems * (id < base ? spw_state_weight_bytes(format) : 4);
         bytes += spw__checkpoint_trains(e, id) ? elems * parts * 4 : 0;
+        linked = linked && (id >= base || !spw__checkpoint_trains(e, id));
     }
-    return bytes;
+    return count * bytes + (linked ? 1 : count) * of_base;
 }
 
 /* Of the files in the order of their digests; NULL: no such file, or a link. */

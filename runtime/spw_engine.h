@@ -266,8 +266,8 @@ typedef struct spw_checkpoint_state {
 typedef struct spw_checkpoint_job spw_checkpoint_job;
 spw_status spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *engine, const spw_config *config, const char *dir,
                                 const spw_checkpoint_state *state, spw_error *err);
-/* About what a checkpoint takes on disk. */
-uint64_t spw_checkpoint_disk_bytes(const spw_engine *engine);
+/* About what so many checkpoints, one or more, take on disk at once; with spillway.checkpoint_links they share what is frozen. */
+uint64_t spw_checkpoint_disk_bytes(const spw_engine *engine, uint64_t count);
 bool spw_checkpoint_done(spw_checkpoint_job *job);
 spw_status spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_error *err);
 /*

@@ -105,7 +105,7 @@ static spw_status
 measure(spw_engine *e, const spw_config *c, const char *dir, int rounds, double ratio[KINDS], spw_error *err)
 {
     static double seconds[KINDS][ROUNDS_MAX], cpu[KINDS][ROUNDS_MAX], ratios[KINDS][ROUNDS_MAX];
-    uint64_t bytes = spw_checkpoint_disk_bytes(e);
+    uint64_t bytes = spw_checkpoint_disk_bytes(e, 1);
     uint32_t threads = spw_cpu_allowed_count() < THREADS_MAX ? spw_cpu_allowed_count() : THREADS_MAX;
     char plain_path[300], cached_path[300], saved[SPW_PATH_BYTES] = "";
     snprintf(plain_path, sizeof plain_path, "%s/plain", dir);

@@ -231,6 +231,11 @@ if mount -t tmpfs -o size=1500k tmpfs "$dir/small" 2>/dev/null; then
     expect 1 "spillway.checkpoint_dir $dir/small/new/deep has" "too little room is said before the first step" --set spillway.checkpoint_dir="$dir/small/new/deep"
     check "first of all" sh -c 'grep -v "refuses O_DIRECT" "$1" | head -n 1 | grep -q "saving will fail unless room is made"' - "$dir/err"
     rm -rf "$dir/small"/*
+    expect 1 "checkpoints at once take" "room for one and not for all is said too" --set spillway.checkpoint_dir="$dir/small" --set spillway.checkpoint_interval=1
+    check "with the way out" grep -qE "warning: [0-9]+ checkpoints at once take .* has .* free: saving will fail unless room is made or spillway.keep_last says" "$dir/err"
+    rm -rf "$dir/small"/*
+    "$spw" plan "$dir/tiny.json" --no-measure --set spillway.checkpoint_dir="$dir/small" --set spillway.checkpoint_interval=1 >"$dir/out" 2>"$dir/err"
+    check "by plan as well" grep -q "checkpoints at once take" "$dir/err"
     train --set spillway.checkpoint_dir="$dir/small" --set spillway.steps=1
     check "and not where there is room" test "$(grep -c "saving will fail" "$dir/err")" -eq 0
     rm -rf "$dir/small"/*

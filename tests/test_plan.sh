@@ -56,6 +56,22 @@ check "without times" json 'p["fits"] and p["step_s"] is None and p["rates"] is 
 check "with reasons" json 'all(d["name"] and d["value"] and d["reason"] for d in p["decisions"]) and len(p["decisions"]) >= 3'
 check "sums agree" json 'all(sum(b[t] for b in p["bytes"].values()) == p["total"][t] for t in ("device", "host", "nvme"))'
 
+# What checkpoints take: a new one is complete before an old one goes, and frozen weights are one file for all.
+saving=(--set spillway.checkpoint_dir="$dir/saved" --set spillway.checkpoint_interval=2 --set spillway.steps=9)
+check "no checkpoints" json 'p["checkpoints"]["at_once"] == 0'
+check "those of a run" run plan "$c" --no-measure --json "${saving[@]}"
+check "are all there" json 'p["checkpoints"]["at_once"] == 5 and p["checkpoints"]["bytes"] == 5 * p["checkpoints"]["each"] > 0'
+check "with keep_last" run plan "$c" --no-measure --json "${saving[@]}" --set spillway.keep_last=2
+check "one more than stay" json 'p["checkpoints"]["at_once"] == 3'
+check "more than are made" run plan "$c" --no-measure --json "${saving[@]}" --set spillway.keep_last=2 --set spillway.checkpoint_interval=5
+check "are not there" json 'p["checkpoints"]["at_once"] == 2'
+check "adapters" run plan "$c" --no-measure --json "${saving[@]}" --set spillway.lora='{"rank": 2, "targets": ["c_attn"]}'
+check "share the weights" json 'p["checkpoints"]["each"] < p["checkpoints"]["bytes"] < 3 * p["checkpoints"]["each"]'
+check "unless they are not linked" run plan "$c" --no-measure --json "${saving[@]}" --set spillway.lora='{"rank": 2, "targets": ["c_attn"]}' --set spillway.checkpoint_links=false
+check "each has its own" json 'p["checkpoints"]["bytes"] == 5 * p["checkpoints"]["each"]'
+check "as text" run plan "$c" --no-measure "${saving[@]}"
+check "each and all" shows '^  checkpoints: [0-9.]+ [KM]iB each, 5 at once take [0-9.]+ [KM]iB$'
+
 # DeepSpeed takes any bound, and 0: a chunk has at least 4096 elements whatever it is.
 for bound in 1 4095 4096; do
     check "sub_group_size $bound" run plan "$c" --no-measure --set zero_optimization.sub_group_size=$bound
