@@ -28,18 +28,6 @@ store(float *p, vec x)
 }
 
 ALWAYS_INLINE vec
-mul(vec a, vec b)
-{
-    return _mm512_mul_ps(a, b);
-}
-
-ALWAYS_INLINE vec
-sub(vec a, vec b)
-{
-    return _mm512_sub_ps(a, b);
-}
-
-ALWAYS_INLINE vec
 fma_of(vec a, vec b, vec c)
 {
     return _mm512_fmadd_ps(a, b, c);
@@ -55,12 +43,6 @@ ALWAYS_INLINE vec
 sqrt_of(vec x)
 {
     return _mm512_sqrt_ps(x);
-}
-
-ALWAYS_INLINE vec
-div_of(vec a, vec b)
-{
-    return _mm512_div_ps(a, b);
 }
 
 ALWAYS_INLINE bits

@@ -3,8 +3,8 @@
  * in the same order, so the bits are the same. One body is inlined once per state format and gradient type; the elements that do not fill
  * a block go to the reference.
  *
- *   vec, bits, miss       fp32 vectors; their bits; what an update's log gets of one, and the lanes that do not fit into it
- *   all_of load store mul sub fma_of fnma_of sqrt_of div_of    fma_of(a, b, c) is a b + c, fnma_of(a, b, c) c - a b, rounded once
+ *   vec, bits, miss       fp32 vectors, with C's operators; their bits; what an update's log gets of one, and the lanes that do not fit
+ *   all_of load store sqrt_of fma_of fnma_of                   fma_of(a, b, c) is a b + c, fnma_of(a, b, c) c - a b, rounded once
  *   load_grad load_master store_master count_nonfinite         of LANES elements from element i on; lanes that are infinite or no numbers
  *   off_by                the difference of x's bits and back's, and bias
  *   missed_by             of the three differences in 8 and twice 4 bits, and the master as it is now, so that they fit
@@ -56,9 +56,9 @@ typedef struct backwards {
 ALWAYS_INLINE miss
 look_back(const backwards *b, vec w, vec m, vec v, vec w1, vec m1, vec v1, vec g, vec q, vec gg)
 {
-    return missed_by(off_by(m, mul(fnma_of(b->b1, g, m1), b->back_m), SPW__M_BIAS),
-                     off_by(v, mul(sub(v1, gg), b->back_v), SPW__V_BIAS),
-                     off_by(w, mul(fma_of(b->step, q, w1), b->back_w), SPW__W_BIAS), w1);
+    return missed_by(off_by(m, fnma_of(b->b1, g, m1) * b->back_m, SPW__M_BIAS),
+                     off_by(v, (v1 - gg) * b->back_v, SPW__V_BIAS),
+                     off_by(w, fma_of(b->step, q, w1) * b->back_w, SPW__W_BIAS), w1);
 }
 
 /* With a log what does not fill a block is left, and all from a block on for which the list has no room; returns how much was done. */
@@ -84,7 +84,7 @@ step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format form
         uint64_t bad = 0;
         prefetch_block(s, format, grad_dtype, i);
         for (int k = 0; k < VECTORS; k++)
-            g[k] = mul(load_grad(s->grad, grad_dtype, i + (uint64_t)k * LANES), grad_scale);
+            g[k] = load_grad(s->grad, grad_dtype, i + (uint64_t)k * LANES) * grad_scale;
         for (int k = 0; k < VECTORS; k++)
             w[k] = load_master(s, format, i + (uint64_t)k * LANES);
         for (int k = 0; k < VECTORS; k++)
@@ -97,12 +97,12 @@ step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format form
             bad += count_nonfinite(g[k]);
             if (has_l2)
                 g[k] = fma_of(l2, w[k], g[k]);
-            m[k] = fma_of(one_minus_beta1, sub(g[k], m[k]), m[k]);
-            gg = mul(mul(one_minus_beta2, g[k]), g[k]);
+            m[k] = fma_of(one_minus_beta1, g[k] - m[k], m[k]);
+            gg = one_minus_beta2 * g[k] * g[k];
             v[k] = fma_of(beta2, v[k], gg);
             d = fma_of(sqrt_of(v[k]), inv_bc2_sqrt, eps);
-            q = div_of(m[k], d);
-            w[k] = fma_of(minus_step_size, q, mul(w[k], decay));
+            q = m[k] / d;
+            w[k] = fma_of(minus_step_size, q, w[k] * decay);
             if (log != NULL) {
                 missed[k] = look_back(&back, w0, m0, v0, w[k], m[k], v[k], g[k], q, gg);
                 store(before + k * LANES, w0);

@@ -31,18 +31,6 @@ store(float *p, vec x)
 }
 
 ALWAYS_INLINE vec
-mul(vec a, vec b)
-{
-    return vmulq_f32(a, b);
-}
-
-ALWAYS_INLINE vec
-sub(vec a, vec b)
-{
-    return vsubq_f32(a, b);
-}
-
-ALWAYS_INLINE vec
 fma_of(vec a, vec b, vec c)
 {
     return vfmaq_f32(c, a, b);
@@ -58,12 +46,6 @@ ALWAYS_INLINE vec
 sqrt_of(vec x)
 {
     return vsqrtq_f32(x);
-}
-
-ALWAYS_INLINE vec
-div_of(vec a, vec b)
-{
-    return vdivq_f32(a, b);
 }
 
 ALWAYS_INLINE bits
