@@ -275,6 +275,7 @@ plan_json(const spw_plan *p)
         "record_slots", integer(p->record_slots), "paths", paths, "decisions", decisions, "tokens", integer(p->tokens));
 }
 
+/* What train holds when it plans: the same data and batches, so that the process counts for the same bytes. */
 typedef struct run {
     spw_config config;
     spw_data *data;
@@ -338,8 +339,6 @@ print_json(const run *r, const spw_plan *p, const spw_rates *rates, const spw_pr
 }
 
 /* ---------------------------------------------------------------- the command */
-
-/* What train holds when it plans: the same data and batches, so that the process counts for the same bytes. */
 
 static void
 load_data(run *r)

@@ -251,7 +251,7 @@ meminfo_bytes(const char *path, const char *const *names)
     return sum * 1024u;
 }
 
-/* What the kernel counts as available of a node: what is free, and files. */
+/* Of a GPU's node what the kernel counts as available: what is free, and files. */
 uint64_t
 spw_memory_available_bytes(const char *root)
 {
@@ -264,8 +264,10 @@ spw_memory_available_bytes(const char *root)
     available = meminfo_bytes(path, all);
     (void)spw_gpu_nodes(root, &nodes);
     for (uint32_t node = 0; node < SPW_IDS_MAX; node++) {
+        if (!spw_id_set_has(&nodes, node))
+            continue;
         snprintf(path, sizeof path, "%s/sys/devices/system/node/node%u/meminfo", root, node);
-        of_gpus += spw_id_set_has(&nodes, node) ? meminfo_bytes(path, of_node) : 0;
+        of_gpus += meminfo_bytes(path, of_node);
     }
     return available > of_gpus ? available - of_gpus : available > 0 ? 1 : 0;
 }
