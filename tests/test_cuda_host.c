@@ -234,9 +234,9 @@ test_linear_attention(void **state)
 
 /* ---------------------------------------------------------------- refusals */
 
-/* A product of M 3, N 8 and K 5, with a GELU where gelu is set, on a device of its own: what the device says of it. */
+/* A product of M 3, N 8 and K, with a GELU where gelu is set, on a device of its own: what the device says of it. */
 static spw_status
-try_product(bool gelu, spw_error *err)
+try_product(uint64_t K, bool gelu, spw_error *err)
 {
     spw_gpu *other = NULL;
     spw_gpu_queue *q = NULL;
@@ -247,9 +247,9 @@ try_product(bool gelu, spw_error *err)
     assert_int_equal(spw_gpu_alloc(other, &x, 4096, err), SPW_OK);
     spw_gpu_zero(q, x, 4096);
     if (gelu)
-        spw_gpu_linear_gelu(q, x, (char *)x + 2048, (char *)x + 512, (char *)x + 1024, NULL, 3, 8, 5, 0);
+        spw_gpu_linear_gelu(q, x, (char *)x + 2048, (char *)x + 512, (char *)x + 1024, NULL, 3, 8, K, 0);
     else
-        spw_gpu_linear(q, x, (char *)x + 512, (char *)x + 1024, NULL, 3, 8, 5, 0);
+        spw_gpu_linear(q, x, (char *)x + 512, (char *)x + 1024, NULL, 3, 8, K, 0);
     spw_gpu_queue_sync(q);
     st = spw_gpu_check(other, err);
     spw_gpu_free(other, x);
@@ -263,7 +263,7 @@ expect_refusal(const char *status)
 {
     const char *const parts[] = {status, "M 3, N 8, K 5", "bf16 to bf16", "epilogue 1"};
     spw_error err = {0};
-    assert_int_equal(try_product(false, &err), SPW_EPOISONED);
+    assert_int_equal(try_product(5, false, &err), SPW_EPOISONED);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (strstr(err.message, parts[i]) == NULL)
             fail_msg("no %s in: %s", parts[i], err.message);
@@ -282,18 +282,21 @@ test_product_fails(void **state)
     setenv("SPW_EMULATE_BLAS", "fails", 1);
     expect_refusal("cublasLtMatmul: status 13");
     setenv("SPW_EMULATE_BLAS", "none", 1);
-    assert_int_equal(try_product(false, &err), SPW_OK);
+    assert_int_equal(try_product(5, false, &err), SPW_OK);
     setenv("SPW_CUDA_BLAS", "only", 1);
     expect_refusal("no algorithm");
     setenv("SPW_EMULATE_BLAS", "plain", 1);
-    assert_int_equal(try_product(true, &err), SPW_OK);
+    assert_int_equal(try_product(8, true, &err), SPW_OK);
     unsetenv("SPW_EMULATE_BLAS");
     before = tiny_emulated_counts();
-    assert_int_equal(try_product(true, &err), SPW_OK);
+    assert_int_equal(try_product(8, true, &err), SPW_OK);
     expect_counts(&before, "a product with its GELU", 0, 0, 0, 1);
+    before = tiny_emulated_counts();
+    assert_int_equal(try_product(5, true, &err), SPW_OK);
+    expect_counts(&before, "a product of rows that do not begin at 16 bytes, and a GELU", 1, 0, 0, 1);
     setenv("SPW_CUDA_BLAS", "plain,only", 1);
     before = tiny_emulated_counts();
-    assert_int_equal(try_product(true, &err), SPW_OK);
+    assert_int_equal(try_product(8, true, &err), SPW_OK);
     expect_counts(&before, "a product and a GELU", 1, 0, 0, 1);
     unsetenv("SPW_CUDA_BLAS");
 }

@@ -295,6 +295,13 @@ refused(cuda_queue *q, const cuda_product *p, const plan *way, cublasStatus_t st
     spw__cuda_fail(q->gpu, SPW_EPOISONED, what);
 }
 
+/* Each row of each matrix begins at a multiple of 16 bytes. */
+static bool
+in_whole_pieces(const plan_key *k)
+{
+    return k->alignment >= 16 && (k->N | k->a_stride | k->c_stride | (k->trans_b ? k->K : k->N)) % 8 == 0;
+}
+
 bool
 spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
 {
@@ -309,9 +316,6 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
     plan *way;
     bool done = false;
     if (p->M > INT32_MAX || p->N > INT32_MAX || p->K > INT32_MAX || p->K == 0 || q->blas_workspace == NULL)
-        return false;
-    /* Rows of gelu_in must be multiples of 8, and nobody says that the library looks: it takes other strides without a word. */
-    if (p->after != AFTER_NOTHING && (b->plain || p->N % 8 != 0))
         return false;
     memset(&key, 0, sizeof key);
     key.once = !p->f32_out && !spw__cuda_is_f32(q) && (p->onto != NULL || p->bias != NULL) && !p->rounds_twice;
@@ -329,8 +333,13 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
     key.after = p->after;
     key.fp8 = p->a_scale == NULL ? 0 : 1 + (uint32_t)p->a_format + 2 * (uint32_t)p->b_format;
     key.alignment = (uint32_t)(low & (~low + 1));
-    if (key.once && p->onto != NULL &&
-        (key.alignment < 16 || (p->N | key.a_stride | key.c_stride | (p->trans_b ? p->K : p->N)) % 8 != 0))
+    /*
+     * Rows of gelu_in must be multiples of 8, and nobody says that the library looks: it takes other strides without a word. And where a row of
+     * any matrix does not begin at a multiple of 16 bytes it rounds the product to 16 bits before a bias is added (cuBLASLt 13.0, sm_90).
+     */
+    if (p->after != AFTER_NOTHING && (b->plain || !in_whole_pieces(&key)))
+        return false;
+    if (key.once && p->onto != NULL && !in_whole_pieces(&key))
         return false;
     pthread_mutex_lock(&b->lock);
     way = find_plan(b, &key, q->gpu->info.compute_dtype);
