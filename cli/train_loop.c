@@ -154,6 +154,8 @@ cli_train_loop(train_run *r, spw_error *err)
     r->first_step = r->at.step;
     r->saved_step = r->resumed ? r->at.step : UINT64_MAX;
     r->begin_ns = spw_now_ns();
+    if (spw_engine_plan(r->engine)->device_apart)
+        spw_thread_be_prompt(); /* it launches what such a device computes, beside as many threads that update as there are processors */
     r->first_loss = r->last_loss = NAN; /* no step had a target yet */
     if (r->at.step >= c->run.steps && r->rank == 0)
         printf("nothing to do: the checkpoint is of step %llu, and spillway.steps is %llu\n",

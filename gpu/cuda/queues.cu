@@ -53,6 +53,7 @@ queue_main(void *arg)
 {
     cuda_queue *q = (cuda_queue *)arg;
     (void)pthread_setname_np(pthread_self(), "spw-cuda-notify");
+    spw_thread_be_prompt();
     (void)spw__cuda_enter(q->gpu);
     pthread_mutex_lock(&q->lock);
     for (;;) {

@@ -249,7 +249,8 @@ double spw_waiting_look(spw_waiting *waiting);
  * The calling thread is one that others and the disk wait for, and works little: it asks the kernel for its shortest time slice
  * (Linux 6.12) and for a nice value 10 below its own, so that it runs as soon as there is something to do, also when every
  * processor is busy. With the slice alone, having just run it may wait for the next tick, milliseconds, behind a thread that
- * never sleeps. False: the nice value was refused (it takes CAP_SYS_NICE or RLIMIT_NICE) and stays.
+ * never sleeps. Threads that it begins later have a nice value of 0 at least. False: the nice value was refused (it takes CAP_SYS_NICE or
+ * RLIMIT_NICE) and stays.
  */
 bool spw_thread_be_prompt(void);
 
