@@ -82,7 +82,9 @@ take_memory(spw_engine *e, spw_error *err)
     e->flow = spw_carve_take(&carve, flow_bytes);
     e->tapes = spw_carve_take(&carve, e->plan.tapes_device);
     for (uint32_t i = 0; i < e->buffer_count; i++) {
-        e->buffers[i].data = e->grads_stay ? NULL : spw_carve_take(&grads, e->buffers[i].elems * sizeof(float));
+        bool stays =
+            e->grads_stay || (e->holds && spw__layout_record_tier(&e->layout, e->buffers[i].owner) == SPW_TIER_DEVICE);
+        e->buffers[i].data = stays ? NULL : spw_carve_take(&grads, e->buffers[i].elems * sizeof(float));
         SPW_TRY(spw_gpu_event_create(&e->buffers[i].sent, e->gpu, err));
         SPW_TRY(spw_gpu_event_create(&e->buffers[i].made, e->gpu, err));
     }
@@ -175,24 +177,6 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
 }
 
 /* ---------------------------------------------------------------- lifetime */
-
-/*
- * All state is on a device of its own, and no other rank's: gradients are made where the store keeps them, another pass fetches nothing, and
- * sums wait for nobody. So micro-batches come one after the other, and activations are those of one; not if weights were decoded again for each, nor
- * where the first block goes back through more than its output (engine.deferred has no other).
- */
-static void
-settle_passes(spw_engine *e, const spw_engine_options *o)
-{
-    const spw_config *c = &e->config;
-    e->grads_stay = !e->inference && !e->host_addressable && e->comm == NULL && e->world == 1 &&
-                    c->zero.offload_optimizer == SPW_TIER_DEVICE && c->run.grad_dtype == SPW_F32;
-    if (!e->grads_stay || c->run.micro_batches_per_pass != 0 || o->chain_extra > 0 || e->in_pieces ||
-        strcmp(c->run.frozen_codes, "none") != 0 || e->model->config.inputs_dim > 0)
-        return;
-    e->group_max = 1;
-    e->defers = e->model->config.tied && c->accumulation > 1;
-}
 
 /* Do matrices come in pieces, and has one of them a gradient that several blocks add to? */
 static void
@@ -315,7 +299,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
         SPW_TRY(spw__in_place_find(e, o->weights_from, err));
     spw_topology_read(&topology, "", NULL);
     SPW_TRY(spw__open_device(e, &gpu, err));
-    settle_passes(e, o);
+    spw__settle_passes(e, o);
     e->device_sharers = e->host_addressable ? 1 : spw__count_sharers(e, e->comm != NULL && !o->plan_only);
     if (e->comm != NULL && !o->plan_only)
         SPW_TRY(spw__devices_compare(e, err));
@@ -364,7 +348,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
             e->unit_partial[u] + (e->layout.units[u].trainable ? e->layout.units[u].elems / 4096 : 0);
     for (int k = 0; k < MODE_COUNT; k++)
         SPW_TRY(spw_trace_init(&e->traces[k],
-                               (accumulation / e->group_max + 1) *
+                               (accumulation / (e->may_hold ? 1 : e->group_max) + 1) *
                                        (8 * e->chain_max + (turns > 1 ? 2 * e->layout.unit_count : 0)) +
                                    (accumulation + 1) * piece_uses(e) + 64 + (o->inference ? e->layout.unit_count : 0),
                                err));

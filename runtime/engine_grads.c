@@ -1,7 +1,8 @@
 /*
  * Gradients' buffers on the device: a unit has one while blocks that use it have their turn in the backward pass, and then it leaves for
- * the store, or for the other ranks. A buffer is free once its copy is on its way; whoever needs one sends others off first. A gradient that
- * stays on the device as it is made is made in the store's memory, and nothing is copied.
+ * the store, or for the other ranks. A buffer is free once its copy is on its way; whoever needs one sends others off first. Where passes hold
+ * their sums (engine_passes.c), each unit has one of its own, which stays open to the last pass. A gradient that stays on the device as it is
+ * made is made in the store's memory, and nothing is copied.
  */
 #include "engine_internal.h"
 
@@ -235,6 +236,13 @@ sends(const spw_engine *e, const block_run *run, uint32_t unit_idx)
     return e->layout.of_vocab[unit_idx] || e->first_use[unit_idx] == (int32_t)run->at;
 }
 
+/* Sums that passes hold leave in the last one. */
+static bool
+leaves_now(const spw_engine *e, const block_run *run)
+{
+    return !e->holds || run->final_group;
+}
+
 /* Of sums that there are already. */
 static bool
 is_later(const spw_engine *e, const block_run *run, uint32_t unit_idx)
@@ -268,7 +276,7 @@ spw__open_grads(spw_engine *e, block_run *run, uint32_t first, spw_error *err)
         uint32_t u = run->units[k];
         if (!e->layout.units[u].trainable)
             continue;
-        if (e->first_use[u] == (int32_t)run->at)
+        if (e->first_use[u] == (int32_t)run->at && leaves_now(e, run))
             spw_store_grad_ask(e->store, u);
         if (opens(e, run, u) && buffer_of(e, u) == NULL) /* else an earlier pass left it open */
             SPW_TRY(open_grad(e, u, is_later(e, run, u), err));
@@ -282,7 +290,7 @@ spw__send_grads(spw_engine *e, const block_run *run, uint32_t first, spw_error *
 {
     for (uint32_t k = first; k < run->unit_count; k++) {
         uint32_t u = run->units[k];
-        if (run->grads[k] != NULL && sends(e, run, u))
+        if (run->grads[k] != NULL && sends(e, run, u) && leaves_now(e, run))
             SPW_TRY(send_grad(e, u, is_later(e, run, u), is_final(e, run, u), err));
     }
     return SPW_OK;

@@ -143,6 +143,8 @@ struct spw_engine {
     grad_buffer *buffers;
     uint32_t buffer_count;
     bool grads_stay; /* all gradients are made in the store's memory: buffers have none */
+    bool may_hold;   /* passes may hold gradients in buffers, one for each unit, which they leave in the last pass */
+    bool holds;      /* and they do */
     uint64_t buffer_turn;
     grad_note *notes; /* (unit_count) */
     /* Host. */
@@ -230,6 +232,8 @@ uint32_t spw__count_sharers(const spw_engine *e, bool tell);
 
 /* Counts everything the run needs and plans; with the plan in e, and in o->plan_out if there is one. */
 spw_status spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err);
+/* For engine.group_max micro-batches in a pass, and the other choices that e has made; o knows what is free. */
+spw_status spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err);
 uint32_t spw__engine_cpus(const spw_engine *e); /* this rank's share */
 spw_aio_options spw__engine_aio(const spw_config *c);
 /*
@@ -249,6 +253,12 @@ uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a
 uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */
 uint64_t spw__sides_bytes(const spw_engine *e);     /* of engine.sides, and of their gradients */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
+
+/* ---------------------------------------------------------------- engine_passes.c: how many micro-batches a pass takes */
+
+/* What is known before the plan. And the plan, of those that engine.may_hold allows the one that is soonest done; *e has made its choices. */
+void spw__settle_passes(spw_engine *e, const spw_engine_options *o);
+spw_status spw__choose_passes(spw_engine *e, const spw_engine_options *o, spw_error *err);
 
 /* ---------------------------------------------------------------- ahead.c: updates before the norm is known */
 

@@ -113,7 +113,7 @@ add_grad_buffer(spw_engine *e, uint64_t elems, uint32_t owner, bool in_turns)
 /*
  * Gradient buffers: one of its own for a unit with several users. The others' gradients are made in turn in the largest one and in
  * a second one, which need hold only the smaller of any two neighbours; single: in the largest alone, which each leaves before the
- * next begins. users: of each unit. What comes in turns has its gradient made while the block's other one is being made, and sent when its turn is
+ * next begins. Passes that hold them have one for each unit. users: of each unit. What comes in turns has its gradient made while the block's other one is being made, and sent when its turn is
  * over, whoever uses it later: in one or two more.
  */
 static uint64_t
@@ -125,6 +125,10 @@ size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bo
         uint64_t elems = spw__grad_elems(e, u);
         if (!e->layout.units[u].trainable)
             continue;
+        if (e->holds) {
+            bytes += add_grad_buffer(e, elems, u, false);
+            continue;
+        }
         if (spw__in_turns(e, u)) {
             turn = elems > turn ? elems : turn;
             continue;
@@ -560,8 +564,8 @@ spw__devices_compare(spw_engine *e, spw_error *err)
     return st;
 }
 
-static spw_status
-make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
+spw_status
+spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
     const uint64_t passes = (e->config.accumulation + e->group_max - 1) / e->group_max;
     plan_input in = {
@@ -588,6 +592,7 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .in_pieces = e->in_pieces,
         .piece_returns = piece_returns(e, passes),
         .passes = (uint32_t)passes,
+        .holds = e->holds,
         .micro_batches = (uint32_t)e->config.accumulation,
         .expert_turns = e->in_turns ? ((uint32_t)e->model->config.experts + e->turn_experts - 1) / e->turn_experts : 0,
         .future_max = e->future_max,
@@ -729,7 +734,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     e->single_grad = false;
     e->lands = e->device_updates;
     while (again) {
-        spw_status st = make_plan(e, &own, err);
+        spw_status st = e->may_hold ? spw__choose_passes(e, &own, err) : spw__make_one_plan(e, &own, err);
         if (e->comm == NULL || own.plan_only || (st != SPW_OK && st != SPW_ENOFIT))
             return st;
         SPW_TRY(agree_on_shape(e, st, &again, err));

@@ -178,6 +178,12 @@ spw__layout_largest_spilled(const spw_layout *l)
     return largest;
 }
 
+spw_tier
+spw__layout_record_tier(const spw_layout *l, uint32_t unit_idx)
+{
+    return l->chunks[l->units[unit_idx].chunk_first].record_tier;
+}
+
 uint64_t
 spw__layout_trained(const spw_layout *l)
 {

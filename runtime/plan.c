@@ -42,6 +42,7 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
     p->elems = in->layout->elems;
     p->trained = spw__layout_trained(in->layout);
     p->tokens = in->tokens;
+    p->passes = in->passes;
     p->gated = !in->inference && !spw__plan_early_gate(in);
     p->clips = p->gated && in->config->gradient_clipping > 0;
     p->late = !in->inference && in->config->run.delayed_update > 0;

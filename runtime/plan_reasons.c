@@ -246,8 +246,14 @@ explain_device(spw_plan *p, const plan_input *in)
                    ? "; micro-batches come one by one, each with all weights: larger ones bring them less often"
                    : "");
     if (c->run.micro_batches_per_pass == 0 && in->passes > 1 && in->expert_turns <= 1)
-        decide(p, "spillway.micro_batches_per_pass", "1",
-               "all state is on the device, so another pass fetches nothing, and activations are those of one");
+        decide(
+            p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->activation_micros), "%s",
+            in->holds
+                ? "the device holds all weights, and the sums of gradients between passes, so another pass moves "
+                  "nothing, and activations are those of one pass"
+                : "all state is on the device, so another pass fetches nothing, and activations are those of one pass");
+    if (c->run.micro_batches_per_pass != 0 && in->holds)
+        decide(p, "gradients", "on the device", "it holds their sums between passes, so they leave once a step");
     if (c->run.micro_batches_per_pass == 0 && in->micro_batches > 1 && in->passes == 1)
         decide(
             p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->micro_batches),

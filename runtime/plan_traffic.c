@@ -79,15 +79,15 @@ pieces_elems(const plan_input *in)
 spw_status
 spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
 {
-    const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes;
+    const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes, leave = in->holds ? 1 : in->passes;
     const uint64_t returning = in->piece_returns * pieces_elems(in) * in->grad_bytes;
     const uint32_t leaves = first_that_leaves(in);
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];
         rehearsal r = {.h2d = 0};
         SPW_TRY(spw__plan_rehearse(p, in, spw_paces[k], &r, err));
-        t->h2d = r.h2d + (in->passes - 1) * grads + returning; /* sums of earlier passes go back in */
-        t->d2h = in->passes * grads + returning;
+        t->h2d = r.h2d + (leave - 1) * grads + returning; /* sums of earlier passes go back in */
+        t->d2h = leave * grads + returning;
         memcpy(t->path_read, r.path_read, sizeof t->path_read);
         spw__plan_activations_traffic(in, t);
         for (uint32_t i = 0; i < in->layout->chunk_count; i++) {

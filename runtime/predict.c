@@ -73,7 +73,8 @@ late_seconds(const spw_plan *p, const spw_prediction *x)
 /*
  * Records, and gradients that wait on nvme, are read when the norm is known, beside the next forward pass and its share of weights. What
  * memory of gradients and slots can hold of them is written beside the next backward pass. Of updates ahead of the norm, where there are any,
- * as many as the backward pass has time for are done by then.
+ * as many as the backward pass has time for are done by then. Of several passes the first goes forward beside updates, and in the last one gradients
+ * leave and updates begin.
  */
 static double
 gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
@@ -81,15 +82,19 @@ gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
     const double *s = x->seconds, reads = (double)x->traffic.nvme_read, writes = (double)x->traffic.nvme_write;
     const double records = share((double)(p->record_nvme + p->grad_nvme), reads), weights = (1 - records) / 2;
     const double held = share((double)(p->grad_host + p->slots_host), (double)p->record_nvme);
-    const double forward = forward_seconds(p, x);
-    const double backward = fmax(s[SPW_RESOURCE_COMPUTE] - forward, s[SPW_RESOURCE_NVME_READ] * weights);
+    const double passes = p->passes > 1 ? p->passes : 1;
+    const double leave = s[SPW_RESOURCE_D2H] * share((double)(p->grad_host + p->grad_nvme), (double)x->traffic.d2h);
+    const double all_forward = forward_seconds(p, x), forward = all_forward / passes;
+    const double before = fmax(s[SPW_RESOURCE_COMPUTE] - forward, s[SPW_RESOURCE_NVME_READ] * weights);
+    const double last = (before - (all_forward - forward)) / passes;
+    const double backward = before + fmax(0, leave - last);
     const double disk =
         fmax(s[SPW_RESOURCE_NVME_READ] * (records + weights),
              s[SPW_RESOURCE_NVME] * share(reads * (records + weights) + writes * (1 - held), reads + writes));
     const double both = fmax(s[SPW_RESOURCE_OPTIMIZER], s[SPW_RESOURCE_NVME] * records);
     const double may =
         ahead ? share((double)(p->record_nvme + p->spared_host), (double)(p->record_nvme + p->record_host)) : 0;
-    const double done = both > 0 ? fmin(may, backward / both) : 0;
+    const double done = both > 0 ? fmin(may, last / both) : 0;
     return backward + fmax(forward, fmax(s[SPW_RESOURCE_OPTIMIZER], disk) * (1 - done));
 }
 

@@ -62,6 +62,7 @@ typedef struct plan_input {
     uint64_t piece_returns; /* how often their gradients leave in a step beyond once a pass, and come back */
     const plan_use *uses;   /* of one pass, forward then backward */
     uint32_t use_count, forward_count, passes, micro_batches;
+    bool holds;            /* passes hold gradients on the device, which they leave in the last one */
     uint32_t expert_turns; /* in which a layer's experts come; 1 or 0: all at once */
     uint32_t future_max;   /* uses that the store is told at most */
     uint32_t optimizer_threads;
@@ -249,6 +250,8 @@ uint32_t spw__layout_from(const spw_layout *l, uint32_t unit_idx, uint64_t eleme
 
 /* Elements of units that have gradients and records. Pure. */
 uint64_t spw__layout_trained(const spw_layout *layout);
+spw_tier
+spw__layout_record_tier(const spw_layout *layout, uint32_t unit_idx); /* of a trained unit, once there is a plan */
 /* Of the units whose gradients wait on nvme; 0: none. */
 uint64_t spw__layout_largest_spilled(const spw_layout *layout);
 /* Elements that a unit, and all of them, take on the device. Pure. */

@@ -85,6 +85,7 @@ typedef struct spw_plan {
     uint64_t trained_device;             /* of them: updated on the device, which their gradients do not leave */
     bool gated;                          /* updates wait for the gradient's norm, but for those ahead of it */
     bool clips;                          /* and a norm above a limit changes them */
+    uint32_t passes;                     /* forward and backward; 0 is 1 */
     double flops;                        /* that the device is to do */
     double model_flops;                  /* without what is computed again: what a model's utilisation counts */
     spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */

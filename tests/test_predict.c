@@ -23,6 +23,41 @@ test_zero_table(void **state)
     }
 }
 
+/* Of four passes the first goes forward beside updates, a quarter of a second of 4; in the last one's 0.75 s backward gradients leave and updates begin. */
+static void
+test_prediction_passes(void **state)
+{
+    static spw_plan p;
+    spw_rates r = plan_some_rates();
+    spw_prediction x;
+    (void)state;
+    memset(&p, 0, sizeof p);
+    p.params = p.elems = p.trained = 1000000000;
+    p.tokens = 1000;
+    p.flops = 4e12;
+    p.model_flops = 3e12;
+    p.device_apart = p.gated = p.clips = true;
+    p.record_host = p.spared_host = 10000000000u;
+    p.passes = 4;
+    r.optimizer = 0.4e9;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.step_s - (3.75 + 2.5)) < 1e-9 && fabs(x.clipped_s - x.step_s) < 1e-9);
+    p.ahead = true; /* 0.75 s of 2.5 */
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.step_s - (3.75 + 1.75)) < 1e-9 && fabs(x.clipped_s - (3.75 + 2.5)) < 1e-9);
+    p.grad_host = 4000000000u;
+    for (int k = 0; k < SPW_PACE_COUNT; k++)
+        p.traffic[k].d2h = 4 * p.grad_host; /* in each pass, a quarter of a second */
+    r.d2h = 16e9;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.step_s - (3.75 + 1.75)) < 1e-9);
+    for (int k = 0; k < SPW_PACE_COUNT; k++)
+        p.traffic[k].d2h = p.grad_host; /* all in the last one, in a whole second */
+    r.d2h = 4e9;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.step_s - (3.75 + 0.25 + 1.75)) < 1e-9);
+}
+
 /*
  * With clipping a step has its backward pass and its updates one behind the other: 4 s of computing, a quarter of which is the next forward
  * pass. Updates that take less hide behind that, and those ahead of the norm in the backward pass.
@@ -289,8 +324,9 @@ test_beside_training(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table), cmocka_unit_test(test_prediction),
-                                       cmocka_unit_test(test_prediction_gated), cmocka_unit_test(test_step_bound),
-                                       cmocka_unit_test(test_beside_training)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_zero_table),       cmocka_unit_test(test_prediction),
+        cmocka_unit_test(test_prediction_gated), cmocka_unit_test(test_prediction_passes),
+        cmocka_unit_test(test_step_bound),       cmocka_unit_test(test_beside_training)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }

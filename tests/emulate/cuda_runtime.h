@@ -389,7 +389,9 @@ emulate_pools() /* SPW_EMULATE_POOLS=0: memory is not given out in the order of 
 inline cudaError_t
 cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
 {
-    *value = what == cudaDevAttrMemoryPoolsSupported && emulate_pools(); /* no clock: the peak is not known */
+    const char *khz = getenv("SPW_EMULATE_KHZ"); /* none: the peak is not known */
+    *value = what == cudaDevAttrClockRate && khz != NULL ? atoi(khz)
+                                                         : what == cudaDevAttrMemoryPoolsSupported && emulate_pools();
     return cudaSuccess;
 }
 inline cudaError_t
