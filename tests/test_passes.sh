@@ -36,6 +36,11 @@ as_many_bytes() {
     echo "# $(come "$1") and $(come "$2") bytes come, $(leave "$2" | head -n 1) leave a step"
     [ "$(leave "$1" | wc -l)" -eq 3 ] && cmp <(leave "$1") <(leave "$2") && [ "$(come "$2")" -le $(($(come "$1") * 4 / 3)) ]
 }
+# The device's largest use in a run, and what was planned of it.
+within_plan() {
+    sed -n 's/.*"run":"closed".*"peak_bytes":{"device":\([0-9]*\),.*"plan_bytes":{.*"device":\([0-9]*\)}.*/\1 \2/p' "$dir/$1.log" |
+        awk '{ print "# device " $1 " of " $2; n++; if ($1 <= 0 || $1 > $2) bad = 1 } END { exit bad || n != 1 }'
+}
 # passes_of PER_PASS WHY SETTINGS...: what a plan says
 passes_of() { run plan --no-measure "$dir/c.json" "${@:3}" && grep -Eq "^  spillway.micro_batches_per_pass +$1 .*$2" "$dir/out"; }
 # beside NAME MEMORY SETTINGS...: with so much device memory passes of less than 5 are taken, and nothing but that is another.
@@ -49,6 +54,7 @@ beside() {
     SPW_EMULATE_KHZ=1 check "$name: passes of less, which hold their sums" passes_of "[123]" "holds all weights" "$@"
     check "$name: the same numbers" same one several
     check "$name: not a byte more" as_many_bytes one several
+    check "$name: the device's memory within the plan" within_plan several
 }
 beside "tied weights" 2MiB
 beside "gradients that leave as bf16" 2MiB --set spillway.grad_dtype=bf16
