@@ -413,9 +413,8 @@ const key_row spw__config_rows[] = {
     BOOL("spillway.fill_device", NULL, run.fill_device, "false",
          "offloaded state of the first units stays in device memory that nothing else takes, and is updated there"),
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0",
-        "0: all in one pass, or fewer in each, where a device of its own holds all state, or all weights and the sums "
-        "of "
-        "gradients between passes, and the step is shorter so"),
+        "0: all in one pass, or fewer in each where a device of its own holds all state, or all weights and, between "
+        "passes, the sums of gradients, and a step is shorter so"),
     U64("spillway.tile_tokens", NULL, run.tile_tokens, 0, 1e9, "0",
         "what a block computes for each token by itself is computed for at most so many at a time, and experts take "
         "so many rows, which bounds working memory for long sequences; 0: 2^25 / width, which is 8192 of width 4096"),

@@ -70,19 +70,16 @@ bool
 spw_thread_be_prompt(void)
 {
     enum { PROMPT_NICE = 10, RESET_ON_FORK = 1 };
-    thread_attr attr = {0};
-    int32_t own;
-    if (syscall(SYS_sched_getattr, 0, &attr, sizeof attr, 0) != 0 || attr.policy != SCHED_OTHER)
+    thread_attr own = {0}, attr;
+    if (syscall(SYS_sched_getattr, 0, &own, sizeof own, 0) != 0 || own.policy != SCHED_OTHER)
         return false;
-    own = attr.nice;
-    attr.slice_ns = 100000; /* the least that the kernel takes */
-    attr.nice = own > PROMPT_NICE - 20 ? own - PROMPT_NICE : -20;
+    own.slice_ns = 100000; /* the least that the kernel takes */
+    attr = own;
+    attr.nice = own.nice > PROMPT_NICE - 20 ? own.nice - PROMPT_NICE : -20;
     attr.flags |= RESET_ON_FORK;
     if (syscall(SYS_sched_setattr, 0, &attr, 0) == 0)
         return true;
-    attr.nice = own;
-    attr.flags &= ~(uint64_t)RESET_ON_FORK;
-    (void)syscall(SYS_sched_setattr, 0, &attr, 0);
+    (void)syscall(SYS_sched_setattr, 0, &own, 0);
     return false;
 }
 
