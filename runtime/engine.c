@@ -231,12 +231,13 @@ check_passes(const spw_engine *e, const spw_engine_options *o, uint32_t accumula
             "of a step in one pass (spillway.micro_batches_per_pass 0)");
     if (c->run.delayed_update > 0 && !o->inference &&
         (passes || returns || c->zero.offload_optimizer == SPW_TIER_DEVICE || c->zero.optimizer_ratio < 1 ||
-         c->run.fill_device || strcmp(c->run.gradients, "nvme") == 0))
+         strcmp(c->run.fill_device, "always") == 0 || strcmp(c->run.gradients, "nvme") == 0))
         return SPW_RAISE(
             err, SPW_ECONFIG,
             "spillway.delayed_update is for state that the host updates with gradients in its memory: it needs "
             "zero_optimization.offload_optimizer.device cpu or nvme with ratio 1, all micro-batches of a step in one "
-            "pass (spillway.micro_batches_per_pass 0%s), no spillway.fill_device and spillway.gradients not nvme",
+            "pass (spillway.micro_batches_per_pass 0%s), spillway.fill_device not always and spillway.gradients not "
+            "nvme",
             returns ? ") that is not in pieces (spillway.tile_vocab 0" : "");
     return SPW_OK;
 }
@@ -299,7 +300,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
         SPW_TRY(spw__in_place_find(e, o->weights_from, err));
     spw_topology_read(&topology, "", NULL);
     SPW_TRY(spw__open_device(e, &gpu, err));
-    spw__settle_passes(e, o);
+    spw__settle_choices(e, o);
     e->device_sharers = e->host_addressable ? 1 : spw__count_sharers(e, e->comm != NULL && !o->plan_only);
     if (e->comm != NULL && !o->plan_only)
         SPW_TRY(spw__devices_compare(e, err));

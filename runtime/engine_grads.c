@@ -1,7 +1,7 @@
 /*
  * Gradients' buffers on the device: a unit has one while blocks that use it have their turn in the backward pass, and then it leaves for
  * the store, or for the other ranks. A buffer is free once its copy is on its way; whoever needs one sends others off first. Where passes hold
- * their sums (engine_passes.c), each unit has one of its own, which stays open to the last pass. A gradient that stays on the device as it is
+ * their sums (engine_choose.c), each unit has one of its own, which stays open to the last pass. A gradient that stays on the device as it is
  * made is made in the store's memory, and nothing is copied.
  */
 #include "engine_internal.h"

@@ -100,6 +100,9 @@ struct spw_engine {
     uint32_t turn_experts;   /* in which there are so many; without turns all of a layer */
     bool host_addressable;   /* device memory can be read in place, and the thread itself computes */
     bool device_updates;     /* state may be on a device apart from the host, and is updated there */
+    bool may_fill;           /* whether it is, though it is offloaded, is a matter of time (engine_choose.c) */
+    bool fills_device;       /* it takes device memory that is left */
+    double device_share;     /* of what is trained, whose state is there at least */
     bool gather_all;         /* the device was to hold the weights: it holds them gathered, as far as they fit */
     spw_store *store;
     spw_comm *comm;                        /* NULL: one rank */
@@ -254,11 +257,11 @@ uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */
 uint64_t spw__sides_bytes(const spw_engine *e);     /* of engine.sides, and of their gradients */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
 
-/* ---------------------------------------------------------------- engine_passes.c: how many micro-batches a pass takes */
+/* ---------------------------------------------------------------- engine_choose.c: what of a plan is a matter of time */
 
-/* What is known before the plan. And the plan, of those that engine.may_hold allows the one that is soonest done; *e has made its choices. */
-void spw__settle_passes(spw_engine *e, const spw_engine_options *o);
-spw_status spw__choose_passes(spw_engine *e, const spw_engine_options *o, spw_error *err);
+/* What is known before the plan. And the plan, of those that engine.may_hold and may_fill allow the one that is soonest done; *e has made its choices. */
+void spw__settle_choices(spw_engine *e, const spw_engine_options *o);
+spw_status spw__choose_plan(spw_engine *e, const spw_engine_options *o, spw_error *err);
 
 /* ---------------------------------------------------------------- ahead.c: updates before the norm is known */
 

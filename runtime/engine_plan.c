@@ -587,6 +587,8 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .single_grad = e->single_grad,
         .process_bytes = o->process_bytes,
         .device_updates = e->device_updates,
+        .fills = e->fills_device,
+        .device_share = e->device_share,
         .direct = !e->host_addressable && spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype,
         .gather_all = e->gather_all,
         .in_pieces = e->in_pieces,
@@ -732,9 +734,9 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         own.process_bytes = spw_round_up(spw_process_rss_bytes(), 1 << 20);
     e->gather_most = 0;
     e->single_grad = false;
-    e->lands = e->device_updates;
+    e->lands = e->device_updates || e->may_fill;
     while (again) {
-        spw_status st = e->may_hold ? spw__choose_passes(e, &own, err) : spw__make_one_plan(e, &own, err);
+        spw_status st = spw__choose_plan(e, &own, err);
         if (e->comm == NULL || own.plan_only || (st != SPW_OK && st != SPW_ENOFIT))
             return st;
         SPW_TRY(agree_on_shape(e, st, &again, err));

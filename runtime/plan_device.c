@@ -1,9 +1,8 @@
 /*
  * The device's part of the plan: whose state it holds, how much it gathers, and what is kept in memory that is left. Pure.
  *
- * Of state that is offloaded the first units' may be on the device all the same: as much as the configuration asks for
- * (zero_optimization.offload_optimizer.ratio, as in ZeRO-Offload++), or as the device has room for when everything else has its
- * place (spillway.fill_device). The first ones, because the next forward pass begins with them: their updates run where it
+ * Of state that is offloaded the first units' may be on the device all the same: a share (zero_optimization.offload_optimizer.ratio, as in
+ * ZeRO-Offload++, or engine_choose.c's), and what the device has room for when everything else has its place (spillway.fill_device). The first ones, because the next forward pass begins with them: their updates run where it
  * computes, and meanwhile the host updates those that come later. Without clipping, when the host updates a unit as soon as its
  * gradient is there, they are the ones whose gradients come last.
  */
@@ -61,7 +60,7 @@ uint32_t
 spw__plan_first_count(const plan_input *in)
 {
     const spw_layout *l = in->layout;
-    double there = 0, wanted = (1 - in->config->zero.optimizer_ratio) * (double)spw__layout_trained(l);
+    double there = 0, wanted = in->device_share * (double)spw__layout_trained(l);
     uint32_t u = 0;
     while (may_be_there(in) && u < l->unit_count && there < wanted - 0.5) {
         there += l->units[u].trainable ? (double)l->units[u].elems : 0;
@@ -234,7 +233,7 @@ spw__plan_device(spw_plan *p, const plan_input *in, spw_error *err)
     uint64_t room = in->config->run.device_memory == SPW_AUTO ? in->device_room : in->config->run.device_memory;
     spw_plan before;
     SPW_TRY(plan_with(p, in, most, err));
-    if (!in->config->run.fill_device || !may_be_there(in) || in->device_in_host || room == 0)
+    if (!in->fills || !may_be_there(in) || in->device_in_host || room == 0)
         return SPW_OK;
     before = *p;
     spw__plan_tapes(&before, in);

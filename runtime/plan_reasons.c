@@ -212,11 +212,15 @@ explain_device(spw_plan *p, const plan_input *in)
         decide(p, "gradients on the device", "one at a time",
                "device memory does not hold a second buffer: each leaves before the next block's is begun");
     if (share == 1)
-        decide(p, "updates", "on the device", "all state is there: no gradient and no record crosses the link");
+        decide(p, "updates", "on the device", "all state is there%s: no gradient and no record crosses the link",
+               in->fills ? ", which has room for it (spillway.fill_device)" : "");
     snprintf(value, sizeof value, "%.0f %% on the device", 100 * share);
     if (share > 0 && share < 1)
         decide(p, "updates", value, "%s: state of the first units is there, the host updates the others meanwhile",
-               c->run.fill_device ? "spillway.fill_device" : "zero_optimization.offload_optimizer.ratio");
+               !in->fills ? "zero_optimization.offload_optimizer.ratio"
+               : strcmp(c->run.fill_device, "auto") == 0
+                   ? "spillway.fill_device auto, a step is shorter so, by estimate"
+                   : "spillway.fill_device");
     if (c->gradient_clipping <= 0 && !in->inference)
         decide(p, "gradient_clipping", "none",
                "0, which it also is where the key is missing: gradients are not clipped (DeepSpeed 0.19.8 takes 1.0 "

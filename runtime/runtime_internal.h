@@ -56,6 +56,8 @@ typedef struct plan_input {
     uint64_t gather_most;   /* of gathered units, where another rank holds no more; 0: as there is room */
     bool single_grad;       /* gradients are made one at a time, as another rank has to */
     bool device_updates;    /* where records are on the device, gradients stay there and updates run there */
+    bool fills;             /* offloaded state of the first units takes device memory that is left */
+    double device_share;    /* of the elements that are trained: whose state the first units have there at least */
     bool direct;            /* weights that lie on the device have its compute type and are used there, not gathered */
     bool gather_all;        /* the configuration wants the weights on the device: room for all of them, if there is */
     bool in_pieces;         /* embeddings and heads come in pieces */

@@ -135,7 +135,7 @@ typedef struct spw_config {
         char gradients[8];                   /* auto, host, nvme: where they wait for their update */
         char update_ahead[8];                /* auto, always, never: before the norm is known */
         uint64_t delayed_update;             /* updates after so many are made a step late; 0: none is */
-        bool fill_device;                    /* offloaded state takes device memory that nothing else does */
+        char fill_device[8];                 /* auto, always, never: offloaded state takes device memory that is left */
         uint64_t device_memory, host_memory; /* bytes; SPW_AUTO */
         spw_state_format state_format;
         uint64_t chunk_elems;

@@ -1,12 +1,12 @@
 #!/bin/sh
 # On the GPU machine, beside bin/ and lib/: run.sh [--within SECONDS] STEP... Needs the driver; cuBLASLt and NCCL from the toolkit, or from Python's packages.
-#   ops        each operation beside the cpu device; where a type fails, each of its tests in a process of its own
+#   ops        each operation beside the cpu device; where a type fails, each of its tests in a process of its own; ops=TEST one of them (test_cuda --list)
 #   links      NCCL between GPUs, with one rank where there is one GPU
 #   runs       losses on cpu and cuda, and the same bits in every placement
 #   rates      bench gemm, attention, copy, and of the processor adam (half a minute)
-#   speed, profile, offload    benchmarks of whole runs; train.sh beside this file says what they are (1, half and 4 minutes)
+#   speed, profile, offload, large    benchmarks of whole runs; train.sh beside this file says what they are (1, half, 2 and 3 minutes)
 #   memcheck, racecheck    compute-sanitizer on small operations
-#   test = ops links runs memcheck side by side (2 minutes), sanitize = memcheck racecheck, bench = rates speed profile offload, all = test bench racecheck
+#   test = ops links runs memcheck side by side (2 minutes), sanitize = memcheck racecheck, bench = rates speed profile offload large, all = test bench racecheck
 # The end of what each says is shown; with $OUT set all of it is in $OUT/kit.log at the end, for which --within leaves time. Exits 77 where there is no
 # GPU, with the line that says why.
 here=$(cd "$(dirname "$0")" && pwd)
@@ -72,6 +72,7 @@ ops_in() { # type
     done
 }
 ops() { beside "ops_in fp32" "ops_in bf16" "ops_in fp16"; }
+one_op() { for type in fp32 bf16 fp16; do step "$1-$type" 60 "$here/bin/test_cuda" --type $type --only "$1"; done; }
 # Where there are two GPUs: a rank on each, by NCCL and through the host, to the last digit of every loss.
 train_ranks() {
     work=$(mktemp -d)
@@ -83,7 +84,7 @@ train_ranks() {
   "data": {"path": ["$work/text.txt"], "seq_length": 128}, "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4,
   "bf16": {"enabled": true}, "gradient_clipping": 1.0,
   "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
-  "spillway": {"steps": 10, "seed": 1, "device": "cuda"} }
+  "spillway": {"steps": 10, "seed": 1, "device": "cuda", "fill_device": "never"} }
 JSON
     for by in nccl host; do
         "$here/bin/spillway" train "$work/c.json" -n 2 --quiet --set spillway.collectives=$by --set spillway.run_log="$work/$by.log" || return 1
@@ -125,13 +126,14 @@ check_with() {
 do_step() {
     case $1 in
     ops | links) "$1" ;;
+    ops=*) one_op "${1#ops=}" ;;
     rates) measured rates ;;
     runs) beside "whole_runs places" "whole_runs curves" ;;
-    speed | profile | offload) measured whole_runs "$1" ;;
+    speed | profile | offload | large) measured whole_runs "$1" ;;
     memcheck | racecheck) check_with "$1" ;;
     test) beside ops links "do_step runs" "check_with memcheck" ;;
     sanitize) for part in memcheck racecheck; do do_step $part; done ;;
-    bench) for part in rates speed profile offload; do do_step $part; done ;;
+    bench) for part in rates speed profile offload large; do do_step $part; done ;;
     all) for part in test bench racecheck; do do_step $part; done ;;
     *) echo "no step $1"; failed=1 ;;
     esac

@@ -5,10 +5,11 @@
 #            updates a step late (spillway.delayed_update) with all, or records, in host memory and on nvme; in tiles of tokens (spillway.tile_tokens)
 #            and with embeddings in pieces (spillway.tile_vocab)
 #   speed    all state on the device: utilisation of the model's operations (MFU) for GPT-2 124M, 774M, 1.5B and a Llama of 1.1 B, this also with one sequence of 65536 tokens
-#   offload  GPT-2 1.5B with records in host memory, where every step clips and where none does, beside all of it on the device, same micro-batches; then
-#            6.8 B parameters (81 GB of state and 27 GB of gradients in host memory): with 76 GiB of the card, as of one of 80 GB, and 131072 tokens a step, and
-#            with all of it and 32768 tokens, where every step clips, and where none does (12 steps with nearly all of the host's memory, for logs, and a
-#            rate with which gradients change as late in a training), with half of the records on the card, and with updates a step late, every step clipping
+#   offload  GPT-2 1.5B with records in host memory, where every step clips and where none does, beside all of it on the device, same micro-batches
+#   large    6.8 B parameters (81 GB of state and 27 GB of gradients in host memory): with 76 GiB of the card, as of one of 80 GB, and 131072 tokens a step; with
+#            all of it and 32768 tokens, where every step clips, all state in host memory, as much of it on the card as is chosen (spillway.fill_device), and
+#            with updates a step late; and where none clips (12 steps with nearly all of the host's memory, for logs, and a rate with which gradients change as
+#            late in a training)
 #   profile  where a step's time goes, by kernel (Nsight Compute's ncu): four layers of GPT-2 1.5B's and of 124M's
 # Times are medians of the steps from the fourth on; of runs of four, which have long steps, from the second on. Exits 1 where a comparison fails.
 # usage: train.sh [--small] PROGRAM DATA PHASE...    --small: shapes for the emulated device; DATA: tokens, below 512 then
@@ -37,7 +38,7 @@ model() {
 { "model": {$what, "vocab_size": $vocab}, "data": {"path": ["$data"], "seq_length": $T},
   "train_micro_batch_size_per_gpu": $micro, "gradient_accumulation_steps": $acc, "gradient_clipping": 1.0, "bf16": {"enabled": true},
   "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, "zero_optimization": {"stage": 3},
-  "spillway": {"seed": 1, "device": "cuda", "eval_interval": 0, "checkpoint_dir": ""} }
+  "spillway": {"seed": 1, "device": "cuda", "fill_device": "never", "eval_interval": 0, "checkpoint_dir": ""} }
 JSON
 }
 # run NAME LABEL STEPS SETTINGS...: its log is $dir/LABEL.log. What it says at its end is shown where it fails.
@@ -64,7 +65,7 @@ show() {
         if (peak > 0) printf ", MFU %.1f%% of %.0f TFLOP/s", 100 * flops / s / peak, peak * 1e-12
         printf ", eta %.2f\n", eta }'
     echo "  seconds of each  " $(grep '"step":' "$dir/$1.log" | sed -n 's/.*"step_s":\([^,]*\).*/\1/p' | cut -c1-6)
-    grep -E '^spillway: warning|^  (step time|busy|before|h2d|d2h|nvme|peak memory|of the device|total)|steps in' "$dir/$1.out" | grep -Ev ' 0 B +0 B +0.00$'
+    grep -E '^spillway: warning|^  (updates|spillway.recompute|spillway.micro_batches_per_pass|step time|busy|before|h2d|d2h|nvme|peak memory|of the device|total)|steps in' "$dir/$1.out" | grep -Ev ' 0 B +0 B +0.00$'
 }
 curves() {
     model gpt2-124M 768 12 12 128 4 1
@@ -137,9 +138,8 @@ profile-1.5B 1600 4 25 1024 16 1
 profile-124M 768 4 12 1024 32 1
 SHAPES
 }
+calm=(--set gradient_clipping=1e9 --set optimizer.params.lr=1e-5)
 offload() {
-    local calm=(--set gradient_clipping=1e9 --set optimizer.params.lr=1e-5) nearly_all
-    nearly_all=$(awk '/^MemAvailable/ { print int($2 * 0.94 / 1024) "MiB" }' /proc/meminfo)
     model gpt2-1.5B 1600 48 25 1024 16 4
     for turn in 1 2; do
         run gpt2-1.5B "1.5B on the device, $turn" 6 && show "1.5B on the device, $turn"
@@ -149,18 +149,22 @@ offload() {
     for turn in 1 2; do
         echo "$(late "1.5B, records in host memory, $turn" step_s) $(late "1.5B, no step clips, $turn" step_s) $(late "1.5B on the device, $turn" step_s)"
     done | awk '{ printf "offloaded over on the device, turn %d: %.3f, where no step clips %.3f\n", NR, $1 / $3, $2 / $3 }'
+}
+large() {
+    local nearly_all
+    nearly_all=$(awk '/^MemAvailable/ { print int($2 * 0.94 / 1024) "MiB" }' /proc/meminfo)
     model llama-7B 4096 36 32 2048 16 4
     run llama-7B "7B, 76 GiB of the card" 4 --set zero_optimization="$host" --set spillway.device_memory=76GiB --set gradient_clipping=1e9 && show "7B, 76 GiB of the card"
     model llama-7B 4096 36 32 2048 16 1
     run llama-7B "7B" 6 --set zero_optimization="$host" && show "7B"
+    run llama-7B "7B, as is chosen" 6 --set zero_optimization="$host" --set spillway.fill_device=auto && show "7B, as is chosen"
     run llama-7B "7B, no step clips" 12 --set zero_optimization="$host" --set spillway.host_memory="$nearly_all" "${calm[@]}" && show "7B, no step clips"
-    run llama-7B "7B, half on the device" 5 --set zero_optimization="$host" --set zero_optimization.offload_optimizer.ratio=0.5 && show "7B, half on the device"
     run llama-7B "7B, a step late" 6 --set zero_optimization="$host" --set spillway.delayed_update=1 && show "7B, a step late"
 }
 for phase in "$@"; do
     echo "== $phase"
     case $phase in
-    curves | places | speed | profile | offload) $phase ;;
+    curves | places | speed | profile | offload | large) $phase ;;
     *) fail "no phase $phase" ;;
     esac
 done

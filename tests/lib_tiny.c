@@ -32,6 +32,7 @@ tiny_config(spw_config *c, spw_state_format format)
     c->zero.stage = 3;
     c->zero.offload_param = c->zero.offload_optimizer = SPW_TIER_HOST;
     c->zero.optimizer_ratio = 1;
+    snprintf(c->run.fill_device, sizeof c->run.fill_device, "never");
     c->zero.prefetch_bucket_size = c->zero.max_live_parameters = UINT64_MAX;
     c->aio.overlap_events = true;
     c->run.router_balance = 0.1; /* of models with experts */

@@ -562,17 +562,17 @@ test_filled(void **state)
     (void)state;
     device_config(&c, SPW_STATE_SPLIT);
     c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
-    c.run.fill_device = true;
+    snprintf(c.run.fill_device, sizeof c.run.fill_device, "always");
     expect_ok(&r, run_open(&r, &c)); /* the emulated device has room for all of it */
     assert_int_equal(r.e->plan.trained_device, r.e->plan.trained);
     all = r.e->plan.device_bytes;
     run_close(&r);
-    c.run.fill_device = false;
+    snprintf(c.run.fill_device, sizeof c.run.fill_device, "never");
     expect_ok(&r, run_open(&r, &c));
     assert_int_equal(r.e->plan.trained_device, 0);
     least = r.e->plan.device_bytes;
     run_close(&r);
-    c.run.fill_device = true;
+    snprintf(c.run.fill_device, sizeof c.run.fill_device, "always");
     for (uint64_t k = 0; k <= 4; k++) {
         c.run.device_memory = least + (all - least) * k / 4;
         expect_ok(&r, run_open(&r, &c));

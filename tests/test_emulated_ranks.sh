@@ -21,7 +21,7 @@ cat >"$dir/gpt2.json" <<JSON
   "train_batch_size": 12, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": true},
   "optimizer": {"type": "AdamW", "params": {"lr": 2e-3, "eps": 1e-4}},
   "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
-  "spillway": {"steps": 4, "seed": 3, "device": "cuda", "chunk_elems": 4096, "eval_interval": 2, "eval_batches": 2} }
+  "spillway": {"steps": 4, "seed": 3, "device": "cuda", "fill_device": "never", "chunk_elems": 4096, "eval_interval": 2, "eval_batches": 2} }
 JSON
 . tests/lib_tap.sh
 # train RANKS STREAMS LOG OVERRIDES...

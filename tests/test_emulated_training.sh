@@ -61,7 +61,7 @@ for family in gpt2 llama; do
   "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0, "bf16": {"enabled": true},
   "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
   "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
-  "spillway": {"steps": 3, "seed": 3, "device": "cpu", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2} }
+  "spillway": {"steps": 3, "seed": 3, "device": "cpu", "fill_device": "never", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2} }
 JSON
     "$spw" train "$dir/$family.json" --quiet --set spillway.run_log="$dir/$family.cpu" >"$dir/out" 2>&1
     train "" --set spillway.run_log="$dir/$family.cuda"
@@ -196,7 +196,7 @@ for family in experts shared phi3 gemma gemma2 oss deepseek qwen3_5 next four sm
   "data": {"path": ["$dir/text.txt"], "seq_length": 40, "seed": 1}, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
   "gradient_clipping": 1.0, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": $lr}},
   "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
-  "spillway": {"steps": 2, "seed": 3, "device": "cpu", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2${!more}} }
+  "spillway": {"steps": 2, "seed": 3, "device": "cpu", "fill_device": "never", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2${!more}} }
 JSON
     "$spw" train "$dir/$family.json" --quiet --set spillway.run_log="$dir/$family.cpu" >"$dir/out" 2>&1
     train "" --set spillway.device=auto --set spillway.run_log="$dir/$family.cuda" --set spillway.checkpoint_dir="$dir/$family.ck"

@@ -371,7 +371,7 @@ test_refused(void **state)
         if (k == 1)
             r.c.zero.optimizer_ratio = 0.5;
         if (k == 2)
-            r.c.run.fill_device = true;
+            snprintf(r.c.run.fill_device, sizeof r.c.run.fill_device, "always");
         if (k == 3)
             snprintf(r.c.run.gradients, sizeof r.c.run.gradients, "nvme");
         if (k == 4) {

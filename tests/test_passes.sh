@@ -21,7 +21,7 @@ cat >"$dir/c.json" <<JSON
 { "model": $gpt2, "data": {"path": ["$dir/text.txt"], "seq_length": 40, "seed": 1},
   "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 5, "gradient_clipping": 1.0, "bf16": {"enabled": true},
   "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-  "spillway": {"steps": 3, "seed": 3, "device": "cuda", "chunk_elems": 4096, "eval_interval": 3, "eval_batches": 2, "chaos_seed": 5} }
+  "spillway": {"steps": 3, "seed": 3, "device": "cuda", "fill_device": "never", "chunk_elems": 4096, "eval_interval": 3, "eval_batches": 2, "chaos_seed": 5} }
 JSON
 train() { # LABEL SETTINGS...
     "$spw" train "$dir/c.json" --set spillway.run_log="$dir/$1.log" "${@:2}" >"$dir/out" 2>"$dir/err" || return
@@ -60,14 +60,17 @@ beside "tied weights" 2MiB
 beside "gradients that leave as bf16" 2MiB --set spillway.grad_dtype=bf16
 beside "updates as gradients come" 2MiB --set gradient_clipping=0
 beside "updates ahead of the norm" 2MiB --set gradient_clipping=1e9 --set spillway.update_ahead=always
+beside "records on nvme" 2MiB --set zero_optimization.offload_optimizer="{\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}"
 beside "adapters" 2MiB --set 'spillway.lora={"rank":2,"alpha":4,"targets":["c_attn"]}'
 beside "half of the state on the device" 3MiB --set zero_optimization.offload_optimizer.ratio=0.5
 check "half of the state on the device: each gradient has one place" grep -Eq "^  gradients +592 KiB " "$dir/several.out"
-train one --set spillway.fill_device=true
-set -- --set spillway.fill_device=true --set spillway.device_memory=2500KiB
+train one --set spillway.fill_device=always
+set -- --set spillway.fill_device=always --set spillway.device_memory=2500KiB
 SPW_EMULATE_KHZ=1 train several "$@"
 SPW_EMULATE_KHZ=1 check "state where there is room: passes hold their sums" passes_of "[123]" "holds all weights" "$@"
 check "state where there is room: the same numbers" same one several
+SPW_EMULATE_KHZ=1 train several --set spillway.fill_device=auto --set spillway.device_memory=2500KiB
+check "state where it is worth it: the same numbers" same one several
 
 # Asked for, passes hold their sums where they can, and else those go to host memory and come back.
 asked() { train "$1" --set spillway.micro_batches_per_pass="$2" "${@:3}"; }
@@ -91,7 +94,7 @@ cat >"$dir/large.json" <<JSON
   "data": {"path": ["$dir/text.txt"], "seq_length": 1024}, "train_micro_batch_size_per_gpu": 32, "gradient_accumulation_steps": 8,
   "gradient_clipping": 1.0, "bf16": {"enabled": true}, "optimizer": {"params": {"lr": 1e-3}},
   "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-  "spillway": {"device": "cuda", "update_ahead": "never", "checkpoint_dir": ""} }
+  "spillway": {"device": "cuda", "fill_device": "never", "update_ahead": "never", "checkpoint_dir": ""} }
 JSON
 planned() { # PER_PASS MEMORY THREADS
     run plan --no-measure "$dir/large.json" --set spillway.device_memory="$2" --set spillway.optimizer_threads="$3" &&

@@ -93,10 +93,10 @@ check_first_units(const spw_plan *p, const plan_input *in)
         there += all ? l->units[u].elems : 0;
     }
     if (in->device_updates && in->config->zero.offload_optimizer != SPW_TIER_DEVICE) {
-        double ratio = in->config->zero.optimizer_ratio;
-        assert_true((double)(total - there) <= ratio * (double)total + 1);
-        if (!in->config->run.fill_device)
-            assert_true(there == 0 || (double)(total - there + last) > ratio * (double)total);
+        double rest = 1 - in->device_share;
+        assert_true((double)(total - there) <= rest * (double)total + 1);
+        if (!in->fills)
+            assert_true(there == 0 || (double)(total - there + last) > rest * (double)total);
     }
     assert_int_equal(p->trained_device, there);
     for (uint32_t u = 0; u < l->unit_count; u++) { /* gradients wait beside records, all of a unit's */
@@ -116,14 +116,14 @@ check_first_units(const spw_plan *p, const plan_input *in)
  * not everything is gathered.
  */
 static void
-check_filled(const spw_plan *p, const plan_input *in, spw_config *c)
+check_filled(const spw_plan *p, plan_input *in)
 {
     static spw_plan q;
     const spw_layout *l = in->layout;
     uint64_t more = 0, gathered = 0;
     uint32_t next = 0;
     spw_error err = {0};
-    if (!c->run.fill_device || !in->device_updates || c->zero.offload_optimizer == SPW_TIER_DEVICE || room_of(in) == 0)
+    if (!in->fills || !in->device_updates || in->config->zero.offload_optimizer == SPW_TIER_DEVICE || room_of(in) == 0)
         return;
     while (next < l->unit_count && l->chunks[l->units[next].chunk_first].record_tier == SPW_TIER_DEVICE)
         next++;
@@ -135,14 +135,14 @@ check_filled(const spw_plan *p, const plan_input *in, spw_config *c)
     }
     if (next < l->unit_count && !in->direct && p->cache_device == gathered)
         assert_true(p->device_bytes + more > room_of(in));
-    c->run.fill_device = false;
+    in->fills = false;
     if (spw__plan_make(&q, in, &err) == SPW_OK) {
         assert_true(p->trained_device >= q.trained_device);
         assert_int_equal(p->tapes_device, q.tapes_device);
         assert_int_equal(p->activations_device, q.activations_device);
         assert_true(p->cache_device >= q.cache_device || p->cache_device == gathered);
     }
-    c->run.fill_device = true;
+    in->fills = true;
 }
 
 /* A bound on what is gathered that ends inside a page makes room for no more than there was. */
@@ -276,8 +276,8 @@ test_random_plans(void **state)
         in.device_updates = in.device_updates && !in.inference;
         in.direct = PICK(2) != 0;
         in.device_room = PICK(2) ? 0 : 4 * PICK(l.elems * 20);
-        c.zero.optimizer_ratio = PICK(3) ? 1 : (double)PICK(101) / 100;
-        c.run.fill_device = PICK(2) != 0;
+        in.device_share = PICK(3) ? 0 : 1 - (double)PICK(101) / 100;
+        in.fills = PICK(2) != 0;
         snprintf(c.run.gradients, sizeof c.run.gradients, "%s", (const char *const[]){"auto", "host", "nvme"}[PICK(3)]);
         c.zero.max_live_parameters = PICK(3) ? UINT64_MAX : PICK(l.elems);
         c.zero.max_in_cpu = PICK(3) ? 0 : PICK(l.elems);
@@ -347,10 +347,10 @@ test_random_plans(void **state)
         }
         assert_int_equal(unclipped, c.gradient_clipping <= 0 && !in.inference); /* other programs clip by default */
         if (st == SPW_OK)
-            check_filled(&p, &in, &c);
+            check_filled(&p, &in);
         if (st == SPW_OK && p.cache_device > 0)
             check_bounded(&p, &in, &c);
-        filled += st == SPW_OK && in.device_updates && c.run.fill_device && c.zero.optimizer_ratio == 1 && there > 0 &&
+        filled += st == SPW_OK && in.device_updates && in.fills && in.device_share == 0 && there > 0 &&
                   c.zero.offload_optimizer != SPW_TIER_DEVICE;
 #undef PICK
     }

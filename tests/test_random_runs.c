@@ -224,7 +224,7 @@ draw_placement(uint64_t at, rig *r)
     c->run.expert_turns =
         c->model.experts > 0 && c->run.micro_batches_per_pass == 1 ? (uint32_t)random_pick(at, 13, 4) : 0;
     snprintf(c->run.update_ahead, sizeof c->run.update_ahead, "%s", ahead[random_pick(at, 32, 3)]);
-    c->run.fill_device = random_pick(at, 14, 2) == 0;
+    snprintf(c->run.fill_device, sizeof c->run.fill_device, "%s", ahead[random_pick(at, 14, 3)]);
     c->zero.optimizer_ratio = random_pick(at, 15, 4) == 0 ? (double)random_pick(at, 16, 101) / 100 : 1;
     c->aio.backend = random_pick(at, 17, 2) == 0 ? SPW_AIO_THREADS : SPW_AIO_AUTO;
     c->aio.block_size = 4096ull << random_pick(at, 18, 8);
@@ -235,7 +235,7 @@ draw_placement(uint64_t at, rig *r)
     if (c->run.delayed_update > 0) { /* what the host updates, with gradients in its memory */
         c->zero.offload_optimizer = random_pick(at, 37, 2) == 0 ? SPW_TIER_HOST : SPW_TIER_NVME;
         c->zero.optimizer_ratio = 1;
-        c->run.fill_device = false;
+        snprintf(c->run.fill_device, sizeof c->run.fill_device, "auto");
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", random_pick(at, 38, 2) == 0 ? "auto" : "host");
     }
     c->run.frozen_in_place = random_pick(at, 39, 2) == 0;

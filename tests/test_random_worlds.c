@@ -149,7 +149,7 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     c->run.chaos_seed = random_pick(at, 8, 2) == 0 ? 1 + random_pick(at, 9, 1000000) : 0;
     c->run.activations = (spw_tier)random_pick(at, 10, SPW_TIER_COUNT + 1);
     snprintf(c->run.update_ahead, sizeof c->run.update_ahead, "%s", ahead[random_pick(at, 32, 3)]);
-    c->run.fill_device = random_pick(at, 11, 2) == 0;
+    snprintf(c->run.fill_device, sizeof c->run.fill_device, "%s", ahead[random_pick(at, 11, 3)]);
     c->zero.optimizer_ratio = random_pick(at, 12, 4) == 0 ? (double)random_pick(at, 13, 101) / 100 : 1;
     c->aio.backend = random_pick(at, 14, 2) == 0 ? SPW_AIO_THREADS : SPW_AIO_AUTO;
     c->zero.hpz_partition_size = c->zero.stage == 3 && w->ranks == 4 && !groups && random_pick(at, 15, 2) == 0 ? 2 : 0;
@@ -161,7 +161,7 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     if (c->run.delayed_update > 0) { /* what the host updates, with gradients in its memory */
         c->zero.offload_optimizer = random_pick(at, 22, 2) == 0 ? SPW_TIER_HOST : SPW_TIER_NVME;
         c->zero.optimizer_ratio = 1;
-        c->run.fill_device = false;
+        snprintf(c->run.fill_device, sizeof c->run.fill_device, "auto");
         snprintf(c->run.gradients, sizeof c->run.gradients, "auto");
     }
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 17, 2) == 0 ? "always" : "auto");

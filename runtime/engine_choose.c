@@ -1,0 +1,216 @@
+/*
+ * What is open of a plan: how many micro-batches a pass takes together, and how much of the state that is offloaded the device has all the
+ * same. No bit depends on either, and what is chosen moves no more bytes than the plan that does without: so it is a matter of time, and the
+ * plan with the shortest step by estimate is taken.
+ *
+ * In one pass weights come once and gradients leave once, however many micro-batches there are, but what lies between checkpoints has to be
+ * kept for all of them, or is computed again. Several passes need room for one's activations. On a device that need not fetch anything for
+ * another pass, and can hold the sums of gradients meanwhile, they move nothing more.
+ *
+ * State on the device crosses no link, and the host need not update it. It takes memory that else would keep what lies between checkpoints.
+ */
+#include "engine_internal.h"
+#include <math.h>
+#include <string.h>
+
+typedef struct choice {
+    uint32_t group; /* micro-batches in a pass */
+    bool holds;     /* passes hold the sums of gradients */
+    bool fills;     /* the first units' state takes device memory that is left */
+    double share;   /* of what is trained, whose state the device has at least */
+} choice;
+
+typedef struct search {
+    spw_engine *e;
+    const spw_engine_options *o;
+    choice first, best;
+    double least;      /* seconds of a step, by estimate; INFINITY: nothing fits yet */
+    spw_traffic moved; /* at most */
+    uint32_t away;     /* checkpoints of activations that leave the device at most */
+    bool fits, single_grad;
+} search;
+
+/* Weights are not decoded again for each pass, and the first block goes back through its output alone (engine.deferred has no other). */
+static bool
+may_take_turns(const spw_engine *e, const spw_engine_options *o)
+{
+    return o->chain_extra == 0 && !e->in_pieces && !e->in_turns && strcmp(e->config.run.frozen_codes, "none") == 0 &&
+           e->model->config.inputs_dim == 0;
+}
+
+static bool
+asks_for_passes(const spw_engine *e)
+{
+    return e->config.run.micro_batches_per_pass != 0;
+}
+
+/* Makes the plan of a choice. */
+static spw_status
+plan_with(const search *s, choice c, spw_error *err)
+{
+    spw_engine *e = s->e;
+    e->group_max = c.group;
+    e->holds = c.holds;
+    e->defers = e->model->config.tied && c.group < s->first.group;
+    e->fills_device = c.fills;
+    e->device_share = c.share;
+    if (e->may_fill)
+        e->device_updates = c.fills;
+    return spw__make_one_plan(e, s->o, err);
+}
+
+void
+spw__settle_choices(spw_engine *e, const spw_engine_options *o)
+{
+    const spw_config *c = &e->config;
+    const bool alone = !e->inference && !e->host_addressable && e->comm == NULL && e->world == 1,
+               asked = asks_for_passes(e), whole = may_take_turns(e, o);
+    e->device_share = 1 - c->zero.optimizer_ratio;
+    e->fills_device = strcmp(c->run.fill_device, "always") == 0;
+    e->grads_stay = alone && c->zero.offload_optimizer == SPW_TIER_DEVICE && c->run.grad_dtype == SPW_F32;
+    if (e->grads_stay && !asked && whole) {
+        e->group_max = 1;
+        e->defers = e->model->config.tied && c->accumulation > 1;
+    }
+    /* Sums that stay on the device for ever are made where they stay, and late updates change weights between passes. */
+    e->may_hold = alone && whole && c->accumulation > 1 && c->zero.offload_optimizer != SPW_TIER_DEVICE &&
+                  (!asked || e->group_max < c->accumulation) && (!e->device_updates || c->run.grad_dtype == SPW_F32) &&
+                  strcmp(c->run.gradients, "nvme") != 0 && c->run.delayed_update == 0;
+    e->may_fill = !e->inference && !e->host_addressable && !e->device_updates && e->optimizer->rule == NULL &&
+                  c->zero.offload_optimizer != SPW_TIER_DEVICE && strcmp(c->run.fill_device, "never") != 0 &&
+                  c->run.delayed_update == 0;
+}
+
+/*
+ * How long a step of this plan would take, from estimates of a current server's rates: nothing else hangs on them than which of several
+ * plans is taken that move no more bytes than the first. What matters is how many tokens a device computes while the host updates as many
+ * parameters. A training's first steps clip, and later ones mostly do not: the mean of both.
+ */
+static double
+estimated_seconds(const spw_engine *e)
+{
+    const double peak = spw_gpu_get_info(e->gpu)->peak_flops, link = 4e10, disk = 5e9; /* bytes/s */
+    const double thread = 3.5e8, memory = 1e10; /* parameters/s: of one, and of as many as keep a host's memory busy */
+    const double threads = (double)spw__engine_workers(e) * (e->plan.cpu_ranks > 1 ? e->plan.cpu_ranks : 1);
+    spw_rates rates = {
+        .flops = (peak > 0 ? peak : 4e14) / 2, .optimizer = fmin(thread * threads, memory), .h2d = link, .d2h = link};
+    spw_prediction x;
+    for (uint32_t i = 0; i < SPW_PATHS_MAX; i++)
+        rates.nvme_read[i] = rates.nvme_write[i] = rates.nvme_mixed[i] = disk;
+    spw_plan_predict(&e->plan, &rates, 0, &x);
+    return x.timed ? (x.step_s + x.clipped_s) / 2 : INFINITY;
+}
+
+static bool
+moves_no_more(const search *s)
+{
+    const spw_plan *p = &s->e->plan;
+    const spw_traffic *t = &p->traffic[SPW_PACE_DEFAULT];
+    return t->h2d <= s->moved.h2d && t->d2h <= s->moved.d2h && t->nvme_read <= s->moved.nvme_read &&
+           t->nvme_write <= s->moved.nvme_write && (!p->single_grad || s->single_grad) &&
+           p->activation_count[SPW_TIER_HOST] + p->activation_count[SPW_TIER_NVME] <= s->away;
+}
+
+/* The first plan, which others are held to. */
+static void
+begin_with(search *s, choice c)
+{
+    const spw_plan *p = &s->e->plan;
+    s->best = c;
+    s->fits = true;
+    s->least = estimated_seconds(s->e);
+    s->moved = p->traffic[SPW_PACE_DEFAULT];
+    s->single_grad = p->single_grad;
+    s->away = p->activation_count[SPW_TIER_HOST] + p->activation_count[SPW_TIER_NVME];
+}
+
+/* Takes a choice that is worth it. What lies in memory that is left costs nothing, so that it need only not be slower. */
+static void
+try_choice(search *s, choice c)
+{
+    const double worth = c.fills && c.share == 0 && !s->best.fills ? 1.001 : 0.99;
+    spw_error refused = {0};
+    double seconds;
+    if ((s->o->fit_only && s->fits) || plan_with(s, c, &refused) != SPW_OK || !moves_no_more(s) ||
+        (c.holds && s->e->plan.single_grad) || (c.fills && !s->first.fills && s->e->plan.trained_device == 0))
+        return;
+    seconds = estimated_seconds(s->e);
+    if (s->fits && seconds >= worth * s->least)
+        return;
+    s->best = c;
+    s->least = seconds;
+    s->fits = true;
+}
+
+/* Passes of half as many micro-batches, of half of that, and so on, or as many as are asked for. */
+static void
+try_passes(search *s, choice c)
+{
+    c.holds = s->e->may_hold && (!c.fills || s->e->config.run.grad_dtype == SPW_F32);
+    if (!c.holds)
+        return;
+    if (asks_for_passes(s->e)) {
+        try_choice(s, c);
+        return;
+    }
+    while (c.group > 1) {
+        c.group = (c.group + 1) / 2;
+        try_choice(s, c);
+    }
+}
+
+static void
+try_state(search *s, double share)
+{
+    choice c = s->first;
+    c.fills = true;
+    c.share = share;
+    try_choice(s, c);
+    try_passes(s, c);
+}
+
+/* Of the state what finds room, quarters, and about the best of those eighths and sixteenths. */
+static void
+try_more_state(search *s)
+{
+    for (int k = 0; k <= 4; k++)
+        try_state(s, k / 4.0);
+    for (double step = 0.125; s->best.fills && step > 0.05; step /= 2) {
+        const double middle = s->best.share;
+        for (int side = -1; side <= 1; side += 2) {
+            if (middle + side * step > 0 && middle + side * step < 1)
+                try_state(s, middle + side * step);
+        }
+    }
+}
+
+spw_status
+spw__choose_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
+{
+    search s = {.e = e,
+                .o = o,
+                .first = {.group = e->group_max, .fills = e->fills_device, .share = e->device_share},
+                .least = INFINITY,
+                .moved = {.nvme_read = UINT64_MAX, .nvme_write = UINT64_MAX, .h2d = UINT64_MAX, .d2h = UINT64_MAX},
+                .away = UINT32_MAX,
+                .single_grad = true};
+    choice held = s.first;
+    spw_error refused = {0};
+    if (!e->may_hold && !e->may_fill)
+        return spw__make_one_plan(e, o, err);
+    s.best = s.first;
+    if (plan_with(&s, s.first, &refused) == SPW_OK) {
+        if (o->fit_only)
+            return SPW_OK;
+        begin_with(&s, s.first);
+    }
+    held.holds = true;
+    if (e->may_hold && asks_for_passes(e) && plan_with(&s, held, &refused) == SPW_OK && moves_no_more(&s) &&
+        !e->plan.single_grad)
+        begin_with(&s, held);
+    else if (!asks_for_passes(e))
+        try_passes(&s, s.first);
+    if (e->may_fill)
+        try_more_state(&s);
+    return plan_with(&s, s.best, err);
+}
