@@ -62,7 +62,7 @@ static const char train_usage[] =
     "first one: what is being saved is saved, if it is before SIGKILL.\n";
 
 static const char plan_usage[] =
-    "spillway plan CONFIG.json [--set a.b=c ...] [--hosts N] [--json] [--calibrate | --no-measure]\n"
+    "spillway plan CONFIG.json [--set a.b=c ...] [--hosts N] [--json] [--faster] [--calibrate | --no-measure]\n"
     "spillway plan --table [--params 7.5e9] [--ranks LIST] [--mp LIST]\n"
     "\n"
     "Plans as train does and takes nothing: bytes per tier and purpose, bytes of a step per link, the predicted\n"
@@ -78,6 +78,9 @@ static const char plan_usage[] =
     "  --json         the same as one JSON object\n"
     "  --calibrate    measures again what the cache has\n"
     "  --no-measure   neither measures nor predicts times\n"
+    "  --faster       looks for settings with which a step is predicted to be shorter and no bit of the training "
+    "another,\n"
+    "                 and shows them as options to paste\n"
     "\n"
     "  --table        memory per device for ZeRO stages 0 to 3, mixed-precision Adam\n"
     "  --params N     parameters (default 7.5e9)\n"

@@ -19,7 +19,7 @@ enum { OVERRIDES_MAX = 256, LIST_MAX = 16 };
 typedef struct job {
     const char *path, *overrides[OVERRIDES_MAX];
     uint32_t override_count;
-    bool json, calibrate, no_measure, table;
+    bool json, calibrate, no_measure, faster, table;
     double params, ranks[LIST_MAX], mp[LIST_MAX];
     uint32_t rank_count, mp_count;
     uint64_t hosts; /* 0: not said */
@@ -215,6 +215,27 @@ print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, 
 }
 
 static void
+print_faster(const spw_faster *faster, const spw_prediction *x)
+{
+    if (!x->timed)
+        return;
+    if (faster->count == 0)
+        printf("\n  no change of placement, budgets or schedule is predicted to shorten a step by 2 %% here\n");
+    else
+        printf("\n  shorter steps with the same bits, by these rates, each change on top of those above\n");
+    for (uint32_t i = 0; i < faster->count; i++) {
+        const spw_faster_change *c = &faster->changes[i];
+        printf("  %.4g s", c->step.step_s);
+        if (c->step.clipped_s > 1.05 * c->step.step_s)
+            printf(" (%.4g s while every step clips)", c->step.clipped_s);
+        printf(", %.2f of the step above: ", c->step.step_s / x->step_s);
+        for (uint32_t k = 0; k < c->set_count; k++)
+            print_set(stdout, c->set[k]);
+        printf("\n");
+    }
+}
+
+static void
 print_decisions(const spw_plan *p)
 {
     printf("\n  decided here\n");
@@ -282,7 +303,24 @@ typedef struct run {
     spw_model *model;
     spw_engine *engine;
     int32_t *tokens, *targets;
+    bool wants_faster;
+    spw_faster faster;
 } run;
+
+static json_t *
+faster_json(const spw_faster *faster)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < faster->count; i++) {
+        const spw_faster_change *c = &faster->changes[i];
+        json_t *sets = json_array();
+        for (uint32_t k = 0; k < c->set_count; k++)
+            json_array_append_new(sets, json_string(c->set[k]));
+        json_array_append_new(list, json_pack("{s:o, s:o, s:o}", "set", sets, "step_s", number(c->step.step_s),
+                                              "clipped_s", number(c->step.clipped_s)));
+    }
+    return list;
+}
 
 static void
 print_json(const run *r, const spw_plan *p, const spw_rates *rates, const spw_prediction *x, const spw_calibration *c,
@@ -319,6 +357,8 @@ print_json(const run *r, const spw_plan *p, const spw_rates *rates, const spw_pr
                                 ? json_null()
                                 : json_pack("{s:i, s:i, s:i, s:f}", "measured", (int)c->measured, "cached",
                                             (int)c->cached, "unknown", (int)c->unknown, "seconds", c->seconds));
+        if (r->wants_faster)
+            json_object_set_new(root, "faster", faster_json(&r->faster));
         json_decref(sets);
     } else {
         for (uint32_t i = 0; i < s->count; i++)
@@ -496,6 +536,7 @@ plan_config(const job *j)
     static run r;
     static spw_plan plan;
     static spw_suggestion s;
+    spw_engine_options options = {.config = &r.config, .model = NULL, .plan_only = true, .plan_out = &plan};
     spw_calibration calibration = {0};
     spw_prediction x;
     spw_rates rates;
@@ -509,21 +550,20 @@ plan_config(const job *j)
     }
     load_data(&r);
     st = spw_model_from_config(&r.model, &r.config, &err);
+    options.model = r.model;
+    options.local_ranks = local_ranks;
+    options.process_bytes = process_of_train();
+    options.weights_from = spw_config_start_folder(&r.config);
     if (st == SPW_OK)
-        st = spw_engine_create(&r.engine,
-                               &(spw_engine_options){.config = &r.config,
-                                                     .model = r.model,
-                                                     .plan_only = true,
-                                                     .local_ranks = local_ranks,
-                                                     .process_bytes = process_of_train(),
-                                                     .plan_out = &plan,
-                                                     .weights_from = spw_config_start_folder(&r.config)},
-                               &err);
+        st = spw_engine_create(&r.engine, &options, &err);
     if (st == SPW_OK) {
         if (!j->no_measure)
             spw_calibrate(&rates, &r.config, &plan, j->calibrate ? SPW_CALIBRATE_FORCE : SPW_CALIBRATE_AUTO,
                           &calibration);
         spw_plan_predict(&plan, j->no_measure ? NULL : &rates, r.config.run.tbw, &x);
+        r.wants_faster = j->faster;
+        if (j->faster)
+            st = spw_plan_faster(&options, &plan, &rates, &r.faster, &err);
     }
     if (r.data != NULL)
         add_chat(&plan, spw_data_chat(r.data));
@@ -544,6 +584,8 @@ plan_config(const job *j)
             print_checkpoints(&r.config, r.engine);
         }
         print_decisions(&plan);
+        if (st == SPW_OK && j->faster)
+            print_faster(&r.faster, &x);
         if (st == SPW_ENOFIT)
             print_suggestion(stdout, &r.config, &plan, &s);
     }
@@ -629,6 +671,8 @@ parse(job *j, int argc, char **argv)
             j->calibrate = true;
         } else if (strcmp(name, "--no-measure") == 0) {
             j->no_measure = true;
+        } else if (strcmp(name, "--faster") == 0) {
+            j->faster = true;
         } else if (strcmp(name, "--table") == 0) {
             j->table = true;
         } else if (strcmp(name, "--set") == 0 || strcmp(name, "--params") == 0 || strcmp(name, "--ranks") == 0 ||
@@ -654,8 +698,8 @@ parse(job *j, int argc, char **argv)
             return cli_usage("plan", "unknown option %s", name);
         }
     }
-    if (j->table &&
-        (j->path != NULL || j->json || j->calibrate || j->no_measure || j->override_count > 0 || j->hosts > 0))
+    if (j->table && (j->path != NULL || j->json || j->calibrate || j->no_measure || j->faster ||
+                     j->override_count > 0 || j->hosts > 0))
         return cli_usage("plan", "--table takes --params, --ranks and --mp, and no configuration");
     if (!j->table && table_option)
         return cli_usage("plan", "--params, --ranks and --mp belong to --table");
@@ -663,6 +707,8 @@ parse(job *j, int argc, char **argv)
         return cli_usage("plan", "a configuration file is needed, or --table");
     if (j->calibrate && j->no_measure)
         return cli_usage("plan", "--calibrate or --no-measure, not both");
+    if (j->faster && j->no_measure)
+        return cli_usage("plan", "--faster compares times, which --no-measure leaves out");
     return -1;
 }
 

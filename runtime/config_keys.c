@@ -291,7 +291,7 @@ const key_row spw__config_rows[] = {
     SWITCHED("wandb", "monitor: tensorboard writes what wandb sync takes"),
     SWITCHED("comet", "monitor: tensorboard and csv_monitor write files, spillway.run_log has every step"),
     SWITCHED("comms_logger", "communication log: --trace shows collectives"),
-    SWITCHED("autotuning", "autotuning: spillway tune measures disks, spillway plan the rest"),
+    SWITCHED("autotuning", "autotuning: spillway tune measures disks, spillway plan --faster looks for shorter steps"),
     SWITCHED("elasticity", "elastic batch sizes"),
     UNBUILT("compression_training", "{}", "compression"),
     SWITCHED("curriculum_learning", "curriculum"),

@@ -140,6 +140,23 @@ typedef struct spw_suggestion {
     char set[12][SPW_PATH_BYTES + 128];
 } spw_suggestion;
 spw_status spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_error *err);
+/*
+ * spw_plan_faster - settings with which steps of a configuration that fits are predicted to be shorter, and of which no bit of a
+ * training is another (how: faster.c). plan and rates are the configuration's own, as spw_calibrate() has them; options as for
+ * spw_engine_create(), without plan_out. Each change is on top of those before it; step is what is predicted with it. Takes nothing.
+ * Errors  SPW_ENOMEM.
+ */
+typedef struct spw_faster_change {
+    uint32_t set_count;
+    char set[2][96]; /* as --set takes them */
+    spw_prediction step;
+} spw_faster_change;
+typedef struct spw_faster {
+    uint32_t count;
+    spw_faster_change changes[10];
+} spw_faster;
+spw_status spw_plan_faster(const spw_engine_options *options, const spw_plan *plan, const spw_rates *rates,
+                           spw_faster *out, spw_error *err);
 const spw_plan *spw_engine_plan(const spw_engine *engine);
 const spw_layout *spw_engine_layout(const spw_engine *engine);
 spw_store *spw_engine_store(spw_engine *engine);

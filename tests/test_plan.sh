@@ -254,6 +254,22 @@ check "a model from a folder: plans" run plan "$c" --no-measure "$@"
 tables=$(grep '^  tables and stacks' "$dir/out")
 check "trains" run train "$c" --set spillway.steps=1 "$@"
 check "with the tables that were planned" test -n "$tables" -a "$(grep '^  tables and stacks' "$dir/out")" = "$tables"
+# What would make steps shorter: the settings that it shows are predicted to, and train to the same losses.
+check "plan looks for shorter steps" run plan "$c" --faster --set spillway.recompute=always
+eval "set -- $(sed -n 's/^  [0-9.e+-]* s.* of the step above: *//p' "$dir/out" | tr '\n' ' ')"
+check "and finds settings" test $# -ge 2 -a "${1:-}" = --set
+check "as JSON" run plan "$c" --faster --json --set spillway.recompute=always
+check "each of them shorter" json 'len(p["faster"]) > 0 and all(a["step_s"] + a["clipped_s"] > b["step_s"] + b["clipped_s"] for a, b in zip([p] + p["faster"], p["faster"]))'
+said_s=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["faster"][-1]["step_s"])' "$dir/out")
+check "with them it plans" run plan "$c" --json --set spillway.recompute=always "$@"
+check "a step that was said" json "0.8 < p['step_s'] / $said_s < 1.25"
+losses() { sed -n 's/.*"step":[0-9]*,"loss":\([^,]*\),.*/\1/p' "$dir/run.jsonl"; }
+run train "$c" --set spillway.steps=3 --set spillway.recompute=always && losses >"$dir/slow"
+check "and trains" run train "$c" --set spillway.steps=3 --set spillway.recompute=always "$@"
+check "to the same losses" [ "$(losses | tail -n 3)" = "$(tail -n 3 "$dir/slow")" ]
+check "nothing is shorter" run plan "$c" --faster --set spillway.recompute=always "$@"
+check "and it says so" shows '^  no change of placement'
+expect 2 "which --no-measure leaves out" "shorter by what" plan "$c" --faster --no-measure
 expect 2 "not supported yet: sparse_gradients" "a feature that is not built" plan "$c" --set sparse_gradients=true
 expect 2 "nvme_path" "nowhere to put them" plan "$c" --set spillway.activations=nvme --set zero_optimization.offload_param='{"device":"cpu"}' --set zero_optimization.offload_optimizer='{"device":"cpu"}'
 expect 2 "contradict" "device and host" plan "$c" --set spillway.activations=device --set activation_checkpointing.cpu_checkpointing=true
