@@ -24,10 +24,10 @@ typedef struct search {
     spw_engine *e;
     const spw_engine_options *o;
     choice first, best;
-    double least;      /* seconds of a step, by estimate; INFINITY: nothing fits yet */
-    spw_traffic moved; /* at most */
-    uint32_t away;     /* checkpoints of activations that leave the device at most */
-    bool fits, single_grad;
+    double least; /* seconds of a step, by estimate; INFINITY: nothing fits yet */
+    bool fits;
+    spw_traffic moved; /* at most; limits: by what the first plan's device part does */
+    plan_trial limits;
 } search;
 
 /* Weights are not decoded again for each pass, and the first block goes back through its output alone (engine.deferred has no other). */
@@ -46,7 +46,7 @@ asks_for_passes(const spw_engine *e)
 
 /* Makes the plan of a choice. */
 static spw_status
-plan_with(const search *s, choice c, spw_error *err)
+make(const search *s, choice c, spw_error *err)
 {
     spw_engine *e = s->e;
     e->group_max = c.group;
@@ -101,14 +101,21 @@ estimated_seconds(const spw_engine *e)
     return x.timed ? (x.step_s + x.clipped_s) / 2 : INFINITY;
 }
 
+/* Whether the plan of a choice, for comparison only, fits and moves no more than the first. */
 static bool
-moves_no_more(const search *s)
+stands(const search *s, choice c)
 {
-    const spw_plan *p = &s->e->plan;
-    const spw_traffic *t = &p->traffic[SPW_PACE_DEFAULT];
-    return t->h2d <= s->moved.h2d && t->d2h <= s->moved.d2h && t->nvme_read <= s->moved.nvme_read &&
-           t->nvme_write <= s->moved.nvme_write && (!p->single_grad || s->single_grad) &&
-           p->activation_count[SPW_TIER_HOST] + p->activation_count[SPW_TIER_NVME] <= s->away;
+    const spw_traffic *t = &s->e->plan.traffic[SPW_PACE_DEFAULT];
+    const plan_trial trial = {.away = s->limits.away,
+                              .single_grad = s->limits.single_grad && !c.holds,
+                              .has_state = c.fills && !s->first.fills};
+    spw_error refused = {0};
+    spw_status st;
+    s->e->trial = &trial;
+    st = make(s, c, &refused);
+    s->e->trial = NULL;
+    return st == SPW_OK && t->h2d <= s->moved.h2d && t->d2h <= s->moved.d2h && t->nvme_read <= s->moved.nvme_read &&
+           t->nvme_write <= s->moved.nvme_write;
 }
 
 /* The first plan, which others are held to. */
@@ -120,8 +127,8 @@ begin_with(search *s, choice c)
     s->fits = true;
     s->least = estimated_seconds(s->e);
     s->moved = p->traffic[SPW_PACE_DEFAULT];
-    s->single_grad = p->single_grad;
-    s->away = p->activation_count[SPW_TIER_HOST] + p->activation_count[SPW_TIER_NVME];
+    s->limits.single_grad = p->single_grad;
+    s->limits.away = p->activation_count[SPW_TIER_HOST] + p->activation_count[SPW_TIER_NVME];
 }
 
 /* Takes a choice that is worth it. What lies in memory that is left costs nothing, so that it need only not be slower. */
@@ -129,10 +136,8 @@ static void
 try_choice(search *s, choice c)
 {
     const double worth = c.fills && c.share == 0 && !s->best.fills ? 1.001 : 0.99;
-    spw_error refused = {0};
     double seconds;
-    if ((s->o->fit_only && s->fits) || plan_with(s, c, &refused) != SPW_OK || !moves_no_more(s) ||
-        (c.holds && s->e->plan.single_grad) || (c.fills && !s->first.fills && s->e->plan.trained_device == 0))
+    if ((s->o->fit_only && s->fits) || !stands(s, c))
         return;
     seconds = estimated_seconds(s->e);
     if (s->fits && seconds >= worth * s->least)
@@ -192,25 +197,19 @@ spw__choose_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
                 .first = {.group = e->group_max, .fills = e->fills_device, .share = e->device_share},
                 .least = INFINITY,
                 .moved = {.nvme_read = UINT64_MAX, .nvme_write = UINT64_MAX, .h2d = UINT64_MAX, .d2h = UINT64_MAX},
-                .away = UINT32_MAX,
-                .single_grad = true};
+                .limits = {.away = UINT32_MAX, .single_grad = true}};
     choice held = s.first;
-    spw_error refused = {0};
     if (!e->may_hold && !e->may_fill)
         return spw__make_one_plan(e, o, err);
     s.best = s.first;
-    if (plan_with(&s, s.first, &refused) == SPW_OK) {
-        if (o->fit_only)
-            return SPW_OK;
+    if (stands(&s, s.first))
         begin_with(&s, s.first);
-    }
     held.holds = true;
-    if (e->may_hold && asks_for_passes(e) && plan_with(&s, held, &refused) == SPW_OK && moves_no_more(&s) &&
-        !e->plan.single_grad)
+    if (e->may_hold && asks_for_passes(e) && stands(&s, held))
         begin_with(&s, held);
     else if (!asks_for_passes(e))
         try_passes(&s, s.first);
     if (e->may_fill)
         try_more_state(&s);
-    return plan_with(&s, s.best, err);
+    return make(&s, s.best, err);
 }

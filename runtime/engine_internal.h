@@ -103,6 +103,7 @@ struct spw_engine {
     bool may_fill;           /* whether it is, though it is offloaded, is a matter of time (engine_choose.c) */
     bool fills_device;       /* it takes device memory that is left */
     double device_share;     /* of what is trained, whose state is there at least */
+    const plan_trial *trial; /* while plans are compared */
     bool gather_all;         /* the device was to hold the weights: it holds them gathered, as far as they fit */
     spw_store *store;
     spw_comm *comm;                        /* NULL: one rank */

@@ -32,6 +32,14 @@ add_up(spw_plan *p, const plan_input *in)
     }
 }
 
+/* What is away from the device is all the host's yet. */
+static bool
+misses(const spw_plan *p, const plan_input *in)
+{
+    return p->activation_count[SPW_TIER_HOST] > in->trial->away || (p->single_grad && !in->trial->single_grad) ||
+           (in->trial->has_state && p->trained_device == 0);
+}
+
 static spw_status
 plan_once(spw_plan *p, const plan_input *in, spw_error *err)
 {
@@ -52,6 +60,10 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
     p->cpu_ranks = in->cpu_ranks;
     spw__plan_paths(p, in);
     (void)spw__plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
+    if (in->trial != NULL && (device.status != SPW_OK || misses(p, in))) {
+        p->lack = SPW_LACK_DEVICE;
+        return SPW_ENOFIT;
+    }
     st = spw__plan_host(p, in, err);
     if (st == SPW_OK)
         spw__plan_logs(p, in);

@@ -85,7 +85,11 @@ spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];
         rehearsal r = {.h2d = 0};
-        SPW_TRY(spw__plan_rehearse(p, in, spw_paces[k], &r, err));
+        if (in->trial != NULL && k > 0) {
+            *t = p->traffic[0];
+            continue;
+        }
+        SPW_TRY(spw__plan_rehearse(p, in, spw_paces[in->trial != NULL ? SPW_PACE_DEFAULT : k], &r, err));
         t->h2d = r.h2d + (leave - 1) * grads + returning; /* sums of earlier passes go back in */
         t->d2h = leave * grads + returning;
         memcpy(t->path_read, r.path_read, sizeof t->path_read);

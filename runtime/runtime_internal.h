@@ -13,6 +13,16 @@ typedef struct plan_use {
     bool ends_later;
 } plan_use;
 
+/*
+ * A plan that is compared with others, and only made again if it is taken: what it moves is rehearsed at one pace, and it is given up (as
+ * lacking device memory) once the device's part sends more checkpoints away, makes gradients one at a time where it must not, or was to
+ * have state there and has none.
+ */
+typedef struct plan_trial {
+    uint32_t away;
+    bool single_grad, has_state;
+} plan_trial;
+
 /* Measured or derived before planning; plain numbers. */
 typedef struct plan_input {
     const spw_config *config;
@@ -49,20 +59,21 @@ typedef struct plan_input {
     bool ahead;        /* state on nvme has two places there, for updates before the norm is known; the planner's own */
     bool coded_grads;  /* gradients go from host to host as codes */
     uint32_t replicas; /* ranks that hold the same part; 0 is 1 */
-    uint64_t room_bytes;    /* what the process may still take; 0: unknown */
-    bool device_in_host;    /* the device's memory comes out of it too */
-    uint64_t device_room;   /* what the device has; 0: nothing that would limit it */
-    uint32_t grad_windows;  /* that gradients on their way to nvme pass through; plan.c's */
-    uint64_t gather_most;   /* of gathered units, where another rank holds no more; 0: as there is room */
-    bool single_grad;       /* gradients are made one at a time, as another rank has to */
-    bool device_updates;    /* where records are on the device, gradients stay there and updates run there */
-    bool fills;             /* offloaded state of the first units takes device memory that is left */
-    double device_share;    /* of the elements that are trained: whose state the first units have there at least */
-    bool direct;            /* weights that lie on the device have its compute type and are used there, not gathered */
-    bool gather_all;        /* the configuration wants the weights on the device: room for all of them, if there is */
-    bool in_pieces;         /* embeddings and heads come in pieces */
-    uint64_t piece_returns; /* how often their gradients leave in a step beyond once a pass, and come back */
-    const plan_use *uses;   /* of one pass, forward then backward */
+    uint64_t room_bytes;     /* what the process may still take; 0: unknown */
+    bool device_in_host;     /* the device's memory comes out of it too */
+    uint64_t device_room;    /* what the device has; 0: nothing that would limit it */
+    uint32_t grad_windows;   /* that gradients on their way to nvme pass through; plan.c's */
+    uint64_t gather_most;    /* of gathered units, where another rank holds no more; 0: as there is room */
+    bool single_grad;        /* gradients are made one at a time, as another rank has to */
+    bool device_updates;     /* where records are on the device, gradients stay there and updates run there */
+    bool fills;              /* offloaded state of the first units takes device memory that is left */
+    double device_share;     /* of the elements that are trained: whose state the first units have there at least */
+    const plan_trial *trial; /* NULL: it is not one */
+    bool direct;             /* weights that lie on the device have its compute type and are used there, not gathered */
+    bool gather_all;         /* the configuration wants the weights on the device: room for all of them, if there is */
+    bool in_pieces;          /* embeddings and heads come in pieces */
+    uint64_t piece_returns;  /* how often their gradients leave in a step beyond once a pass, and come back */
+    const plan_use *uses;    /* of one pass, forward then backward */
     uint32_t use_count, forward_count, passes, micro_batches;
     bool holds;            /* passes hold gradients on the device, which they leave in the last one */
     uint32_t expert_turns; /* in which a layer's experts come; 1 or 0: all at once */

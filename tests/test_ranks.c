@@ -144,13 +144,15 @@ test_llama_no_clipping(void **state)
     const uint32_t worlds[] = {3};
     (void)state;
     compare_all(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, false, 0, worlds, 1);
+    compare_all(SPW_FAMILY_QWEN3_NEXT, SPW_STATE_FP32, 0, false, 0, worlds, 1);
+    compare_all(TINY_GEMMA4_SMALL, SPW_STATE_FP32, 0, false, 0, worlds, 1);
+    if (SANITIZED)
+        return; /* these have all kinds of blocks */
     compare_all(SPW_FAMILY_MIXTRAL, SPW_STATE_FP32, 0, false, 0, worlds, 1);
     compare_all(SPW_FAMILY_NEOX, SPW_STATE_FP32, 0, false, 0, worlds, 1);
     compare_all(SPW_FAMILY_OPT, SPW_STATE_FP32, 0, false, 0, worlds, 1);
     compare_all(SPW_FAMILY_QWEN3_5, SPW_STATE_FP32, 0, false, 0, worlds, 1);
-    compare_all(SPW_FAMILY_QWEN3_NEXT, SPW_STATE_FP32, 0, false, 0, worlds, 1);
     compare_all(SPW_FAMILY_GEMMA4, SPW_STATE_FP32, 0, false, 0, worlds, 1);
-    compare_all(TINY_GEMMA4_SMALL, SPW_STATE_FP32, 0, false, 0, worlds, 1);
 }
 
 /* Several passes over the weights in a step: gradients are reduced and added up pass by pass. */
