@@ -249,6 +249,7 @@ spw_plan_faster(const spw_engine_options *options, const spw_plan *plan, const s
                 .trial = spw_mem_zalloc(sizeof *s.trial),
                 .plan = spw_mem_zalloc(sizeof *s.plan)};
     spw_status st = SPW_OK;
+    _Static_assert(CHANGE_COUNT <= sizeof out->changes / sizeof out->changes[0], "a place for each change");
     memset(out, 0, sizeof *out);
     if (s.trial == NULL || s.plan == NULL) {
         st = SPW_RAISE(err, SPW_ENOMEM, "search for shorter steps");

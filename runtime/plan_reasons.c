@@ -217,10 +217,9 @@ explain_device(spw_plan *p, const plan_input *in)
     snprintf(value, sizeof value, "%.0f %% on the device", 100 * share);
     if (share > 0 && share < 1)
         decide(p, "updates", value, "%s: state of the first units is there, the host updates the others meanwhile",
-               !in->fills ? "zero_optimization.offload_optimizer.ratio"
-               : strcmp(c->run.fill_device, "auto") == 0
-                   ? "spillway.fill_device auto, a step is shorter so, by estimate"
-                   : "spillway.fill_device");
+               !in->fills                                ? "zero_optimization.offload_optimizer.ratio"
+               : strcmp(c->run.fill_device, "auto") == 0 ? "spillway.fill_device auto, the shortest step by estimate"
+                                                         : "spillway.fill_device");
     if (c->gradient_clipping <= 0 && !in->inference)
         decide(p, "gradient_clipping", "none",
                "0, which it also is where the key is missing: gradients are not clipped (DeepSpeed 0.19.8 takes 1.0 "
