@@ -189,7 +189,8 @@ print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, 
             printf("  %.4g s while the gradient's norm is above gradient_clipping in every step: then no update begins "
                    "before it is known\n",
                    x->clipped_s);
-        printf("  the bound is the longest of them: a step takes longer by what does not overlap\n");
+        printf("  the bound is the longest of them: a step takes longer by what does not overlap; --faster looks "
+               "for settings that shorten it\n");
     }
     if (p->gathered.far + p->reduced.far > 0) {
         const double bytes = (double)(p->gathered.far + p->reduced.far) * p->local_ranks;
