@@ -537,7 +537,8 @@ plan_config(const job *j)
     static run r;
     static spw_plan plan;
     static spw_suggestion s;
-    spw_engine_options options = {.config = &r.config, .model = NULL, .plan_only = true, .plan_out = &plan};
+    spw_engine_options options = {
+        .config = &r.config, .model = NULL, .plan_only = true, .kept_rates = true, .plan_out = &plan};
     spw_calibration calibration = {0};
     spw_prediction x;
     spw_rates rates;
@@ -557,10 +558,13 @@ plan_config(const job *j)
     options.weights_from = spw_config_start_folder(&r.config);
     if (st == SPW_OK)
         st = spw_engine_create(&r.engine, &options, &err);
+    if (st == SPW_OK && !j->no_measure)
+        spw_calibrate(&rates, &r.config, &plan, j->calibrate ? SPW_CALIBRATE_FORCE : SPW_CALIBRATE_AUTO, &calibration);
+    if (calibration.measured > 0) { /* from now on training chooses by what was measured, and may choose otherwise */
+        spw_engine_destroy(r.engine);
+        st = spw_engine_create(&r.engine, &options, &err);
+    }
     if (st == SPW_OK) {
-        if (!j->no_measure)
-            spw_calibrate(&rates, &r.config, &plan, j->calibrate ? SPW_CALIBRATE_FORCE : SPW_CALIBRATE_AUTO,
-                          &calibration);
         spw_plan_predict(&plan, j->no_measure ? NULL : &rates, r.config.run.tbw, &x);
         r.wants_faster = j->faster;
         if (j->faster)

@@ -233,6 +233,7 @@ create(train_run *r, bool plan_only, spw_plan *plan, spw_error *err)
                               .model = r->model,
                               .comm = r->comm,
                               .plan_only = plan_only,
+                              .kept_rates = true,
                               .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
                               .resumes = r->resumed,
                               .weights_from = r->from_foreign ? NULL

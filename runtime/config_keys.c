@@ -412,7 +412,8 @@ const key_row spw__config_rows[] = {
         "(ZeRO-Offload's delayed parameter update): other losses, and a save applies what is left; 0: none is"),
     TEXT("spillway.fill_device", run.fill_device, "\"auto\"", "auto|always|never",
          "offloaded state of the first units stays on a GPU, and is updated there: always in memory that nothing else "
-         "takes; auto: also in place of what blocks computed, as far as a step is shorter so, by estimate"),
+         "takes; auto: also in place of what blocks computed, as far as a step is shorter so, by rates that "
+         "plan measured here, or else by estimate"),
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0",
         "0: all in one pass, or fewer in each where a device of its own holds all state, or all weights and, between "
         "passes, the sums of gradients, and a step is shorter so"),

@@ -1,13 +1,15 @@
 /*
  * What is open of a plan: how many micro-batches a pass takes together, and how much of the state that is offloaded the device has all the
  * same. No bit depends on either, and what is chosen moves no more bytes than the plan that does without: so it is a matter of time, and the
- * plan with the shortest step by estimate is taken.
+ * plan with the shortest step is taken, by rates that were measured here before, or else by estimates.
  *
  * In one pass weights come once and gradients leave once, however many micro-batches there are, but what lies between checkpoints has to be
  * kept for all of them, or is computed again. Several passes need room for one's activations. On a device that need not fetch anything for
  * another pass, and can hold the sums of gradients meanwhile, they move nothing more.
  *
  * State on the device crosses no link, and the host need not update it. It takes memory that else would keep what lies between checkpoints.
+ * Or weights that stay gathered, which then come over the link again: more bytes there, fewer of a disk, less for the host to do. That is worth
+ * it or not by how fast each of them is, so it is done only where all that was measured.
  */
 #include "engine_internal.h"
 #include <math.h>
@@ -28,7 +30,12 @@ typedef struct search {
     bool fits;
     spw_traffic moved; /* at most; limits: by what the first plan's device part does */
     plan_trial limits;
+    spw_rates rates;
+    bool best_costs; /* it moves more over the link than the first plan */
 } search;
+
+/* How much shorter a step has to be: for a choice that moves no more, for one that moves more over the link, and for memory that is left. */
+static const double WORTH = 0.99, WORTH_BYTES = 0.95, WORTH_NOTHING = 1.001;
 
 /* Weights are not decoded again for each pass, and the first block goes back through its output alone (engine.deferred has no other). */
 static bool
@@ -81,41 +88,90 @@ spw__settle_choices(spw_engine *e, const spw_engine_options *o)
                   c->run.delayed_update == 0;
 }
 
+/* ---------------------------------------------------------------- rates */
+
 /*
- * How long a step of this plan would take, from estimates of a current server's rates: nothing else hangs on them than which of several
- * plans is taken that move no more bytes than the first. What matters is how many tokens a device computes while the host updates as many
- * parameters. A training's first steps clip, and later ones mostly do not: the mean of both.
+ * Estimates of a current server's rates, in place of what was not measured: nothing else hangs on them than which of several plans is taken
+ * that move no more bytes than the first. What matters is how many tokens a device computes while the host updates as many parameters.
  */
-static double
-estimated_seconds(const spw_engine *e)
+static spw_rates
+estimated_rates(const search *s)
 {
-    const double peak = spw_gpu_get_info(e->gpu)->peak_flops, link = 4e10, disk = 5e9; /* bytes/s */
+    const double peak = spw_gpu_get_info(s->e->gpu)->peak_flops, link = 4e10, disk = 5e9; /* bytes/s */
     const double thread = 3.5e8, memory = 1e10; /* parameters/s: of one, and of as many as keep a host's memory busy */
-    const double threads = (double)spw__engine_workers(e) * (e->plan.cpu_ranks > 1 ? e->plan.cpu_ranks : 1);
-    spw_rates rates = {
+    const double threads = (double)spw__engine_workers(s->e) * (s->e->plan.cpu_ranks > 1 ? s->e->plan.cpu_ranks : 1);
+    spw_rates r = {
         .flops = (peak > 0 ? peak : 4e14) / 2, .optimizer = fmin(thread * threads, memory), .h2d = link, .d2h = link};
-    spw_prediction x;
     for (uint32_t i = 0; i < SPW_PATHS_MAX; i++)
-        rates.nvme_read[i] = rates.nvme_write[i] = rates.nvme_mixed[i] = disk;
-    spw_plan_predict(&e->plan, &rates, 0, &x);
+        r.nvme_read[i] = r.nvme_write[i] = r.nvme_mixed[i] = disk;
+    return r;
+}
+
+static void
+fill_in(double *rate, double guess, bool *all)
+{
+    *all = *all && *rate > 0;
+    *rate = *rate > 0 ? *rate : guess;
+}
+
+/* A product by itself is faster than a model is: of the peak half is the most that is counted on. */
+static void
+settle_rates(search *s)
+{
+    const spw_rates guess = estimated_rates(s);
+    spw_rates *r = &s->rates;
+    spw_calibration report;
+    bool all = true;
+    *r = guess;
+    if (!s->o->kept_rates)
+        return;
+    spw_calibrate(r, &s->e->config, &s->e->plan, SPW_CALIBRATE_CACHE_ONLY, &report);
+    r->flops = r->flops > 0 ? fmin(r->flops, guess.flops) : guess.flops;
+    fill_in(&r->optimizer, guess.optimizer, &all);
+    fill_in(&r->h2d, guess.h2d, &all);
+    fill_in(&r->d2h, guess.d2h, &all);
+    for (uint32_t i = 0; i < s->e->plan.path_count; i++) {
+        fill_in(&r->nvme_read[i], guess.nvme_read[i], &all);
+        fill_in(&r->nvme_write[i], guess.nvme_write[i], &all);
+        fill_in(&r->nvme_mixed[i], guess.nvme_mixed[i], &all);
+    }
+    s->e->measured = all;
+}
+
+/* How long a step of this plan would take. A training's first steps clip, and later ones mostly do not: the mean of both. */
+static double
+estimated_seconds(const search *s)
+{
+    spw_prediction x;
+    spw_plan_predict(&s->e->plan, &s->rates, 0, &x);
     return x.timed ? (x.step_s + x.clipped_s) / 2 : INFINITY;
 }
 
-/* Whether the plan of a choice, for comparison only, fits and moves no more than the first. */
+/* ---------------------------------------------------------------- plans beside each other */
+
+/* State may take the place of weights that are gathered; passes need all of those, and what ranks would send each other is not in a prediction. */
+static bool
+may_cost_link(const search *s, choice c)
+{
+    return s->e->measured && c.fills && c.share > 0 && !c.holds && s->e->world == 1;
+}
+
+/* Whether the plan of a choice, for comparison only, fits and moves no more than the first, or only over a link that was measured. */
 static bool
 stands(const search *s, choice c)
 {
     const spw_traffic *t = &s->e->plan.traffic[SPW_PACE_DEFAULT];
     const plan_trial trial = {.away = s->limits.away,
                               .single_grad = s->limits.single_grad && !c.holds,
-                              .has_state = c.fills && !s->first.fills};
+                              .has_state = c.fills && !s->first.fills,
+                              .gathered = s->limits.gathered};
     spw_error refused = {0};
     spw_status st;
     s->e->trial = &trial;
     st = make(s, c, &refused);
     s->e->trial = NULL;
-    return st == SPW_OK && t->h2d <= s->moved.h2d && t->d2h <= s->moved.d2h && t->nvme_read <= s->moved.nvme_read &&
-           t->nvme_write <= s->moved.nvme_write;
+    return st == SPW_OK && (t->h2d <= s->moved.h2d || may_cost_link(s, c)) && t->d2h <= s->moved.d2h &&
+           t->nvme_read <= s->moved.nvme_read && t->nvme_write <= s->moved.nvme_write;
 }
 
 /* The first plan, which others are held to. */
@@ -125,8 +181,9 @@ begin_with(search *s, choice c)
     const spw_plan *p = &s->e->plan;
     s->best = c;
     s->fits = true;
-    s->least = estimated_seconds(s->e);
+    s->least = estimated_seconds(s);
     s->moved = p->traffic[SPW_PACE_DEFAULT];
+    s->limits.gathered = p->cache_device;
     s->limits.single_grad = p->single_grad;
     s->limits.away = p->activation_count[SPW_TIER_HOST] + p->activation_count[SPW_TIER_NVME];
 }
@@ -135,13 +192,15 @@ begin_with(search *s, choice c)
 static void
 try_choice(search *s, choice c)
 {
-    const double worth = c.fills && c.share == 0 && !s->best.fills ? 1.001 : 0.99;
-    double seconds;
+    double worth = c.fills && c.share == 0 && !s->best.fills ? WORTH_NOTHING : WORTH, seconds;
     if ((s->o->fit_only && s->fits) || !stands(s, c))
         return;
-    seconds = estimated_seconds(s->e);
+    if (s->e->plan.traffic[SPW_PACE_DEFAULT].h2d > s->moved.h2d && !s->best_costs)
+        worth = WORTH_BYTES;
+    seconds = estimated_seconds(s);
     if (s->fits && seconds >= worth * s->least)
         return;
+    s->best_costs = s->e->plan.traffic[SPW_PACE_DEFAULT].h2d > s->moved.h2d;
     s->best = c;
     s->least = seconds;
     s->fits = true;
@@ -180,8 +239,8 @@ try_more_state(search *s)
 {
     for (int k = 0; k <= 4; k++)
         try_state(s, k / 4.0);
-    for (double step = 0.125; s->best.fills && step > 0.05; step /= 2) {
-        const double middle = s->best.share;
+    for (double step = 0.125; step > 0.05; step /= 2) {
+        const double middle = s->best.fills ? s->best.share : 0;
         for (int side = -1; side <= 1; side += 2) {
             if (middle + side * step > 0 && middle + side * step < 1)
                 try_state(s, middle + side * step);
@@ -199,10 +258,13 @@ spw__choose_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
                 .moved = {.nvme_read = UINT64_MAX, .nvme_write = UINT64_MAX, .h2d = UINT64_MAX, .d2h = UINT64_MAX},
                 .limits = {.away = UINT32_MAX, .single_grad = true}};
     choice held = s.first;
+    bool stood;
     if (!e->may_hold && !e->may_fill)
         return spw__make_one_plan(e, o, err);
     s.best = s.first;
-    if (stands(&s, s.first))
+    stood = stands(&s, s.first);
+    settle_rates(&s); /* the plan has its paths, whether it fits or not */
+    if (stood)
         begin_with(&s, s.first);
     held.holds = true;
     if (e->may_hold && asks_for_passes(e) && stands(&s, held))
@@ -211,5 +273,6 @@ spw__choose_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         try_passes(&s, s.first);
     if (e->may_fill)
         try_more_state(&s);
+    e->displaces = s.best_costs;
     return make(&s, s.best, err);
 }

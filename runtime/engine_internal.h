@@ -104,6 +104,8 @@ struct spw_engine {
     bool fills_device;       /* it takes device memory that is left */
     double device_share;     /* of what is trained, whose state is there at least */
     const plan_trial *trial; /* while plans are compared */
+    bool measured;           /* by rates that were measured here, not by estimates */
+    bool displaces;          /* state is where weights could stay gathered */
     bool gather_all;         /* the device was to hold the weights: it holds them gathered, as far as they fit */
     spw_store *store;
     spw_comm *comm;                        /* NULL: one rank */

@@ -590,6 +590,8 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .fills = e->fills_device,
         .device_share = e->device_share,
         .trial = e->trial,
+        .measured = e->measured,
+        .displaces = e->displaces,
         .direct = !e->host_addressable && spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype,
         .gather_all = e->gather_all,
         .in_pieces = e->in_pieces,

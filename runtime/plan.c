@@ -37,7 +37,8 @@ static bool
 misses(const spw_plan *p, const plan_input *in)
 {
     return p->activation_count[SPW_TIER_HOST] > in->trial->away || (p->single_grad && !in->trial->single_grad) ||
-           (in->trial->has_state && p->trained_device == 0);
+           (in->trial->has_state && p->trained_device == 0) ||
+           (p->cache_device < in->trial->gathered && p->cache_device < 3 * in->largest_block_bytes);
 }
 
 static spw_status

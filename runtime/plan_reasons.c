@@ -216,10 +216,12 @@ explain_device(spw_plan *p, const plan_input *in)
                in->fills ? ", which has room for it (spillway.fill_device)" : "");
     snprintf(value, sizeof value, "%.0f %% on the device", 100 * share);
     if (share > 0 && share < 1)
-        decide(p, "updates", value, "%s: state of the first units is there, the host updates the others meanwhile",
+        decide(p, "updates", value, "%s%s: state of the first units is there, the host updates the others meanwhile",
                !in->fills                                ? "zero_optimization.offload_optimizer.ratio"
-               : strcmp(c->run.fill_device, "auto") == 0 ? "spillway.fill_device auto, the shortest step by estimate"
-                                                         : "spillway.fill_device");
+               : strcmp(c->run.fill_device, "auto") != 0 ? "spillway.fill_device"
+               : in->measured ? "spillway.fill_device auto, the shortest step by rates measured here"
+                              : "spillway.fill_device auto, the shortest step by estimate",
+               in->displaces ? ", though weights then come more often" : "");
     if (c->gradient_clipping <= 0 && !in->inference)
         decide(p, "gradient_clipping", "none",
                "0, which it also is where the key is missing: gradients are not clipped (DeepSpeed 0.19.8 takes 1.0 "

@@ -15,12 +15,13 @@ typedef struct plan_use {
 
 /*
  * A plan that is compared with others, and only made again if it is taken: what it moves is rehearsed at one pace, and it is given up (as
- * lacking device memory) once the device's part sends more checkpoints away, makes gradients one at a time where it must not, or was to
- * have state there and has none.
+ * lacking device memory) once the device's part sends more checkpoints away, makes gradients one at a time where it must not, was to
+ * have state there and has none, or gathers both less than that and less than three blocks, so that nothing can be fetched ahead.
  */
 typedef struct plan_trial {
     uint32_t away;
     bool single_grad, has_state;
+    uint64_t gathered; /* bytes */
 } plan_trial;
 
 /* Measured or derived before planning; plain numbers. */
@@ -69,6 +70,8 @@ typedef struct plan_input {
     bool fills;              /* offloaded state of the first units takes device memory that is left */
     double device_share;     /* of the elements that are trained: whose state the first units have there at least */
     const plan_trial *trial; /* NULL: it is not one */
+    bool measured;           /* what was chosen by time was so by rates of this machine */
+    bool displaces;          /* state is where weights could stay gathered */
     bool direct;             /* weights that lie on the device have its compute type and are used there, not gathered */
     bool gather_all;         /* the configuration wants the weights on the device: room for all of them, if there is */
     bool in_pieces;          /* embeddings and heads come in pieces */

@@ -108,6 +108,7 @@ typedef struct spw_engine_options {
     uint32_t chain_extra;          /* how many more blocks than the model has a chain may walk, in any order */
     bool plan_only;                /* stop before anything is taken: only the plan and the layout may be asked for */
     uint32_t local_ranks;   /* plan_only, without comm: so many of spillway.ranks, in a row, are on each host; 0: all */
+    bool kept_rates;        /* what is chosen by time is so by rates that spw_calibrate() keeps; else by estimates */
     bool fit_only;          /* plan_only: whether it fits is enough, what a step moves is not counted */
     uint64_t process_bytes; /* what the plan counts for the process; 0: what is resident now */
     uint64_t caller_bytes;  /* and for what the caller will take besides its batches */
