@@ -411,7 +411,7 @@ copy_wait(unsigned groups_left)
  * with it, with SPW_EMULATE_STREAMS=late. A wait that the caller forgot then reads what has not been written. With "odd" every
  * second stream is late and the others run ahead: then a forgotten wait overwrites what is still to be read. A number draws which
  * stream goes on, and how far, whenever something is submitted. Work that needs another process is tried again and again, by
- * whoever waits, and never under the lock meanwhile. Streams are never freed, as events may point at them.
+ * whoever waits, and never under the lock meanwhile. Memory of streams is never freed, as events may point at them.
  */
 struct emulated_stream {
     std::deque<std::function<bool()>> work; /* false: it could not be finished yet */
@@ -784,9 +784,11 @@ cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 cudaError_t
 cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int)
 {
+    static bool odd;
     std::lock_guard<std::recursive_mutex> hold(device);
     *stream = new emulated_stream();
-    (*stream)->odd = streams.size() % 2 > 0;
+    (*stream)->odd = odd;
+    odd = !odd;
     (*stream)->device_idx = current_device;
     streams.push_back(*stream);
     return cudaSuccess;
@@ -810,7 +812,10 @@ cudaStreamSynchronize(cudaStream_t stream)
 cudaError_t
 cudaStreamDestroy(cudaStream_t stream)
 {
-    return cudaStreamSynchronize(stream);
+    cudaError_t e = cudaStreamSynchronize(stream);
+    std::lock_guard<std::recursive_mutex> hold(device);
+    streams.erase(std::find(streams.begin(), streams.end(), stream));
+    return e;
 }
 
 cudaError_t
