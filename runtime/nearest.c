@@ -164,9 +164,10 @@ apply(spw_config *c, const spw_model *model, change what)
         c->accumulation *= factor;
         return true;
     case ONE_PER_PASS:
-        if (c->accumulation == 1 || c->run.micro_batches_per_pass == 1 || c->run.grad_dtype != SPW_F32)
+        if (c->accumulation == 1 || c->run.micro_batches_per_pass == 1)
             return false;
         c->run.micro_batches_per_pass = 1;
+        c->run.grad_dtype = SPW_F32; /* sums over passes need it */
         return true;
     case PARAM_HOST: return back_to_host(&c->zero.offload_param);
     case OPTIMIZER_HOST: return back_to_host(&c->zero.offload_optimizer);

@@ -150,8 +150,9 @@ cp "$dir/a/step-2/config.json" "$dir/peft"
 for what in "export --to $dir/merged" "generate --prompt x"; do
     expect 1 "$adapters, which is not read" "adapters with config.json, to ${what%% *}" ${what%% *} "$dir/peft" ${what#* }
 done
-expect 3 "for the device, which is host memory on the cpu" "a batch too large" plan "$c" --no-measure --set train_micro_batch_size_per_gpu=1000000 --set data.seq_length=32 --set model.n_embd=4096
+expect 3 "for the device, which is host memory on the cpu" "a batch too large" plan "$c" --no-measure --set train_micro_batch_size_per_gpu=100000 --set data.seq_length=32 --set model.n_embd=4096
 check "says what makes it smaller" grep -q "fewer sequences in a micro-batch (train_micro_batch_size_per_gpu" "$dir/err"
+check "and what does" grep -q "^it fits with: --set train_micro_batch_size_per_gpu=.* --set spillway.micro_batches_per_pass=1" "$dir/out"
 
 # Options: a name that is unknown, not a value that is missing; numbers in full.
 expect 2 "unknown option --nope" "tune --nope" tune --nope
