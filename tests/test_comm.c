@@ -4,8 +4,8 @@
  * buffers that are overwritten as soon as a call returns. Each test forks its ranks, which join over sockets. Started by
  * an MPI launcher the program is one rank, runs the same checks over MPI and says "ok" on rank 0.
  */
+#include "lib_comm_worlds.h"
 #include "lib_ranks.h"
-#include "spw_comm.h"
 #include "spw_gpu.h"
 
 #include <dlfcn.h>
@@ -13,122 +13,11 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <cmocka.h>
-
-enum { RANKS_MAX = 8 };
-
-/* In a rank: says what is wrong and ends it. */
-#define CHECK(cond, ...)                                                                                               \
-    do {                                                                                                               \
-        if (!(cond)) {                                                                                                 \
-            fprintf(stderr, "%s:%d: rank %s: %s: ", __FILE__, __LINE__, getenv("RANK"), #cond);                        \
-            fprintf(stderr, __VA_ARGS__);                                                                              \
-            fprintf(stderr, "\n");                                                                                     \
-            _exit(1);                                                                                                  \
-        }                                                                                                              \
-    } while (0)
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        spw_error ok_err = {0}, *err = &ok_err;                                                                        \
-        spw_status ok_st = (call);                                                                                     \
-        CHECK(ok_st == SPW_OK, "%s %s", spw_status_name(ok_st), ok_err.message);                                       \
-    } while (0)
-
-typedef struct plan {
-    const char *hosts; /* a letter per rank: which host it pretends to be on; its length is their number */
-    void (*body)(const struct plan *plan);
-    spw_comm_options options;
-    int present; /* how many of them really start; 0: all */
-    int variant;
-    int killed; /* rank that ends by a signal, -1: none */
-    _Atomic int
-        *ready; /* not NULL: when all ranks have counted here, all are stopped for a while, and the last goes on last */
-} plan;
-
-/* ---------------------------------------------------------------- starting ranks */
-
-static void
-run_rank(const plan *p, int rank, int port)
-{
-    char text[32], host[2] = {p->hosts[rank], '\0'};
-    snprintf(text, sizeof text, "%d", rank);
-    setenv("RANK", text, 1);
-    snprintf(text, sizeof text, "%zu", strlen(p->hosts));
-    setenv("WORLD_SIZE", text, 1);
-    snprintf(text, sizeof text, "%d", port);
-    setenv("MASTER_PORT", text, 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("SPW_HOST", host, 1);
-    p->body(p);
-    exit(0);
-}
-
-static void
-signal_all(const pid_t *pids, int count, int number)
-{
-    for (int r = 0; r < count; r++)
-        kill(pids[r], number);
-}
-
-/*
- * As by Ctrl-Z and fg, or a scheduler. Of the 4.5 s that a rank is in its call, 1.5 s count as waiting: the stop itself
- * is one second to spw_waiting_look().
- */
-static void
-stop_all(const plan *p, const pid_t *pids, int count)
-{
-    for (int i = 0; *p->ready < count && i < 20000; i++)
-        usleep(2000);
-    usleep(300000);
-    signal_all(pids, count, SIGSTOP);
-    usleep(4000000);
-    signal_all(pids, count - 1, SIGCONT);
-    usleep(200000);
-    kill(pids[count - 1], SIGCONT);
-}
-
-/* Forks the ranks and waits; all must end well but the one that is killed. */
-static void
-run(plan p)
-{
-    int count = p.present > 0 ? p.present : (int)strlen(p.hosts), port = (int)ranks_port(), bad = 0;
-    pid_t pids[RANKS_MAX];
-    time_t until;
-    fflush(stdout);
-    fflush(stderr);
-    for (int r = 0; r < count; r++) {
-        pids[r] = fork();
-        assert_true(pids[r] >= 0);
-        if (pids[r] == 0)
-            run_rank(&p, r, port);
-    }
-    if (p.ready != NULL)
-        stop_all(&p, pids, count);
-    until = time(NULL) + 100;
-    for (int r = 0; r < count; r++) {
-        int status = 0;
-        pid_t got;
-        while ((got = waitpid(pids[r], &status, WNOHANG)) == 0 && time(NULL) < until)
-            usleep(2000);
-        if (got == 0) {
-            fprintf(stderr, "rank %d of hosts %s does not end\n", r, p.hosts);
-            kill(pids[r], SIGKILL);
-            waitpid(pids[r], &status, 0);
-            bad++;
-        } else if (r == p.killed ? !WIFSIGNALED(status) : !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-            fprintf(stderr, "rank %d of hosts %s ended with status %x\n", r, p.hosts, status);
-            bad++;
-        }
-    }
-    assert_int_equal(bad, 0);
-}
 
 static const char *const mixes[] = {"a",    "aa",   "ab",   "aab",  "abc",      "aaaa",
                                     "aabb", "abab", "aaab", "abcd", "aaaaaaaa", "aabbaccb"};
@@ -417,10 +306,10 @@ test_everything(void **state)
 {
     (void)state;
     for (int i = 0; i < MIX_COUNT; i++)
-        run((plan){.hosts = mixes[i],
-                   .body = body_everything,
-                   .options = {.timeout_s = 30, .staging_bytes = 1},
-                   .killed = -1});
+        plan_run((plan){.hosts = mixes[i],
+                        .body = body_everything,
+                        .options = {.timeout_s = 30, .staging_bytes = 1},
+                        .killed = -1});
 }
 
 /* Random delays at every hand-over, and buffers overwritten as soon as a call returns, change nothing. */
@@ -430,11 +319,11 @@ test_chaos(void **state)
     static const char *const some[] = {"aa", "aabb", "abc"};
     (void)state;
     for (int i = 0; i < 3; i++)
-        run((plan){.hosts = some[i],
-                   .body = body_everything,
-                   .options = {.timeout_s = 30, .chaos_seed = 5 + (uint64_t)i},
-                   .variant = 1,
-                   .killed = -1});
+        plan_run((plan){.hosts = some[i],
+                        .body = body_everything,
+                        .options = {.timeout_s = 30, .chaos_seed = 5 + (uint64_t)i},
+                        .variant = 1,
+                        .killed = -1});
 }
 
 /* ---------------------------------------------------------------- groups, threads, counters */
@@ -473,7 +362,7 @@ test_groups(void **state)
     static const char *const some[] = {"aaaa", "aabb", "abab", "aabbaccb"};
     (void)state;
     for (int i = 0; i < 4; i++)
-        run((plan){.hosts = some[i], .body = body_groups, .options = {.timeout_s = 30}, .killed = -1});
+        plan_run((plan){.hosts = some[i], .body = body_groups, .options = {.timeout_s = 30}, .killed = -1});
 }
 
 typedef struct worker {
@@ -526,7 +415,7 @@ test_threads(void **state)
     static const char *const some[] = {"aa", "ab", "aabb"};
     (void)state;
     for (int i = 0; i < 3; i++)
-        run((plan){
+        plan_run((plan){
             .hosts = some[i], .body = body_threads, .options = {.timeout_s = 30, .chaos_seed = 3}, .killed = -1});
 }
 
@@ -573,7 +462,7 @@ test_counters(void **state)
     static const char *const some[] = {"aa", "ab", "aaab", "aabb"};
     (void)state;
     for (int i = 0; i < 4; i++)
-        run((plan){.hosts = some[i], .body = body_counters, .options = {.timeout_s = 30}, .killed = -1});
+        plan_run((plan){.hosts = some[i], .body = body_counters, .options = {.timeout_s = 30}, .killed = -1});
 }
 
 /* Rank 0 is bound to one CPU before it joins, where there are several. */
@@ -612,9 +501,9 @@ test_sharers(void **state)
 {
     (void)state;
     for (int variant = 0; variant < 2; variant++) {
-        run((plan){
+        plan_run((plan){
             .hosts = "aaa", .body = body_sharers, .options = {.timeout_s = 30}, .variant = variant, .killed = -1});
-        run((plan){
+        plan_run((plan){
             .hosts = "aabb", .body = body_sharers, .options = {.timeout_s = 30}, .variant = variant, .killed = -1});
     }
 }
@@ -648,7 +537,7 @@ static void
 test_strangers(void **state)
 {
     (void)state;
-    run((plan){.hosts = "aaa", .body = body_strangers, .options = {.timeout_s = 30}, .killed = -1});
+    plan_run((plan){.hosts = "aaa", .body = body_strangers, .options = {.timeout_s = 30}, .killed = -1});
 }
 
 static void
@@ -674,10 +563,10 @@ static void
 test_slow_link(void **state)
 {
     (void)state;
-    run((plan){.hosts = "aa",
-               .body = body_slow_link,
-               .options = {.timeout_s = 30, .link_bytes_per_s = 1e6, .link_latency_s = 0.01},
-               .killed = -1});
+    plan_run((plan){.hosts = "aa",
+                    .body = body_slow_link,
+                    .options = {.timeout_s = 30, .link_bytes_per_s = 1e6, .link_latency_s = 0.01},
+                    .killed = -1});
 }
 
 static void
@@ -716,7 +605,7 @@ static void
 test_device_order(void **state)
 {
     (void)state;
-    run((plan){.hosts = "aa", .body = body_device_order, .options = {.timeout_s = 30}, .killed = -1});
+    plan_run((plan){.hosts = "aa", .body = body_device_order, .options = {.timeout_s = 30}, .killed = -1});
 }
 
 /* ---------------------------------------------------------------- memory and arguments */
@@ -792,7 +681,7 @@ test_memory(void **state)
     static const char *const some[] = {"a", "aaa", "aab"};
     (void)state;
     for (int i = 0; i < 3; i++)
-        run((plan){.hosts = some[i], .body = body_memory, .options = {.timeout_s = 60}, .killed = -1});
+        plan_run((plan){.hosts = some[i], .body = body_memory, .options = {.timeout_s = 60}, .killed = -1});
 }
 
 /* ---------------------------------------------------------------- failures */
@@ -909,12 +798,14 @@ static void
 fail_as(int variant)
 {
     static const char *const some[] = {"aa", "ab", "aaab", "aabb"};
+    plan worlds[4];
     for (int i = 0; i < 4; i++)
-        run((plan){.hosts = some[i],
-                   .body = body_failure,
-                   .options = {.timeout_s = 60}, /* far from what a slow machine takes */
-                   .variant = variant,
-                   .killed = variant == DIES ? (int)strlen(some[i]) - 1 : -1});
+        worlds[i] = (plan){.hosts = some[i],
+                           .body = body_failure,
+                           .options = {.timeout_s = 60}, /* far from what a slow machine takes */
+                           .variant = variant,
+                           .killed = variant == DIES ? (int)strlen(some[i]) - 1 : -1};
+    plans_run(worlds, 4);
 }
 
 /* A rank that is killed inside an operation: the others learn it at once, not by the timeout. */
@@ -976,13 +867,17 @@ static void
 test_stopped(void **state)
 {
     static const char *const some[] = {"aa", "ab", "aaab"};
+    plan worlds[3];
     (void)state;
-    for (int i = 0; i < 3; i++) {
-        plan p = {.hosts = some[i], .body = body_stopped, .options = {.timeout_s = 30}, .killed = -1};
-        p.ready = ranks_share(sizeof *p.ready);
-        run(p);
-        ranks_unshare((void *)p.ready, sizeof *p.ready);
-    }
+    for (int i = 0; i < 3; i++)
+        worlds[i] = (plan){.hosts = some[i],
+                           .body = body_stopped,
+                           .options = {.timeout_s = 30},
+                           .killed = -1,
+                           .ready = ranks_share(sizeof(int))};
+    plans_run(worlds, 3);
+    for (int i = 0; i < 3; i++)
+        ranks_unshare((void *)worlds[i].ready, sizeof(int));
 }
 
 static void
@@ -1003,10 +898,15 @@ static void
 test_missing(void **state)
 {
     (void)state;
-    run((plan){.hosts = "aaa", .present = 2, .body = body_missing, .options = {.timeout_s = 4}, .killed = -1});
-    run((plan){.hosts = "abc", .present = 2, .body = body_missing, .options = {.timeout_s = 4}, .killed = -1});
-    run((plan){
-        .hosts = "abc", .present = 2, .body = body_missing, .options = {.timeout_s = 60}, .variant = 1, .killed = -1});
+    plans_run((plan[]){{.hosts = "aaa", .present = 2, .body = body_missing, .options = {.timeout_s = 4}, .killed = -1},
+                       {.hosts = "abc", .present = 2, .body = body_missing, .options = {.timeout_s = 4}, .killed = -1},
+                       {.hosts = "abc",
+                        .present = 2,
+                        .body = body_missing,
+                        .options = {.timeout_s = 60},
+                        .variant = 1,
+                        .killed = -1}},
+              3);
 }
 
 static void
@@ -1035,7 +935,7 @@ static void
 test_quiet(void **state)
 {
     (void)state;
-    run((plan){.hosts = "ab", .body = body_quiet, .options = {.timeout_s = 30}, .killed = -1});
+    plan_run((plan){.hosts = "ab", .body = body_quiet, .options = {.timeout_s = 30}, .killed = -1});
 }
 
 /* ---------------------------------------------------------------- how it was started */
@@ -1127,7 +1027,7 @@ test_nested(void **state)
 {
     (void)state;
     for (int i = 0; i < (int)(sizeof nests / sizeof *nests); i++)
-        run((plan){.hosts = "a", .body = body_nested, .variant = i, .killed = -1});
+        plan_run((plan){.hosts = "a", .body = body_nested, .variant = i, .killed = -1});
 }
 
 /* What the environment says, and what is wrong with it. */
@@ -1135,7 +1035,7 @@ static void
 test_environment(void **state)
 {
     (void)state;
-    run((plan){.hosts = "a", .body = body_alone, .killed = -1});
+    plan_run((plan){.hosts = "a", .body = body_alone, .killed = -1});
 }
 
 /* ---------------------------------------------------------------- */
