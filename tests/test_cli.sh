@@ -182,7 +182,7 @@ expect 2 "--seq-length 48 is more than the model's 32 positions" "but for who as
 rm -rf "$dir/long"
 
 # What does not end in time: a second signal ends it, but for SIGUSR1 before or behind it, and before the first step the first does.
-"$spw" train "$c" --set gradient_accumulation_steps=9000 --set spillway.checkpoint_dir= --set spillway.run_log="$dir/long.jsonl" >"$dir/out" 2>"$dir/err" &
+"$spw" train "$c" --set gradient_accumulation_steps=9000 --set spillway.micro_batches_per_pass=1 --set spillway.checkpoint_dir= --set spillway.run_log="$dir/long.jsonl" >"$dir/out" 2>"$dir/err" &
 pid=$!
 for _ in $(seq 1000); do [ -s "$dir/long.jsonl" ] && break; sleep 0.1; done
 sleep 0.3
