@@ -29,6 +29,7 @@ typedef struct search {
     double least; /* seconds of a step, by estimate; INFINITY: nothing fits yet */
     bool fits;
     spw_traffic moved; /* at most; limits: by what the first plan's device part does */
+    uint64_t received; /* from other ranks, at most */
     plan_trial limits;
     spw_rates rates;
     bool best_costs; /* it moves more over the link than the first plan */
@@ -70,17 +71,17 @@ void
 spw__settle_choices(spw_engine *e, const spw_engine_options *o)
 {
     const spw_config *c = &e->config;
-    const bool alone = !e->inference && !e->host_addressable && e->comm == NULL && e->world == 1,
-               asked = asks_for_passes(e), whole = may_take_turns(e, o);
+    const bool apart = !e->inference && !e->host_addressable, asked = asks_for_passes(e), whole = may_take_turns(e, o);
     e->device_share = 1 - c->zero.optimizer_ratio;
     e->fills_device = strcmp(c->run.fill_device, "always") == 0;
-    e->grads_stay = alone && c->zero.offload_optimizer == SPW_TIER_DEVICE && c->run.grad_dtype == SPW_F32;
+    e->grads_stay = apart && e->comm == NULL && e->world == 1 && c->zero.offload_optimizer == SPW_TIER_DEVICE &&
+                    c->run.grad_dtype == SPW_F32;
     if (e->grads_stay && !asked && whole) {
         e->group_max = 1;
         e->defers = e->model->config.tied && c->accumulation > 1;
     }
     /* Sums that stay on the device for ever are made where they stay, and late updates change weights between passes. */
-    e->may_hold = alone && whole && c->accumulation > 1 && c->zero.offload_optimizer != SPW_TIER_DEVICE &&
+    e->may_hold = apart && whole && c->accumulation > 1 && c->zero.offload_optimizer != SPW_TIER_DEVICE &&
                   (!asked || e->group_max < c->accumulation) && (!e->device_updates || c->run.grad_dtype == SPW_F32) &&
                   strcmp(c->run.gradients, "nvme") != 0 && c->run.delayed_update == 0;
     e->may_fill = !e->inference && !e->host_addressable && !e->device_updates && e->optimizer->rule == NULL &&
@@ -123,7 +124,7 @@ settle_rates(search *s)
     spw_calibration report;
     bool all = true;
     *r = guess;
-    if (!s->o->kept_rates)
+    if (!s->o->kept_rates || s->e->world > 1) /* all ranks choose alike, whatever their hosts keep */
         return;
     spw_calibrate(r, &s->e->config, &s->e->plan, SPW_CALIBRATE_CACHE_ONLY, &report);
     r->flops = r->flops > 0 ? fmin(r->flops, guess.flops) : guess.flops;
@@ -149,11 +150,17 @@ estimated_seconds(const search *s)
 
 /* ---------------------------------------------------------------- plans beside each other */
 
-/* State may take the place of weights that are gathered; passes need all of those, and what ranks would send each other is not in a prediction. */
+/* State may take the place of weights that are gathered. Passes need all of those. */
 static bool
 may_cost_link(const search *s, choice c)
 {
-    return s->e->measured && c.fills && c.share > 0 && !c.holds && s->e->world == 1;
+    return s->e->measured && c.fills && c.share > 0 && !c.holds;
+}
+
+static uint64_t
+received(const spw_plan *p)
+{
+    return p->gathered.all + p->reduced.all;
 }
 
 /* Whether the plan of a choice, for comparison only, fits and moves no more than the first, or only over a link that was measured. */
@@ -171,7 +178,8 @@ stands(const search *s, choice c)
     st = make(s, c, &refused);
     s->e->trial = NULL;
     return st == SPW_OK && (t->h2d <= s->moved.h2d || may_cost_link(s, c)) && t->d2h <= s->moved.d2h &&
-           t->nvme_read <= s->moved.nvme_read && t->nvme_write <= s->moved.nvme_write;
+           t->nvme_read <= s->moved.nvme_read && t->nvme_write <= s->moved.nvme_write &&
+           received(&s->e->plan) <= s->received;
 }
 
 /* The first plan, which others are held to. */
@@ -183,6 +191,7 @@ begin_with(search *s, choice c)
     s->fits = true;
     s->least = estimated_seconds(s);
     s->moved = p->traffic[SPW_PACE_DEFAULT];
+    s->received = received(p);
     s->limits.gathered = p->cache_device;
     s->limits.single_grad = p->single_grad;
     s->limits.away = p->activation_count[SPW_TIER_HOST] + p->activation_count[SPW_TIER_NVME];
@@ -256,6 +265,7 @@ spw__choose_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
                 .first = {.group = e->group_max, .fills = e->fills_device, .share = e->device_share},
                 .least = INFINITY,
                 .moved = {.nvme_read = UINT64_MAX, .nvme_write = UINT64_MAX, .h2d = UINT64_MAX, .d2h = UINT64_MAX},
+                .received = UINT64_MAX,
                 .limits = {.away = UINT32_MAX, .single_grad = true}};
     choice held = s.first;
     bool stood;

@@ -248,7 +248,7 @@ static bool
 is_later(const spw_engine *e, const block_run *run, uint32_t unit_idx)
 {
     bool again = run->later_micro || e->last_use[unit_idx] != (int32_t)run->at;
-    return run->later_group || (e->layout.of_vocab[unit_idx] && again);
+    return (run->later_group && !e->holds) || (e->layout.of_vocab[unit_idx] && again);
 }
 
 static bool

@@ -598,6 +598,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .piece_returns = piece_returns(e, passes),
         .passes = (uint32_t)passes,
         .holds = e->holds,
+        .made_there = e->holds && e->world == 1,
         .micro_batches = (uint32_t)e->config.accumulation,
         .expert_turns = e->in_turns ? ((uint32_t)e->model->config.experts + e->turn_experts - 1) / e->turn_experts : 0,
         .future_max = e->future_max,
@@ -685,11 +686,13 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 typedef struct shape {
     uint64_t gathered; /* bytes on the device; 0: nothing is gathered between ranks */
     int32_t lacks_room, single_grad, lands;
+    uint32_t group, holds; /* how many micro-batches a pass takes, and whether passes hold sums */
 } shape;
 
 /*
  * SPW_ENOFIT on all ranks if one of them has it. Else what the next plans keep to: the least that one of them gathers, one gradient at
- * a time if one of them makes them so, room in shared memory for sums on their way to a device if one of them has state there. *again: somebody's plan does not.
+ * a time if one of them makes them so, room in shared memory for sums on their way to a device if one of them has state there, and no passes that
+ * hold sums unless all have chosen the same. *again: somebody's plan does not.
  */
 static spw_status
 agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
@@ -697,7 +700,9 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
     shape own = {.gathered = e->layout.parts > 1 ? e->plan.cache_device : 0,
                  .lacks_room = st == SPW_ENOFIT,
                  .single_grad = e->plan.single_grad,
-                 .lands = e->lands};
+                 .lands = e->lands,
+                 .group = e->group_max,
+                 .holds = e->holds};
     shape *all = spw_mem_calloc(e->world, sizeof *all);
     spw_channel *channel = NULL;
     spw_error other = {0};
@@ -715,6 +720,12 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
         e->gather_most = all[r].gathered < e->gather_most ? all[r].gathered : e->gather_most;
     }
     *again = false;
+    for (uint32_t r = 0; told == SPW_OK && r < e->world && lacking == e->world; r++) {
+        if (all[r].group == own.group && all[r].holds == own.holds)
+            continue;
+        e->may_hold = false;
+        *again = true;
+    }
     for (uint32_t r = 0; told == SPW_OK && r < e->world && lacking == e->world; r++)
         *again = *again || all[r].gathered != e->gather_most || (all[r].single_grad != 0) != e->single_grad ||
                  (all[r].lands != 0) != e->lands;
@@ -729,7 +740,10 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
 spw_status
 spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
-    spw_engine_options own = *o; /* what is free is read once: it changes, and ranks plan until they agree */
+    spw_engine_options own = *o;         /* what is free is read once: it changes, and ranks plan until they agree */
+    const uint32_t group = e->group_max; /* what choices begin from, each time */
+    const bool fills = e->fills_device, updates = e->device_updates, defers = e->defers;
+    const double share = e->device_share;
     bool again = true;
     if (own.room_bytes == 0)
         own.room_bytes = spw_memory_room_bytes(untouched_bytes(e), e->local_world);
@@ -739,7 +753,14 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     e->single_grad = false;
     e->lands = e->device_updates || e->may_fill;
     while (again) {
-        spw_status st = spw__choose_plan(e, &own, err);
+        spw_status st;
+        e->group_max = group;
+        e->fills_device = fills;
+        e->device_updates = updates;
+        e->device_share = share;
+        e->holds = false;
+        e->defers = defers;
+        st = spw__choose_plan(e, &own, err);
         if (e->comm == NULL || own.plan_only || (st != SPW_OK && st != SPW_ENOFIT))
             return st;
         SPW_TRY(agree_on_shape(e, st, &again, err));

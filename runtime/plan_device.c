@@ -142,7 +142,7 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
     char need[32], have[32];
     p->device_budget = c->run.device_memory;
     p->grads_device = p->single_grad ? in->grads_device_least : in->grads_device;
-    p->grads_device -= in->holds ? placed.updated_there * sizeof(float) : 0; /* they are made where they stay */
+    p->grads_device -= in->made_there ? placed.updated_there * sizeof(float) : 0; /* they are made where they stay */
     p->trained_device = placed.updated_there;
     p->grad_device = placed.updated_there * in->grad_bytes;
     p->arena_device = in->arena_device;

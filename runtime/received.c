@@ -81,7 +81,8 @@ spw__count_received(spw_engine *e, const plan_input *in, spw_error *err)
         if (e->layout.parts > 1)
             add_gathers(e, u, anew[u], anew[units + u], &e->plan.gathered);
         if (e->layout.units[u].trainable)
-            add_sums(e, u, in->passes + (e->layout.of_vocab[u] ? in->piece_returns : 0), &e->plan.reduced);
+            add_sums(e, u, (in->holds ? 1 : in->passes) + (e->layout.of_vocab[u] ? in->piece_returns : 0),
+                     &e->plan.reduced);
     }
     e->plan.gathered.all /= steps;
     e->plan.gathered.far /= steps;

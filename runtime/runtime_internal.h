@@ -78,7 +78,9 @@ typedef struct plan_input {
     uint64_t piece_returns;  /* how often their gradients leave in a step beyond once a pass, and come back */
     const plan_use *uses;    /* of one pass, forward then backward */
     uint32_t use_count, forward_count, passes, micro_batches;
-    bool holds;            /* passes hold gradients on the device, which they leave in the last one */
+    bool holds; /* passes hold gradients on the device, which they leave in the last one */
+    bool
+        made_there; /* those of state that is there are then made where they stay; between ranks they are summed first */
     uint32_t expert_turns; /* in which a layer's experts come; 1 or 0: all at once */
     uint32_t future_max;   /* uses that the store is told at most */
     uint32_t optimizer_threads;

@@ -10,7 +10,7 @@ case $build in *asan | *tsan) echo "1..1"; echo "ok 1 - passes # SKIP minutes un
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-passes-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 . tests/lib_tap.sh
-export SPW_CUDA_PLUGIN SPW_EMULATE_GUARD=1 SPW_EMULATE_STREAMS=late OPENBLAS_NUM_THREADS=1
+export SPW_NCCL=$(realpath "$build/emulated/libnccl.so.2") SPW_CUDA_PLUGIN SPW_EMULATE_GUARD=1 SPW_EMULATE_STREAMS=late OPENBLAS_NUM_THREADS=1
 SPW_CUDA_PLUGIN=$(realpath "$build/emulated/spillway-cuda.so")
 mkdir "$dir/swap"
 awk 'BEGIN { for (i = 0; i < 2000; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"
@@ -23,8 +23,11 @@ cat >"$dir/c.json" <<JSON
   "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
   "spillway": {"steps": 3, "seed": 3, "device": "cuda", "fill_device": "never", "chunk_elems": 4096, "eval_interval": 3, "eval_batches": 2, "chaos_seed": 5} }
 JSON
+ranks=1
 train() { # LABEL SETTINGS...
-    "$spw" train "$dir/c.json" --set spillway.run_log="$dir/$1.log" "${@:2}" >"$dir/out" 2>"$dir/err" || return
+    local count=()
+    [ "$ranks" -gt 1 ] && count=(-n "$ranks")
+    timeout -s KILL 400 "$spw" train "$dir/c.json" "${count[@]}" --set spillway.run_log="$dir/$1.log" "${@:2}" >"$dir/out" 2>"$dir/err" || return
     cp "$dir/out" "$dir/$1.out"
 }
 # Of each step all that training decides, and the bytes of gradients that leave. Weights come once an update, whichever step that falls in.
@@ -42,7 +45,7 @@ within_plan() {
         awk '{ print "# device " $1 " of " $2; n++; if ($1 <= 0 || $1 > $2) bad = 1 } END { exit bad || n != 1 }'
 }
 # passes_of PER_PASS WHY SETTINGS...: what a plan says
-passes_of() { run plan --no-measure "$dir/c.json" "${@:3}" && grep -Eq "^  spillway.micro_batches_per_pass +$1 .*$2" "$dir/out"; }
+passes_of() { run plan --no-measure "$dir/c.json" --set spillway.ranks="$ranks" "${@:3}" && grep -Eq "^  spillway.micro_batches_per_pass +$1 .*$2" "$dir/out"; }
 # beside NAME MEMORY SETTINGS...: with so much device memory passes of less than 5 are taken, and nothing but that is another.
 beside() {
     local name=$1 memory=$2
@@ -64,6 +67,22 @@ beside "records on nvme" 2MiB --set zero_optimization.offload_optimizer="{\"devi
 beside "adapters" 2MiB --set 'spillway.lora={"rank":2,"alpha":4,"targets":["c_attn"]}'
 beside "half of the state on the device" 3MiB --set zero_optimization.offload_optimizer.ratio=0.5
 check "half of the state on the device: each gradient has one place" grep -Eq "^  gradients +592 KiB " "$dir/several.out"
+# Between ranks sums are sent round once, too.
+ranks=2
+beside "two ranks, stage 1" 2MiB --set zero_optimization.stage=1
+beside "two ranks, stage 2, records on nvme" 2MiB --set zero_optimization.offload_optimizer="{\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}"
+beside "two ranks, stage 3" 2MiB --set zero_optimization.stage=3 --set zero_optimization.offload_param.device=cpu --set spillway.device_memory=64MiB
+beside "two ranks, half of the state on the device" 3MiB --set zero_optimization.offload_optimizer.ratio=0.5
+train one
+RANK=0 SPW_EMULATE_FREE=0:9000 SPW_EMULATE_KHZ=1 check "a rank with less memory: by itself it would take passes" passes_of "[123]" "holds all weights"
+SPW_EMULATE_FREE=0:9000 SPW_EMULATE_KHZ=1 train several
+check "a rank with less memory: with the others it takes one" cmp <(grep "^  gradients " "$dir/one.out") <(grep "^  gradients " "$dir/several.out")
+check "a rank with less memory: the same numbers" same one several
+ranks=3
+export SPW_EMULATE_DEVICES=4
+beside "three ranks linked" 2MiB --set spillway.collectives=nccl
+unset SPW_EMULATE_DEVICES
+ranks=1
 train one --set spillway.fill_device=always
 set -- --set spillway.fill_device=always --set spillway.device_memory=2500KiB
 SPW_EMULATE_KHZ=1 train several "$@"
@@ -83,6 +102,15 @@ done
 asked several 2 --set model="$llama" --set spillway.device_memory=760KiB
 check "no room for all sums: they go and come back" [ "$(leave several | head -n 1)" -eq $((3 * $(leave one | head -n 1))) ]
 check "no room for all sums: the same numbers" same one several
+ranks=2
+train one --set model="$llama"
+asked several 2 --set model="$llama"
+check "asked for, two ranks: the numbers of one pass" same one several
+check "asked for, two ranks: not a byte more" as_many_bytes one several
+asked several 2 --set model="$llama" --set spillway.device_memory=760KiB
+check "no room for all sums, two ranks: each pass has its own" [ "$(leave several | head -n 1)" -gt $((2 * $(leave one | head -n 1))) ]
+ranks=1
+train one --set model="$llama"
 nvme="{\"stage\": 3, \"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}, \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}}"
 asked several 2 --set model="$llama" --set zero_optimization="$nvme"
 check "asked for, all state on nvme: the same numbers" same one several

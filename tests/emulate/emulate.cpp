@@ -429,6 +429,7 @@ struct emulated_event {
 
 static std::recursive_mutex device; /* one thing at a time, on whatever thread waits */
 static std::vector<emulated_stream *> &streams = *new std::vector<emulated_stream *>(); /* outlives all users */
+static std::vector<emulated_stream *> &ended = *new std::vector<emulated_stream *>();   /* destroyed, and not lost */
 static spw_emulate_counts counts;                                                       /* under the same lock */
 
 static std::vector<const void *> &loaded = *new std::vector<const void *>(); /* likewise: kernels */
@@ -815,6 +816,7 @@ cudaStreamDestroy(cudaStream_t stream)
     cudaError_t e = cudaStreamSynchronize(stream);
     std::lock_guard<std::recursive_mutex> hold(device);
     streams.erase(std::find(streams.begin(), streams.end(), stream));
+    ended.push_back(stream);
     return e;
 }
 
