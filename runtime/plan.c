@@ -38,7 +38,7 @@ misses(const spw_plan *p, const plan_input *in)
 {
     return p->activation_count[SPW_TIER_HOST] > in->trial->away || (p->single_grad && !in->trial->single_grad) ||
            (in->trial->has_state && p->trained_device == 0) ||
-           (p->cache_device < in->trial->gathered && p->cache_device < 3 * in->largest_block_bytes);
+           (p->cache_device < in->trial->gathered && !spw__plan_fetches_ahead(p, in));
 }
 
 static spw_status

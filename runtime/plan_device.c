@@ -130,6 +130,12 @@ least_cache(const plan_input *in, const gathering *g)
     return whole || g->all < in->largest_block_bytes ? g->all : in->largest_block_bytes;
 }
 
+bool
+spw__plan_fetches_ahead(const spw_plan *p, const plan_input *in)
+{
+    return p->cache_device >= 3 * in->largest_block_bytes || p->cache_device >= count_gathered(in).all;
+}
+
 static spw_status
 plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error *err)
 {

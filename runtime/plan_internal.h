@@ -102,6 +102,8 @@ bool spw__plan_direct(const plan_input *in, uint32_t unit_idx);
  * filled; least_bytes of the plan is left to spw__plan_device_least().
  */
 spw_status spw__plan_device(spw_plan *plan, const plan_input *in, spw_error *err);
+/* All that is gathered has room, or the block in use, the next and the last. */
+bool spw__plan_fetches_ahead(const spw_plan *plan, const plan_input *in);
 uint64_t spw__plan_device_least(const spw_plan *plan, const plan_input *in);
 /* What then is left of its memory keeps what lies between checkpoints. */
 void spw__plan_tapes(spw_plan *plan, const plan_input *in);

@@ -16,7 +16,7 @@ typedef struct plan_use {
 /*
  * A plan that is compared with others, and only made again if it is taken: what it moves is rehearsed at one pace, and it is given up (as
  * lacking device memory) once the device's part sends more checkpoints away, makes gradients one at a time where it must not, was to
- * have state there and has none, or gathers both less than that and less than three blocks, so that nothing can be fetched ahead.
+ * have state there and has none, or gathers less than that and cannot fetch ahead (spw__plan_fetches_ahead()).
  */
 typedef struct plan_trial {
     uint32_t away;

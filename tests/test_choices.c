@@ -229,6 +229,9 @@ test_same_bits(void **state)
         snprintf(c.run.recompute, sizeof c.run.recompute, "always");
         small_plan(&c, &none);
         snprintf(c.run.recompute, sizeof c.run.recompute, "auto");
+        fill(&c, "auto");
+        small_plan(&c, &chosen); /* in all of the device's memory: nothing is gathered any more */
+        assert_true(chosen.trained_device == chosen.trained && chosen.cache_device == 0);
         for (uint64_t eighth = SANITIZED ? 8 : 0; eighth <= 8; eighth += 2) {
             c.run.device_memory = none.device_bytes + (all.device_bytes - none.device_bytes) * eighth / 8;
             c.run.chaos_seed = 1 + eighth;
