@@ -80,10 +80,14 @@ spw__settle_choices(spw_engine *e, const spw_engine_options *o)
         e->group_max = 1;
         e->defers = e->model->config.tied && c->accumulation > 1;
     }
-    /* Sums that stay on the device for ever are made where they stay, and late updates change weights between passes. */
-    e->may_hold = apart && whole && c->accumulation > 1 && c->zero.offload_optimizer != SPW_TIER_DEVICE &&
-                  (!asked || e->group_max < c->accumulation) && (!e->device_updates || c->run.grad_dtype == SPW_F32) &&
-                  strcmp(c->run.gradients, "nvme") != 0 && c->run.delayed_update == 0;
+    /*
+     * Sums that stay on the device for ever are made where they stay, and late updates change weights between passes. Passes that are asked for
+     * between ranks are each summed over them by themselves, wherever state lies.
+     */
+    e->may_hold = apart && whole && (e->world == 1 || !asked) && c->accumulation > 1 &&
+                  c->zero.offload_optimizer != SPW_TIER_DEVICE && (!asked || e->group_max < c->accumulation) &&
+                  (!e->device_updates || c->run.grad_dtype == SPW_F32) && strcmp(c->run.gradients, "nvme") != 0 &&
+                  c->run.delayed_update == 0;
     e->may_fill = !e->inference && !e->host_addressable && !e->device_updates && e->optimizer->rule == NULL &&
                   c->zero.offload_optimizer != SPW_TIER_DEVICE && strcmp(c->run.fill_device, "never") != 0 &&
                   c->run.delayed_update == 0;

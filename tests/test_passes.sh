@@ -102,15 +102,6 @@ done
 asked several 2 --set model="$llama" --set spillway.device_memory=760KiB
 check "no room for all sums: they go and come back" [ "$(leave several | head -n 1)" -eq $((3 * $(leave one | head -n 1))) ]
 check "no room for all sums: the same numbers" same one several
-ranks=2
-train one --set model="$llama"
-asked several 2 --set model="$llama"
-check "asked for, two ranks: the numbers of one pass" same one several
-check "asked for, two ranks: not a byte more" as_many_bytes one several
-asked several 2 --set model="$llama" --set spillway.device_memory=760KiB
-check "no room for all sums, two ranks: each pass has its own" [ "$(leave several | head -n 1)" -gt $((2 * $(leave one | head -n 1))) ]
-ranks=1
-train one --set model="$llama"
 nvme="{\"stage\": 3, \"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}, \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}}"
 asked several 2 --set model="$llama" --set zero_optimization="$nvme"
 check "asked for, all state on nvme: the same numbers" same one several
