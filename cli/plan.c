@@ -560,7 +560,8 @@ plan_config(const job *j)
         st = spw_engine_create(&r.engine, &options, &err);
     if (st == SPW_OK && !j->no_measure)
         spw_calibrate(&rates, &r.config, &plan, j->calibrate ? SPW_CALIBRATE_FORCE : SPW_CALIBRATE_AUTO, &calibration);
-    if (calibration.measured > 0) { /* from now on training chooses by what was measured, and may choose otherwise */
+    if (calibration.measured > 0 && plan.device_apart &&
+        plan.ranks <= 1) { /* from now on training chooses by what was measured, and may choose otherwise */
         spw_engine_destroy(r.engine);
         st = spw_engine_create(&r.engine, &options, &err);
     }

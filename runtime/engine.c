@@ -82,7 +82,7 @@ take_memory(spw_engine *e, spw_error *err)
     e->flow = spw_carve_take(&carve, flow_bytes);
     e->tapes = spw_carve_take(&carve, e->plan.tapes_device);
     for (uint32_t i = 0; i < e->buffer_count; i++) {
-        bool stays = e->grads_stay || (e->holds && e->world == 1 &&
+        bool stays = e->grads_stay || (spw__made_there(e) &&
                                        spw__layout_record_tier(&e->layout, e->buffers[i].owner) == SPW_TIER_DEVICE);
         e->buffers[i].data = stays ? NULL : spw_carve_take(&grads, e->buffers[i].elems * sizeof(float));
         SPW_TRY(spw_gpu_event_create(&e->buffers[i].sent, e->gpu, err));

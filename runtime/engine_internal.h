@@ -311,6 +311,7 @@ uint32_t spw__block_turns(const spw_engine *e, const uint32_t *units, uint32_t c
 /* How many of these, units that come in turns, in order, come in the turn of the first, or of the last. */
 uint32_t spw__turn_units(const spw_engine *e, const uint32_t *units, uint32_t count, bool last);
 uint64_t spw__block_elems(const spw_engine *e, uint32_t block_idx);
+bool spw__made_there(const spw_engine *e); /* plan_input.made_there */
 /* Of a unit's gradient on the device: a part for each rank, or what replicas share out. */
 uint64_t spw__grad_elems(const spw_engine *e, uint32_t unit_idx);
 void spw__note_uses(spw_engine *e); /* after a change of the chain */

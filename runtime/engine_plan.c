@@ -110,6 +110,12 @@ add_grad_buffer(spw_engine *e, uint64_t elems, uint32_t owner, bool in_turns)
     return elems * sizeof(float);
 }
 
+bool
+spw__made_there(const spw_engine *e)
+{
+    return e->holds && e->world == 1;
+}
+
 /*
  * Gradient buffers: one of its own for a unit with several users. The others' gradients are made in turn in the largest one and in
  * a second one, which need hold only the smaller of any two neighbours; single: in the largest alone, which each leaves before the
@@ -598,7 +604,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .piece_returns = piece_returns(e, passes),
         .passes = (uint32_t)passes,
         .holds = e->holds,
-        .made_there = e->holds && e->world == 1,
+        .made_there = spw__made_there(e),
         .micro_batches = (uint32_t)e->config.accumulation,
         .expert_turns = e->in_turns ? ((uint32_t)e->model->config.experts + e->turn_experts - 1) / e->turn_experts : 0,
         .future_max = e->future_max,
