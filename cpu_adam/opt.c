@@ -7,7 +7,7 @@
 #include <math.h>
 #include <strings.h>
 
-enum { THIRD_PARTY_MAX = 16 };
+enum { THIRD_PARTY_MAX = 16, SQUARES = 4096 };
 static const spw_optimizer *third_party[THIRD_PARTY_MAX];
 static uint32_t third_party_count;
 
@@ -105,6 +105,20 @@ prepare_sgd(float c[SPW_OPT_COEFS], const spw_opt_hp *hp, spw_error *err)
     return SPW_OK;
 }
 
+static spw_status
+prepare_muon(float c[SPW_OPT_COEFS], const spw_opt_hp *hp, spw_error *err)
+{
+    SPW_TRY(check("Muon", "momentum", hp->momentum, true, err));
+    c[0] = (float)hp->lr;
+    c[1] = (float)(1.0 - hp->lr * hp->weight_decay);
+    c[2] = (float)(1.0 - hp->momentum);
+    c[3] = (float)hp->momentum;
+    c[4] = hp->nesterov ? 1.0f : 0.0f;
+    return isfinite(c[1]) ? SPW_OK
+                          : SPW_RAISE(err, SPW_EINVAL, "Muon: lr %g with weight_decay %g overflows fp32", hp->lr,
+                                      hp->weight_decay);
+}
+
 const spw_optimizer spw_opt_adam = {.name = "Adam",
                                     .moment_count = 2,
                                     .moment_names = {"exp_avg", "exp_avg_sq"},
@@ -124,11 +138,17 @@ const spw_optimizer spw_opt_sgd = {.name = "SGD",
                                    .moment_names = {"momentum_buffer"},
                                    .prepare = prepare_sgd,
                                    .builtin = SPW_OPT_SGD};
+const spw_optimizer spw_opt_muon = {.name = "Muon",
+                                    .moment_count = 1,
+                                    .moment_names = {"momentum_buffer"},
+                                    .prepare = prepare_muon,
+                                    .builtin = SPW_OPT_MUON};
 
 const spw_optimizer *
 spw_optimizer_find(const char *name)
 {
-    static const spw_optimizer *const ours[] = {&spw_opt_adam, &spw_opt_adagrad, &spw_opt_lion, &spw_opt_sgd};
+    static const spw_optimizer *const ours[] = {&spw_opt_adam, &spw_opt_adagrad, &spw_opt_lion, &spw_opt_sgd,
+                                                &spw_opt_muon};
     if (strcasecmp(name, "AdamW") == 0)
         return &spw_opt_adam;
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
@@ -207,6 +227,8 @@ typedef struct walk {
     const spw_optimizer *o;
     spw_opt_rule rule;
     const spw__state_layout *layout;
+    uint32_t moment_count; /* that it changes */
+    bool scaled;           /* gradients are to be */
     char *moments[SPW_MOMENTS_MAX];
     uint16_t *scales[SPW_MOMENTS_MAX];
 } walk;
@@ -291,20 +313,21 @@ walk_blocks(const walk *k, const spw_opt_range *ranges, uint64_t from, uint64_t 
         const spw_opt_coef *first = ranges->coef; /* of one step: all have its key */
         float *w, *m[SPW_MOMENTS_MAX] = {b.m[0], b.m[1]};
         w = load_master(k, i, n, b.w);
-        for (uint32_t j = 0; j < k->o->moment_count; j++)
+        for (uint32_t j = 0; j < k->moment_count; j++)
             m[j] = load_moment(k, j, i, n, b.m[j]);
         for (uint32_t at = 0; at < n;) {
             uint32_t end;
             while (ranges->end <= i + at)
                 ranges++;
             end = ranges->end < i + n ? (uint32_t)(ranges->end - i) : n;
-            nonfinite_count += k->table->load_grad(b.g + at, (const char *)c->grad + (i + at) * grad_bytes,
-                                                   c->grad_dtype, end - at, ranges->coef->grad_scale);
+            nonfinite_count +=
+                k->table->load_grad(b.g + at, (const char *)c->grad + (i + at) * grad_bytes, c->grad_dtype, end - at,
+                                    k->scaled ? ranges->coef->grad_scale : 1.0f);
             k->rule(ranges->coef->c, end - at, w + at, m[0] + at, m[1] + at, b.g + at);
             at = end;
         }
         store_master(k, i, n, w);
-        for (uint32_t j = 0; j < k->o->moment_count; j++)
+        for (uint32_t j = 0; j < k->moment_count; j++)
             store_moment(k, j, i, n, m[j], first);
     }
     return nonfinite_count;
@@ -336,7 +359,9 @@ walk_of(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer
               .table = table,
               .o = o,
               .rule = o->rule != NULL ? o->rule : table->rules[o->builtin],
-              .layout = &spw__state_layouts[c->format]};
+              .layout = &spw__state_layouts[c->format],
+              .moment_count = o == &spw_opt_muon ? 0 : o->moment_count, /* its first half has */
+              .scaled = o != &spw_opt_muon};
     for (uint32_t j = 0; j < o->moment_count; j++) {
         k.moments[j] = spw__state_moment(c->format, o, c->record, c->elems, j);
         k.scales[j] = spw__state_scales(c->format, o, c->record, c->elems, j);
@@ -492,5 +517,64 @@ spw_opt_step(const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t r
 {
     uint64_t nonfinite_count = 0;
     (void)spw_opt_step_isa(spw__opt_isa(), chunk, ranges, range_count, &nonfinite_count);
+    return nonfinite_count;
+}
+
+/* ---------------------------------------------------------------- Muon's first half */
+
+/* One block of up to SPW_OPT_BLOCK elements, whose place in the chunk is i, in one range. */
+static uint64_t
+take_momentum(const spw__opt_table *t, const spw_opt_chunk *c, void *grad, const spw_opt_coef *coef, float *m,
+              uint64_t i, uint32_t n, double *squares)
+{
+    _Alignas(64) float g[SPW_OPT_BLOCK];
+    char *at = (char *)grad + i * spw_dtype_bytes(c->grad_dtype);
+    uint64_t nonfinite_count = t->load_grad(g, at, c->grad_dtype, n, coef->grad_scale);
+    *squares += t->momentum(coef->c, n, m, g, c->grad_dtype == SPW_F16 ? 1.0f / coef->grad_scale : 1.0f);
+    if (c->grad_dtype == SPW_F32)
+        memcpy(at, g, n * sizeof *g);
+    else if (c->grad_dtype == SPW_BF16)
+        t->store_bf16((uint16_t *)(void *)at, g, n);
+    else
+        t->store_f16((uint16_t *)(void *)at, g, n);
+    return nonfinite_count;
+}
+
+spw_status
+spw_opt_momentum_isa(spw_isa isa, const spw_opt_chunk *c, void *grad, const spw_opt_range *ranges, uint32_t range_count,
+                     double *squares, uint64_t *nonfinite_out)
+{
+    const uint64_t from = c->begin, to = c->end > 0 ? c->end : c->elems;
+    const spw__opt_table *t = spw__opt_table_of(isa);
+    uint64_t nonfinite_count = 0;
+    float *m;
+    SPW_ASSERT(from % SQUARES == 0 && to % SQUARES == 0 && to <= c->elems && spw_state_exact(c->format));
+    SPW_ASSERT(range_count > 0 && ranges[range_count - 1].end == c->elems);
+    if (t == NULL)
+        return SPW_EUNSUPPORTED;
+    m = spw__state_moment(c->format, &spw_opt_muon, c->record, c->elems, 0);
+    for (uint64_t at = from; at < to; at += SQUARES) {
+        double *sum = &squares[(at - from) / SQUARES];
+        *sum = 0;
+        for (uint64_t i = at; i < at + SQUARES;) {
+            uint64_t end = i / SPW_OPT_BLOCK * SPW_OPT_BLOCK + SPW_OPT_BLOCK;
+            while (ranges->end <= i)
+                ranges++;
+            end = ranges->end < end ? ranges->end : end;
+            nonfinite_count += take_momentum(t, c, grad, ranges->coef, m + i, i, (uint32_t)(end - i), sum);
+            i = end;
+        }
+    }
+    if (nonfinite_out != NULL)
+        *nonfinite_out = nonfinite_count;
+    return SPW_OK;
+}
+
+uint64_t
+spw_opt_momentum(const spw_opt_chunk *chunk, void *grad, const spw_opt_range *ranges, uint32_t range_count,
+                 double *squares)
+{
+    uint64_t nonfinite_count = 0;
+    (void)spw_opt_momentum_isa(spw__opt_isa(), chunk, grad, ranges, range_count, squares, &nonfinite_count);
     return nonfinite_count;
 }

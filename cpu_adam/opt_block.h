@@ -192,6 +192,35 @@ rule_sgd(const float *restrict c, uint32_t n, float *restrict w, float *restrict
     }
 }
 
+/*
+ * Muon's second half; grad is what its first half made, orthogonal by now. c: 0 lr, 1 decay 1 - lr wd, 2 1 - momentum, 3 momentum,
+ * 4 nesterov.
+ */
+static void
+rule_muon(const float *restrict c, uint32_t n, float *restrict w, float *restrict unused0, float *restrict unused1,
+          const float *restrict grad)
+{
+    const float lr = -c[0], decay = c[1];
+    (void)unused0;
+    (void)unused1;
+    for (uint32_t i = 0; i < n; i++)
+        w[i] = canonical(fmaf(lr, grad[i], w[i] * decay));
+}
+
+/* And its first; g in: the gradient, out: what is to be made orthogonal, times up. Returns the sum of its squares. */
+static double
+momentum(const float *restrict c, uint32_t n, float *restrict m, float *restrict g, float up)
+{
+    const float part = c[2], rest = c[3];
+    const int nesterov = c[4] != 0.0f;
+    for (uint32_t i = 0; i < n; i++) {
+        float x = canonical(fmaf(part, g[i] - m[i], m[i]));
+        g[i] = canonical(nesterov ? fmaf(rest, x - g[i], g[i]) : x) * up;
+        m[i] = x;
+    }
+    return spw_sumsq(g, n);
+}
+
 /* ---------------------------------------------------------------- gradients */
 
 SIMD uint32_t
@@ -464,7 +493,9 @@ const spw__opt_table OPT_TABLE = {
     .rules = {[SPW_OPT_ADAM] = rule_adam,
               [SPW_OPT_ADAGRAD] = rule_adagrad,
               [SPW_OPT_LION] = rule_lion,
-              [SPW_OPT_SGD] = rule_sgd},
+              [SPW_OPT_SGD] = rule_sgd,
+              [SPW_OPT_MUON] = rule_muon},
+    .momentum = momentum,
     .adam_logged = adam_logged,
     .adam_back = adam_back,
     .copy_past = copy_past,

@@ -23,8 +23,8 @@ typedef struct spw_opt_hp {
     double beta1, beta2, eps;   /* Adam; Lion: the betas; Adagrad: eps */
     bool decoupled;             /* Adam: AdamW (decay times lr), else L2 added to the gradient */
     bool bias_correction;       /* Adam: divide the moments by 1 - beta^t */
-    double momentum, dampening; /* SGD */
-    bool nesterov;              /* SGD */
+    double momentum, dampening; /* SGD; Muon: the momentum */
+    bool nesterov;              /* SGD, Muon */
     double lr_decay;            /* Adagrad: lr / (1 + (t - 1) lr_decay) */
     uint64_t step;              /* t, counts from 1 */
     double grad_scale;          /* multiplied into every gradient on load: clip factor / loss scale */
@@ -50,8 +50,9 @@ typedef struct spw_optimizer {
     int builtin;       /* of ours: SPW_OPT_...; ignored with a rule */
 } spw_optimizer;
 
-enum { SPW_OPT_ADAM, SPW_OPT_ADAGRAD, SPW_OPT_LION, SPW_OPT_SGD, SPW_OPT_BUILTIN_COUNT };
-extern const spw_optimizer spw_opt_adam, spw_opt_adagrad, spw_opt_lion, spw_opt_sgd;
+enum { SPW_OPT_ADAM, SPW_OPT_ADAGRAD, SPW_OPT_LION, SPW_OPT_SGD, SPW_OPT_MUON, SPW_OPT_BUILTIN_COUNT };
+/* Muon is for matrices, which it takes whole: spw_opt_momentum() goes before its step. Others beside it take Adam. */
+extern const spw_optimizer spw_opt_adam, spw_opt_adagrad, spw_opt_lion, spw_opt_sgd, spw_opt_muon;
 /* NULL when there is none of that name. "AdamW" is spw_opt_adam. */
 const spw_optimizer *spw_optimizer_find(const char *name);
 /* Adds a third party's; it must live on. Before any thread looks for one. Errors SPW_EINVAL: incomplete, or taken. */
@@ -166,6 +167,21 @@ uint64_t spw_opt_step(const spw_opt_chunk *chunk, const spw_opt_range *ranges, u
 /* The same on a given instruction set; SPW_EUNSUPPORTED when CPU or build lack it. For tests and benchmarks. */
 spw_status spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t range_count,
                             uint64_t *nonfinite_out);
+/*
+ * spw_opt_momentum - the first half of Muon's step: the momentum takes the chunk's gradient, and what is to be made orthogonal comes in
+ * the gradient's place. Of m and the scaled gradient g, both fp32:
+ *     m = m + (1 - momentum) (g - m);   u = g + momentum (m - g), or m without nesterov
+ * Then the caller makes each matrix of u orthogonal, as a whole (spw_gpu_orthogonalize), and spw_opt_step() of that, o in the
+ * gradient's place, is the second half, which leaves the momentum alone: w = w (1 - lr wd) - lr o.
+ *   grad     (elems) in/out; rounded to nearest, with fp16 in the scale that it came in
+ *   squares  out: a sum of squares of u for each 4096 elements of [begin, end), which are multiples of that
+ * Formats with fp32 moments alone. Returns and threads as spw_opt_step().
+ * Source  Jordan et al. 2024, Muon: an optimizer for hidden layers in neural networks (kellerjordan.github.io/posts/muon).
+ */
+uint64_t spw_opt_momentum(const spw_opt_chunk *chunk, void *grad, const spw_opt_range *ranges, uint32_t range_count,
+                          double *squares);
+spw_status spw_opt_momentum_isa(spw_isa isa, const spw_opt_chunk *chunk, void *grad, const spw_opt_range *ranges,
+                                uint32_t range_count, double *squares, uint64_t *nonfinite_out);
 /*
  * Bytes of a log for 32 elements. Adam's with fp32 moments is 2.25 an element, which is undo.c's; of others, and of a record alone, a
  * copy of what changes.

@@ -201,7 +201,7 @@ void spw_gpu_zero(spw_gpu_queue *q, void *p, uint64_t bytes);
 /* y = a + b; y may be a. */
 void spw_gpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t n);
 
-/* y = a + scale b; a NULL: y = scale b. y may be a. */
+/* y = a + scale b; a NULL: y = scale b, and y may be b. y may be a. */
 void spw_gpu_add_scaled(spw_gpu_queue *q, act *y, const act *a, const act *b, float scale, uint64_t n);
 
 /*
@@ -585,6 +585,20 @@ void spw_gpu_head_backward(spw_gpu_queue *q, float *dx, float *dw, const act *x,
 void spw_gpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n);
 /* Number of fp32 elements that are infinite or NaN, to host memory, likewise. */
 void spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n);
+
+/*
+ * spw_gpu_orthogonalize - x (rows, cols) becomes scale_out times a matrix with its singular vectors whose singular values are near 1
+ * (0.7 to 1.2 after 5 steps; smaller where they were below a thousandth of the sum of all squares' root).
+ *   type   the device's compute type
+ *   scale  1 / (the root of the sum of x's squares + something): singular values must not be above 1 when it begins
+ *   work   spw_gpu_orthogonal_bytes() of device memory
+ * Of spw_gpu_linear() and others: rounded to type after each.
+ * Source  Jordan et al. 2024, Muon (kellerjordan.github.io/posts/muon); Bernstein and Newhouse 2024 (2409.20325).
+ */
+void spw_gpu_orthogonalize(spw_gpu_queue *q, spw_dtype type, act *x, void *work, uint64_t rows, uint64_t cols,
+                           float scale, uint32_t steps, float scale_out);
+uint64_t spw_gpu_orthogonal_bytes(spw_dtype type, uint64_t rows, uint64_t cols);
+double spw_gpu_orthogonal_flops(uint64_t rows, uint64_t cols, uint32_t steps);
 
 /* ---------------------------------------------------------------- optimizers (any queue) */
 

@@ -40,6 +40,7 @@ CHECK(update)
 CHECK(experts)
 CHECK(linear_each)
 CHECK(fp8)
+CHECK(orthogonal)
 CHECK(nan_spreads)
 
 static int
@@ -76,6 +77,7 @@ static const struct CMUnitTest all[] = {
     cmocka_unit_test_teardown(test_experts, say_errors),
     cmocka_unit_test_teardown(test_linear_each, say_errors),
     cmocka_unit_test_teardown(test_fp8, say_errors),
+    cmocka_unit_test(test_orthogonal),
     cmocka_unit_test_teardown(test_update, say_errors),
     cmocka_unit_test_teardown(test_spans, say_errors),
 };

@@ -43,6 +43,7 @@ void parity_spans(const parity *p);
 void parity_experts(const parity *p);
 void parity_linear_each(const parity *p);
 void parity_fp8(const parity *p);
+void parity_orthogonal(const parity *p);
 
 /* Runs every check above as a test of the group; returns how many failed. */
 void parity_list(void); /* the tests' names, on stdout */
