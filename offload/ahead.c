@@ -25,7 +25,7 @@ spw__undo_bytes(const spw_store_config *cfg, const spw_store_chunk *c)
 char *
 spw__undo_of(const spw_store *s, const chunk *c)
 {
-    return (char *)c->record + spw_round_up(c->plan.elems / 32 * s->cfg.record_bytes_32, 4096);
+    return (char *)c->record + spw_round_up(spw__chunk_record(s, c), 4096);
 }
 
 bool
@@ -203,7 +203,7 @@ spw__ahead_reads(spw_store *s)
 uint64_t
 spw__undo_offset(const spw_store *s, const chunk *c)
 {
-    return c->record_spare + spw_round_up(c->plan.elems / 32 * s->cfg.record_bytes_32, 4096);
+    return c->record_spare + spw_round_up(spw__chunk_record(s, c), 4096);
 }
 
 /* The weights of before, if that is what was read. */

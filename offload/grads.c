@@ -30,9 +30,8 @@ spw__store_grad_of(const spw_store *s, const chunk *c)
     uint64_t at = grad_bytes(s, c->plan.first - u->plan.first);
     if (!u->plan.spills)
         return (char *)u->grad + at;
-    return c->g == G_COMING || c->g == G_THERE
-               ? (char *)c->record + spw_round_up(c->plan.elems / 32 * s->cfg.record_bytes_32, 4096)
-               : window_of(s, u) + at;
+    return c->g == G_COMING || c->g == G_THERE ? (char *)c->record + spw_round_up(spw__chunk_record(s, c), 4096)
+                                               : window_of(s, u) + at;
 }
 
 void *

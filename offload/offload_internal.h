@@ -23,7 +23,9 @@ typedef enum { R_NONE, R_EMPTY, R_READING, R_READY, R_UPDATING, R_DIRTY, R_WRITI
 /* Of units that spill (grads.c). */
 typedef enum { G_NONE, G_WINDOW, G_SUMMING, G_LEAVING, G_AWAY, G_COMING, G_THERE } g_state;
 typedef enum { D_NONE, D_FILLING, D_READY } d_state;
-typedef enum { OP_NONE, OP_UPDATE, OP_INIT, OP_VISIT, OP_EDIT } unit_op;
+typedef enum { OP_NONE, OP_UPDATE, OP_INIT, OP_VISIT, OP_EDIT, OP_PREPARE } unit_op; /* PREPARE: of jobs alone */
+/* How far the update of a unit that is whole has come; of others it is in the second half. */
+typedef enum { H_SECOND, H_FIRST, H_BETWEEN, H_CHANGING } unit_half;
 
 typedef struct chunk chunk;
 struct chunk {
@@ -74,6 +76,7 @@ typedef struct unit {
     bool direct;         /* used where it lies (spw_store_direct): no place in the cache, nothing to gather */
     uint64_t generation; /* all chunks have reached it */
     unit_op op;
+    unit_half half;
     bool grad_ready;
     int32_t window;     /* where its gradient is, of units that spill; -1: nowhere */
     uint64_t grad_turn; /* of the windows that were taken */
@@ -267,6 +270,12 @@ bool spw__store_on_device(const spw_store_config *cfg, uint32_t unit_idx); /* al
 spw_status spw__store_check_config(const spw_store_config *cfg, spw_error *err);
 spw_status spw__store_carve(spw_store *s, spw_error *err);
 
+static inline const spw_store_record *
+spw__record_of(const spw_store_config *cfg, uint32_t unit_idx)
+{
+    return &cfg->record[cfg->units[unit_idx].whole];
+}
+
 static inline uint64_t
 spw__chunk_weights(const spw_store *s, const chunk *c)
 {
@@ -276,7 +285,7 @@ spw__chunk_weights(const spw_store *s, const chunk *c)
 static inline uint64_t
 spw__chunk_record(const spw_store *s, const chunk *c)
 {
-    return c->plan.elems / 32 * s->cfg.record_bytes_32;
+    return c->plan.elems / 32 * spw__record_of(&s->cfg, c->plan.unit_idx)->bytes_32;
 }
 
 void *spw__store_mover_main(void *store);

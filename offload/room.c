@@ -29,7 +29,7 @@ spw__store_code_bits(const spw_store_config *cfg, const spw_store_chunk *c)
 static uint64_t
 chunk_bytes(const spw_store_config *cfg, const spw_store_chunk *c, bool records)
 {
-    return records ? c->elems / 32 * cfg->record_bytes_32
+    return records ? c->elems / 32 * spw__record_of(cfg, c->unit_idx)->bytes_32
                    : spw_store_weight_bytes(c->elems, cfg->weight_bytes, spw__store_code_bits(cfg, c));
 }
 
@@ -368,6 +368,13 @@ spw__store_check_config(const spw_store_config *cfg, spw_error *err)
                 err, SPW_EINVAL,
                 "chunk %u of unit %u: of a unit's records on nvme all are updated ahead of the gate or none", i,
                 c->unit_idx);
+        if (u->whole && (!u->trainable || u->spills || c->spare || spw__store_on_device(cfg, c->unit_idx) ||
+                         cfg->prepare == NULL || cfg->whole == NULL))
+            return SPW_RAISE(
+                err, SPW_EINVAL,
+                "chunk %u of unit %u: an update in two halves needs a gradient in host memory, and runs when "
+                "the gate is open",
+                i, c->unit_idx);
         if (u->spills && (!u->trainable || cfg->chunks[i].record_tier != SPW_TIER_NVME || cfg->grad_window_count == 0))
             return SPW_RAISE(err, SPW_EINVAL,
                              "chunk %u of unit %u: a gradient that spills needs a record on nvme and a window", i,

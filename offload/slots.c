@@ -117,7 +117,7 @@ spw__store_free_record_slot(spw_store *s, chunk *c)
 {
     uint32_t slot = (uint32_t)c->record_slot;
     if (s->cfg.chaos_seed != 0)
-        memset(c->record, 0xff, c->plan.elems / 32 * s->cfg.record_bytes_32);
+        memset(c->record, 0xff, spw__chunk_record(s, c));
     if (slot < s->cfg.record_slot_count) {
         s->record_slot_free[s->record_slot_free_count++] = c->record_slot;
     } else {

@@ -78,6 +78,11 @@ typedef struct spw_store_unit {
     bool trainable;        /* has records and a gradient */
     bool spills;           /* its gradient waits on nvme for its update; all its records are there too */
     bool coded;            /* its weights are stored as codes where there are any (code_bits); not trainable then */
+    /*
+     * Its update has two halves: the first leaves in its gradient what the second begins with once somebody has changed that as a whole
+     * (spw_store_config.whole). It has a gradient in host memory, and no chunk that is spare.
+     */
+    bool whole;
 } spw_store_unit;
 
 /* One use of a unit: its weights as of `generation` updates. */
@@ -116,6 +121,21 @@ typedef void (*spw_store_device_fn)(void *ctx, uint32_t chunk_idx, spw_gpu_queue
                                     const void *grad, uint64_t *bad);
 typedef spw_status (*spw_store_bad_fn)(void *ctx, uint32_t chunk_idx, uint64_t bad, spw_error *err);
 enum { SPW_RECORD_PARTS_MAX = 8 };
+/* An update's first half: as spw_store_update_fn, of the record and the gradient alone. */
+typedef spw_status (*spw_store_prepare_fn)(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint64_t first,
+                                           uint64_t count, spw_error *err);
+/*
+ * What lies between the halves of a unit's update: changes grad (unit elems, grad_dtype, host memory), maybe in queues only, and calls
+ * spw_store_whole_done() once that is done, before or after it returns. Called in the thread that waits in the store, or calls
+ * spw_store_help(), without any lock; one unit after the other, lowest first.
+ */
+typedef void (*spw_store_whole_fn)(void *ctx, uint32_t unit_idx, void *grad);
+
+typedef struct spw_store_record {
+    uint32_t bytes_32;                    /* per 32 elements: 8-bit state shares scales */
+    uint32_t parts[SPW_RECORD_PARTS_MAX]; /* its arrays, in bytes per 32 elements; they add up to it */
+    uint32_t part_count;
+} spw_store_record;
 
 typedef struct spw_store_config {
     spw_gpu *gpu;
@@ -123,12 +143,10 @@ typedef struct spw_store_config {
     const spw_store_chunk *chunks;
     uint32_t unit_count, chunk_count;
     spw_dtype weight_dtype, grad_dtype;
-    uint32_t weight_bytes;                       /* per element */
-    uint32_t code_bits;                          /* of coded units' weights, 8 or 4; 0: all have weight_dtype */
-    uint32_t record_bytes_32;                    /* per 32 elements: 8-bit state shares scales */
-    uint32_t record_parts[SPW_RECORD_PARTS_MAX]; /* the record's arrays, in bytes per 32 elements; they add up to it */
-    uint32_t record_part_count;
-    uint32_t log_bytes_32[2]; /* of the record alone, and of the weights too; with undo */
+    uint32_t weight_bytes;      /* per element */
+    uint32_t code_bits;         /* of coded units' weights, 8 or 4; 0: all have weight_dtype */
+    spw_store_record record[2]; /* of units that are whole: [1] */
+    uint32_t log_bytes_32[2];   /* of the record alone, and of the weights too; with undo */
     bool update_reads_weights;
     uint32_t weight_slot_count, record_slot_count; /* used only by chunks on nvme; at least 1 then */
     uint32_t grad_window_count; /* for units that spill: so many gradients are in host memory; at least 1 then */
@@ -150,6 +168,8 @@ typedef struct spw_store_config {
     spw_store_update_fn update, undo;  /* undo: where chunks in memory are updated before the gate opens */
     spw_store_device_fn update_device; /* for units on a device that the host cannot address, with bad_fn */
     spw_store_bad_fn bad_fn;
+    spw_store_prepare_fn prepare; /* for units that are whole, with whole */
+    spw_store_whole_fn whole;
     void *update_ctx;
     uint64_t chaos_seed;               /* tests: random delays everywhere and poisoned released buffers; 0: off */
     spw_test_aio_schedule *aio_faults; /* tests: of the swap files' transfers; NULL: none */
@@ -277,6 +297,9 @@ spw_status spw_store_step_undo(spw_store *store, spw_error *err);
 void spw_store_grad_ready(spw_store *store, uint32_t unit_idx); /* any thread, also from a queue's notify */
 void spw_store_step_go(spw_store *store);
 void spw_store_step_skip(spw_store *store);
+/* Does what lies between the halves of updates, of the units that have come to it. Never waits for another one. */
+void spw_store_help(spw_store *store);
+void spw_store_whole_done(spw_store *store, uint32_t unit_idx); /* any thread, also from a queue's notify */
 /* Waits until all updates that were released have finished and reached their tier's memory. */
 spw_status spw_store_drain(spw_store *store, spw_error *err);
 

@@ -19,7 +19,7 @@ moves(const spw_store *s)
         const unit *u = &s->units[i];
         bool gradient = u->op == OP_UPDATE && !u->grad_ready && (s->gate_open || u->window >= 0);
         bool read = u->pins > 0 && (u->op == OP_EDIT || u->op == OP_INIT || (u->op == OP_UPDATE && u->direct));
-        if (gradient || read)
+        if (gradient || read || u->half == H_BETWEEN)
             return true;
     }
     return false;

@@ -354,6 +354,24 @@ fail_use(spw_store *s, spw_store_use use)
     spw__store_fail_still(s, what);
 }
 
+/* Lock held, released in between. The lowest unit between the halves of its update goes on; false: there is none. */
+static bool
+help(spw_store *s)
+{
+    unit *u = s->units, *end = u + s->unit_count;
+    while (u < end && u->half != H_BETWEEN)
+        u++;
+    if (u == end || s->poison.status != SPW_OK)
+        return false;
+    u->half = H_CHANGING;
+    s->copies_inflight++;
+    pthread_mutex_unlock(&s->lock);
+    spw__store_chaos_delay(s, (uint64_t)(u - s->units));
+    s->cfg.whole(s->cfg.update_ctx, (uint32_t)(u - s->units), u->grad);
+    pthread_mutex_lock(&s->lock);
+    return true;
+}
+
 spw_status
 spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const void **weights, spw_error *err)
 {
@@ -372,7 +390,7 @@ spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const
     while (s->poison.status == SPW_OK && (k = first_missing(s, uses, count)) < count) {
         const unit *u = &s->units[uses[k].unit_idx];
         spw_stall cause = spw__store_stall_cause(s, u, uses[k].generation);
-        uint64_t begin = spw_now_ns();
+        uint64_t begin;
         if (u->generation > uses[k].generation) {
             st = SPW_RAISE(err, SPW_ESTALE, "unit %u is at generation %llu, generation %llu was asked for",
                            uses[k].unit_idx, (unsigned long long)u->generation, (unsigned long long)uses[k].generation);
@@ -381,6 +399,9 @@ spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const
         s->demand = uses[k];
         s->demand_set = true;
         spw__store_kick(s);
+        if (help(s))
+            continue;
+        begin = spw_now_ns();
         spw__store_wait_a_moment(s);
         s->stats.stall_ns[cause] += spw_now_ns() - begin;
         if (spw__store_still(s, &watch))
@@ -430,11 +451,37 @@ void
 spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end)
 {
     u->op = op;
+    u->half = op == OP_UPDATE && u->plan.whole ? H_FIRST : H_SECOND;
     u->load_next = u->job_next = u->done_next = first;
     u->op_end = end;
     u->grad_ready = false;
     for (uint32_t k = first; k < end; k++)
         s->chunks[u->plan.chunk_first + k].started = false;
+}
+
+void
+spw_store_help(spw_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    while (help(s)) {
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void
+spw_store_whole_done(spw_store *s, uint32_t unit_idx)
+{
+    unit *u = &s->units[unit_idx];
+    pthread_mutex_lock(&s->lock);
+    SPW_ASSERT(u->half == H_CHANGING);
+    u->half = H_SECOND;
+    u->load_next = u->job_next = u->done_next = 0;
+    for (uint32_t k = 0; k < u->op_end; k++)
+        spw__unit_chunk(s, u, k)->started = false;
+    s->copies_inflight--;
+    s->ended++;
+    spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* Lock held. Waits until no unit has an operation that can run. */
@@ -445,7 +492,7 @@ spw__store_wait_idle(spw_store *s)
     for (uint32_t i = 0; i < s->unit_count && s->poison.status == SPW_OK;) {
         const unit *u = &s->units[i];
         bool runs = spw__may_run(s, u);
-        if (runs) {
+        if (runs && !help(s)) {
             spw__store_wait_a_moment(s);
             if (spw__store_still(s, &watch))
                 spw__store_fail_still(s, "updates or a sweep are waited for");

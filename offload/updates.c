@@ -9,8 +9,11 @@
 static bool
 weights_ready(spw_store *s, unit *u, chunk *c)
 {
+    bool first_half = u->half == H_FIRST, snap = spw__snap_wants(c);
     bool reads = u->op == OP_VISIT || u->op == OP_EDIT ||
-                 (u->op == OP_UPDATE && (s->cfg.update_reads_weights || spw__snap_wants(c)));
+                 (u->op == OP_UPDATE && ((s->cfg.update_reads_weights && !first_half) || snap));
+    if (first_half && !snap)
+        return true;
     if (c->w == W_EMPTY) {
         if (!spw__store_take_weight_slot(s, c, 0))
             return false;
@@ -119,7 +122,12 @@ insert_job(spw_store *s, chunk *c)
 static void
 start_job(spw_store *s, unit *u, chunk *c)
 {
-    if (c->held) {
+    bool first_half = u->half == H_FIRST;
+    if (first_half && !c->held && spw__snap_wants(c)) {
+        c->held = true;
+        c->pins++;
+    }
+    if (c->held && !first_half) {
         c->held = false;
         c->pins--;
     }
@@ -129,7 +137,7 @@ start_job(spw_store *s, unit *u, chunk *c)
     }
     if (u->op == OP_VISIT)
         c->pins++;
-    else
+    else if (!first_half)
         c->w = W_UPDATING;
     c->ahead = spw__runs_ahead(s, u);
     if (c->r == R_READY)
@@ -181,7 +189,7 @@ static bool
 advance_unit(spw_store *s, unit *u, bool may_load)
 {
     bool released = spw__may_run(s, u), ahead = spw__runs_ahead(s, u), runs = released || ahead;
-    bool slots_left = true, weightless = false;
+    bool slots_left = true, weightless = false, changes = u->op != OP_VISIT && u->half == H_SECOND;
     while (may_load && u->load_next < u->op_end) {
         chunk *c = spw__unit_chunk(s, u, u->load_next);
         if (c->r == R_WRITING || c->r == R_DIRTY)
@@ -204,13 +212,13 @@ advance_unit(spw_store *s, unit *u, bool may_load)
     }
     if (!runs)
         return slots_left;
-    if (u->op != OP_VISIT && u->d == D_READY && u->pins == 0)
+    if (changes && u->d == D_READY && u->pins == 0)
         spw__store_drop_device(s, u); /* the generation it shows is about to pass */
-    if (u->op != OP_VISIT && u->d == D_FILLING && u->device_generation <= u->generation)
+    if (changes && u->d == D_FILLING && u->device_generation <= u->generation)
         spw__store_abort_fill(s, u);
-    if ((u->op == OP_EDIT || u->direct) && u->op != OP_VISIT && u->d != D_NONE)
+    if ((u->op == OP_EDIT || u->direct) && changes && u->d != D_NONE)
         return slots_left; /* somebody still reads what it shows, or a copy to it is under way */
-    if (u->direct && u->op != OP_VISIT && u->used_pending) {
+    if (u->direct && changes && u->used_pending) {
         spw_gpu_event_wait(u->used, s->h2d); /* what a queue still reads; workers' queue does the same */
         u->used_pending = false;
     }
@@ -233,7 +241,8 @@ advance_unit(spw_store *s, unit *u, bool may_load)
         ready = weights_ready(s, u, c);
         if (ready && (c->r == R_READY || c->r == R_NONE))
             start_job(s, u, c);
-        else if (ready && c->w == W_EMPTY) { /* an unread slot waits for its record: give it back for now */
+        else if (ready && c->weight_slot >= 0 &&
+                 c->w == W_EMPTY) { /* an unread slot waits for its record: give it back for now */
             c->w = W_CLEAN;
             spw__store_free_weight_slot(s, c);
         }

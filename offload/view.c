@@ -20,8 +20,7 @@ move_staged(spw_store *s, const chunk *c, const view *v, bool in)
     const stage *t = v->stage;
     bool record = s->units[c->plan.unit_idx].on_device;
     char *host[2] = {v->bits > 0 ? t->codes : t->weights, t->record}, *device[2] = {c->weights, c->record};
-    uint64_t bytes[2] = {spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, v->bits),
-                         c->plan.elems / 32 * s->cfg.record_bytes_32};
+    uint64_t bytes[2] = {spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, v->bits), spw__chunk_record(s, c)};
     if (!in && s->units[c->plan.unit_idx]
                    .direct) /* compute may still read what is about to change; who comes later waits for the edit */
         spw_gpu_event_wait(s->units[c->plan.unit_idx].used, t->queue);

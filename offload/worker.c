@@ -51,10 +51,11 @@ sum_weights(const spw_store *s, const chunk *c, uint64_t before, uint64_t first,
 static uint64_t
 sum_record(const spw_store *s, const chunk *c, uint64_t before, uint64_t first, uint64_t n, sums *count)
 {
+    const spw_store_record *r = spw__record_of(&s->cfg, c->plan.unit_idx);
     const char *array = c->record;
-    for (uint32_t k = 0; k < s->cfg.record_part_count; k++) {
-        before = sum_more(before, array, first, n, s->cfg.record_parts[k], count);
-        array += c->plan.elems / 32 * s->cfg.record_parts[k];
+    for (uint32_t k = 0; k < r->part_count; k++) {
+        before = sum_more(before, array, first, n, r->parts[k], count);
+        array += c->plan.elems / 32 * r->parts[k];
     }
     return before;
 }
@@ -137,18 +138,18 @@ enum { REST_MAX = 63 }; /* steps */
 
 /*
  * The job itself; no lock held, the chunk is this worker's. Checksums run along, piece by piece.
- * snap: the snapshot gets the chunk before it is updated. ahead: what the update changes may have to come back; where the log has no
+ * snap: the snapshot gets the chunk before anything of it is changed. ahead: what the update changes may have to come back; where the log has no
  * room for that nothing is changed, and the chunk rests.
  */
 static spw_status
 run_job(spw_store *s, chunk *c, unit_op op, bool snap, bool ahead, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
-    const char *grad = op == OP_UPDATE ? spw__store_grad_of(s, c) : NULL;
+    char *grad = op == OP_UPDATE || op == OP_PREPARE ? spw__store_grad_of(s, c) : NULL;
     spw_store_state state = state_of(s, c, ahead);
     bool verify = c->record_fresh && s->cfg.integrity, writes = op != OP_VISIT && s->cfg.integrity;
     bool grad_read = grad != NULL && c->g == G_THERE && s->cfg.integrity;
-    bool sum_w = writes && c->plan.weight_tier == SPW_TIER_NVME;
+    bool sum_w = writes && op != OP_PREPARE && c->plan.weight_tier == SPW_TIER_NVME;
     bool sum_r = writes && c->plan.record_tier == SPW_TIER_NVME && state.record != NULL;
     char *undo = ahead && spw__undo_bytes(&s->cfg, &c->plan) > 0 ? spw__undo_of(s, c) : NULL;
     uint64_t found = 0, grad_found = 0, weight_sum = 0, record_sum = 0, undo_sum = 0;
@@ -160,7 +161,7 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, bool ahead, sums *count, 
     }
     if (op == OP_INIT || op == OP_EDIT)
         st = spw__store_call_with(s, c, s->sweep_fn, s->sweep_ctx, op == OP_EDIT, true, err);
-    if (op == OP_UPDATE && snap) {
+    if (grad != NULL && snap) {
         SPW_TRY(take_snapshot(s, c, count, err));
         verify = false; /* it has been */
     }
@@ -176,6 +177,8 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, bool ahead, sums *count, 
             undo_sum = keep_weights(s, c, undo, undo_sum, first, n, count);
         if (op == OP_UPDATE)
             st = s->cfg.update(s->cfg.update_ctx, c->idx, &state, grad, first, n, err);
+        else if (op == OP_PREPARE)
+            st = s->cfg.prepare(s->cfg.update_ctx, c->idx, c->record, grad, first, n, err);
         if (state.no_room && st == SPW_OK) {
             SPW_ASSERT(state.log_weights); /* else the piece's weights are not what they were */
             c->rest = c->rest_next = 2 * c->rest_next + 1 < REST_MAX ? 2 * c->rest_next + 1 : REST_MAX;
@@ -289,6 +292,7 @@ void
 spw__store_finish_unit(spw_store *s, unit *u)
 {
     u->op = OP_NONE;
+    u->half = H_SECOND;
     u->generation = s->chunks[u->plan.chunk_first + u->op_end - 1].generation;
     pthread_cond_broadcast(&s->main_cond);
 }
@@ -309,6 +313,12 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
         }
     } else if (spw__in_place(&c->plan)) {
         c->generation = 0;
+    } else if (op == OP_PREPARE) {
+        c->pins -= c->held;
+        c->held = false;
+        c->r = record_on_nvme ? R_DIRTY : R_READY;
+        if (record_on_nvme)
+            mark_dirty(s, c);
     } else {
         c->w = c->plan.weight_tier == SPW_TIER_NVME ? W_DIRTY : W_CLEAN;
         s->dirty_weights += c->w == W_DIRTY;
@@ -327,8 +337,14 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
         c->generation = op == OP_UPDATE ? c->generation + 1 : op == OP_INIT ? 0 : c->generation;
         s->stats.updates += op == OP_UPDATE;
     }
-    if (++u->done_next == u->op_end && (op != OP_UPDATE || s->gate_open))
+    if (++u->done_next < u->op_end || (op == OP_UPDATE && !s->gate_open))
+        return;
+    if (op != OP_PREPARE) {
         spw__store_finish_unit(s, u);
+    } else {
+        u->half = H_BETWEEN;
+        pthread_cond_broadcast(&s->main_cond);
+    }
 }
 
 /*
@@ -380,14 +396,14 @@ static void
 change(spw_store *s, chunk *c, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
-    unit_op op = u->op;
+    unit_op op = u->half == H_FIRST ? OP_PREPARE : u->op;
     bool snap = spw__snap_wants(c), ahead = c->ahead, refused;
     uint64_t begin;
     pthread_mutex_unlock(&s->lock);
     begin = spw_now_ns();
     (void)run_job(s, c, op, snap, ahead, count, err);
     pthread_mutex_lock(&s->lock);
-    if (err->status == SPW_OK && snap && (op == OP_UPDATE || s->snap_sweep))
+    if (err->status == SPW_OK && snap && (op == OP_UPDATE || op == OP_PREPARE || s->snap_sweep))
         snapshot_has(s, c);
     s->stats.update_busy_ns += spw_now_ns() - begin;
     spw_timeline_add(SPW_LANE_ADAM, op == OP_UPDATE ? "update" : "sweep", c->plan.unit_idx, begin, spw_now_ns());

@@ -68,13 +68,20 @@ unknown_param(const spw_engine *e, const char *name, spw_error *err)
     return SPW_RAISE(err, SPW_EINVAL, "the model has no parameter %.100s", name);
 }
 
-static const char *
-part_name(const spw_engine *e, spw_access_part part)
+static const spw_optimizer *
+rule_of(const spw_engine *e, uint32_t param_id)
 {
+    return spw__engine_optimizer(e, e->layout.places[param_id].unit_idx);
+}
+
+static const char *
+part_name(const spw_engine *e, uint32_t param_id, spw_access_part part)
+{
+    const spw_optimizer *o = rule_of(e, param_id);
     switch (part) {
     case SPW_ACCESS_MASTER: return "master";
-    case SPW_ACCESS_EXP_AVG: return e->optimizer->moment_count > 0 ? e->optimizer->moment_names[0] : "first moment";
-    case SPW_ACCESS_EXP_AVG_SQ: return e->optimizer->moment_count > 1 ? e->optimizer->moment_names[1] : "second moment";
+    case SPW_ACCESS_EXP_AVG: return o->moment_count > 0 ? o->moment_names[0] : "first moment";
+    case SPW_ACCESS_EXP_AVG_SQ: return o->moment_count > 1 ? o->moment_names[1] : "second moment";
     case SPW_ACCESS_WEIGHT: return "weight";
     case SPW_ACCESS_GRAD: return "gradient";
     default: return "unknown part";
@@ -123,7 +130,8 @@ static spw_status
 check_part(const spw_engine *e, const target *t, bool set, spw_error *err)
 {
     const spw_param *p = &e->model->params[t->param_id];
-    const char *name = part_name(e, t->part);
+    const char *name = part_name(e, t->param_id, t->part);
+    const spw_optimizer *o = rule_of(e, t->param_id);
     if ((unsigned)t->part >= SPW_ACCESS_PART_COUNT)
         return SPW_RAISE(err, SPW_EINVAL, "part %d of %s: there is none of that number", (int)t->part, p->name);
     if (set && (t->part == SPW_ACCESS_WEIGHT || t->part == SPW_ACCESS_GRAD))
@@ -136,9 +144,8 @@ check_part(const spw_engine *e, const target *t, bool set, spw_error *err)
                          p->name);
     if (t->part == SPW_ACCESS_MASTER || t->part == SPW_ACCESS_WEIGHT)
         return SPW_OK;
-    if (t->part != SPW_ACCESS_GRAD && (uint32_t)(t->part - SPW_ACCESS_EXP_AVG) >= e->optimizer->moment_count)
-        return SPW_RAISE(err, SPW_EINVAL, "%s keeps %u moments: %s has no %s", e->optimizer->name,
-                         e->optimizer->moment_count, p->name, name);
+    if (t->part != SPW_ACCESS_GRAD && (uint32_t)(t->part - SPW_ACCESS_EXP_AVG) >= o->moment_count)
+        return SPW_RAISE(err, SPW_EINVAL, "%s keeps %u moments: %s has no %s", o->name, o->moment_count, p->name, name);
     if (!e->layout.units[e->layout.places[t->param_id].unit_idx].trainable)
         return SPW_RAISE(err, SPW_EINVAL, "%s has no %s: %s", p->name, name,
                          e->inference ? "this engine is for inference" : "it is frozen");
@@ -163,7 +170,7 @@ resolve(const spw_engine *e, const spw_access *a, bool set, target *t, spw_error
         return SPW_OK;
     if (e->in_step)
         return SPW_RAISE(err, SPW_EINVAL, "the %s of %s in the middle of a step, where only gradients can be read",
-                         part_name(e, t->part), e->model->params[id].name);
+                         part_name(e, t->param_id, t->part), e->model->params[id].name);
     return spw_store_sweep_some(e->store, SPW_SWEEP_VISIT, 0, 0, NULL, NULL, err); /* may one begin? */
 }
 
@@ -171,21 +178,21 @@ spw_status
 spw_access_find(spw_access *out, const spw_engine *e, const char *param, const char *part, spw_error *err)
 {
     uint32_t id = spw_model_find_param(e->model, param);
+    const spw_optimizer *o;
     if (id == UINT32_MAX)
         return unknown_param(e, param, err);
+    o = rule_of(e, id);
     for (int p = 0; p < SPW_ACCESS_PART_COUNT; p++) {
         bool moment = p == SPW_ACCESS_EXP_AVG || p == SPW_ACCESS_EXP_AVG_SQ;
-        const char *name = p == SPW_ACCESS_GRAD ? "grad" : part_name(e, (spw_access_part)p);
-        if (strcmp(name, part) != 0 || (moment && (uint32_t)(p - SPW_ACCESS_EXP_AVG) >= e->optimizer->moment_count))
+        const char *name = p == SPW_ACCESS_GRAD ? "grad" : part_name(e, id, (spw_access_part)p);
+        if (strcmp(name, part) != 0 || (moment && (uint32_t)(p - SPW_ACCESS_EXP_AVG) >= o->moment_count))
             continue;
         *out = (spw_access){e->model->params[id].name, (spw_access_part)p, 0, e->layout.places[id].elems};
         return SPW_OK;
     }
-    return SPW_RAISE(err, SPW_EINVAL, "there is no part %.40s; %s has master, weight, grad%s%s%s%s", part,
-                     e->optimizer->name, e->optimizer->moment_count > 0 ? ", " : "",
-                     e->optimizer->moment_count > 0 ? e->optimizer->moment_names[0] : "",
-                     e->optimizer->moment_count > 1 ? ", " : "",
-                     e->optimizer->moment_count > 1 ? e->optimizer->moment_names[1] : "");
+    return SPW_RAISE(err, SPW_EINVAL, "there is no part %.40s; %s has master, weight, grad%s%s%s%s", part, o->name,
+                     o->moment_count > 0 ? ", " : "", o->moment_count > 0 ? o->moment_names[0] : "",
+                     o->moment_count > 1 ? ", " : "", o->moment_count > 1 ? o->moment_names[1] : "");
 }
 
 /* ---------------------------------------------------------------- what this rank holds */
@@ -248,14 +255,14 @@ visit_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const vo
     at = first - j->place.first;
     n = end - first;
     if (j->out == NULL)
-        spw_state_set(f, j->e->optimizer, weights, record, c->elems, (spw_state_part)j->part, first - c->first, n,
-                      j->in + at);
+        spw_state_set(f, spw__engine_optimizer(j->e, c->unit_idx), weights, record, c->elems, (spw_state_part)j->part,
+                      first - c->first, n, j->in + at);
     else if (j->part == SPW_ACCESS_WEIGHT)
         spw_convert(j->out + at, SPW_F32, (const char *)weights + (first - c->first) * spw_state_weight_bytes(f),
                     spw_state_weight_dtype(f), n);
     else
-        spw_state_get(f, j->e->optimizer, weights, record, c->elems, (spw_state_part)j->part, first - c->first, n,
-                      j->out + at);
+        spw_state_get(f, spw__engine_optimizer(j->e, c->unit_idx), weights, record, c->elems, (spw_state_part)j->part,
+                      first - c->first, n, j->out + at);
     return SPW_OK;
 }
 

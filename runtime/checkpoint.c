@@ -35,6 +35,12 @@ spw__checkpoint_part_end(const spw_optimizer *o)
     return SPW_PART_EXP_AVG + o->moment_count;
 }
 
+const spw_optimizer *
+spw__checkpoint_rule(const spw_engine *e, uint32_t id)
+{
+    return spw__engine_optimizer(e, spw_engine_layout(e)->places[id].unit_idx);
+}
+
 bool
 spw__checkpoint_trains(const spw_engine *e, uint32_t id)
 {
@@ -239,21 +245,22 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     spw__checkpoint_sources *job = ctx;
     const spw_layout *l = spw_engine_layout(job->e);
     const spw_store_chunk *c = &l->chunks[chunk_idx];
+    const spw_optimizer *rule = spw__engine_optimizer(job->e, c->unit_idx);
     (void)grad;
     memset(weights, 0, c->elems * spw_state_weight_bytes(job->format));
     if (record != NULL)
-        memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
+        memset(record, 0, spw_state_record_bytes(job->format, rule, c->elems));
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
         const spw_tensor_info **t = job->tensors + (size_t)s.id * SPW_PART_COUNT;
         uint64_t from = s.from, at = s.first - from, n = s.end - s.first;
-        spw__chunk_view v = {job->format, job->rule, c, weights, record, from, SPW_PART_MASTER};
+        spw__chunk_view v = {job->format, rule, c, weights, record, from, SPW_PART_MASTER};
         if (spw_engine_model(job->e)->params[s.id].adapter)
             SPW_TRY(spw_st_read_run(job->adapter, t[SPW_PART_MASTER], at * 4, n * 4, take_bytes, &v, err));
         else if (record != NULL && t[SPW_PART_MASTER] != NULL)
             SPW_TRY(spw_st_read_run(job->optimizer, t[SPW_PART_MASTER], at * 4, n * 4, take_bytes, &v, err));
         else
             SPW_TRY(spw_hf_read_run(job->model, s.id, at, n, spw__chunk_take, &v, err));
-        for (int p = SPW_PART_EXP_AVG; record != NULL && p < (int)spw__checkpoint_part_end(job->rule); p++) {
+        for (int p = SPW_PART_EXP_AVG; record != NULL && p < (int)spw__checkpoint_part_end(rule); p++) {
             v.part = (spw_state_part)p;
             if (t[p] != NULL)
                 SPW_TRY(spw_st_read_run(job->optimizer, t[p], at * 4, n * 4, take_bytes, &v, err));
@@ -266,7 +273,7 @@ spw_status
 spw__checkpoint_sources_init(spw__checkpoint_sources *job, spw_engine *e, spw_error *err)
 {
     uint64_t count = (uint64_t)spw_engine_model(e)->param_count * SPW_PART_COUNT;
-    *job = (spw__checkpoint_sources){.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
+    *job = (spw__checkpoint_sources){.e = e, .format = spw__engine_format(e)};
     job->tensors = spw_mem_calloc(count, sizeof *job->tensors);
     return job->tensors != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "tensors of a checkpoint");
 }
@@ -352,14 +359,14 @@ open_tensors(spw__checkpoint_sources *job, const char *path, bool with_optimizer
     SPW_TRY(spw_st_reader_open(&job->optimizer, file, err));
     spw_st_reader_past_cache(job->optimizer, job->bounce);
     for (uint32_t id = 0; id < m->param_count; id++) {
-        for (int p = 0; spw__checkpoint_trains(job->e, id) && p < (int)spw__checkpoint_part_end(job->rule); p++) {
+        const spw_optimizer *rule = spw__checkpoint_rule(job->e, id);
+        for (int p = 0; spw__checkpoint_trains(job->e, id) && p < (int)spw__checkpoint_part_end(rule); p++) {
             const spw_tensor_info **slot = &job->tensors[(size_t)id * SPW_PART_COUNT + (size_t)p];
             spw_tensor_info want;
-            spw__checkpoint_info(&want, &m->params[id], spw__checkpoint_part_suffix(job->rule, p), SPW_F32);
+            spw__checkpoint_info(&want, &m->params[id], spw__checkpoint_part_suffix(rule, p), SPW_F32);
             if (p == SPW_PART_MASTER && (m->params[id].adapter || !spw_st_reader_find(job->optimizer, want.name)))
                 continue; /* written by the fp32 format, or found above */
-            SPW_TRY(find_tensor(job->optimizer, file, &m->params[id], spw__checkpoint_part_suffix(job->rule, p), slot,
-                                err));
+            SPW_TRY(find_tensor(job->optimizer, file, &m->params[id], spw__checkpoint_part_suffix(rule, p), slot, err));
         }
     }
     return SPW_OK;

@@ -41,7 +41,12 @@ open_sources(spw__checkpoint_sources *s, spw_foreign *d, spw_error *err)
 {
     const spw_model *m = spw_engine_model(s->e);
     const spw_foreign_about *a = spw_foreign_get_about(d);
-    uint32_t end = spw__checkpoint_part_end(s->rule);
+    const spw_optimizer *rule = spw__engine_optimizer(s->e, 0);
+    uint32_t end = spw__checkpoint_part_end(rule);
+    if (spw_engine_layout(s->e)->whole)
+        return SPW_RAISE(
+            err, SPW_EUNSUPPORTED,
+            "Muon goes on from checkpoints of this program alone; \"model\" can name the weights of another");
     SPW_TRY(spw_foreign_check_state(d, err));
     SPW_TRY(spw_foreign_weights(d, &s->model, err));
     SPW_TRY(spw_hf_reader_bind(s->model, m, err));
@@ -49,13 +54,13 @@ open_sources(spw__checkpoint_sources *s, spw_foreign *d, spw_error *err)
     spw_hf_reader_past_cache(s->model, s->bounce);
     if (a->updates == 0 && a->moment_count == 0) /* the optimizer makes its state with its first update */
         return SPW_OK;
-    SPW_TRY(spw_foreign_moments(d, s->model, m, s->rule->moment_names, s->rule->moment_count, &s->optimizer, err));
+    SPW_TRY(spw_foreign_moments(d, s->model, m, rule->moment_names, rule->moment_count, &s->optimizer, err));
     spw_st_reader_past_cache(s->optimizer, s->bounce);
     for (uint32_t id = 0; id < m->param_count; id++) {
         for (uint32_t p = SPW_PART_EXP_AVG; spw__checkpoint_trains(s->e, id) && p < end; p++) {
             const spw_tensor_info **slot = &s->tensors[(size_t)id * SPW_PART_COUNT + p];
             spw_tensor_info want;
-            spw__checkpoint_info(&want, &m->params[id], spw__checkpoint_part_suffix(s->rule, (int)p), SPW_F32);
+            spw__checkpoint_info(&want, &m->params[id], spw__checkpoint_part_suffix(rule, (int)p), SPW_F32);
             *slot = spw_st_reader_find(s->optimizer, want.name);
             if (*slot == NULL)
                 return SPW_RAISE(err, SPW_EUNSUPPORTED,

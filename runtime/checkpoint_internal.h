@@ -22,6 +22,7 @@ spw_status spw__checkpoint_fits(const char *path, spw_error *err);
 const char *spw__checkpoint_part_suffix(const spw_optimizer *o, int part);
 uint32_t spw__checkpoint_part_end(const spw_optimizer *o);
 /* Frozen parameters have no record, and none has in an engine for inference. */
+const spw_optimizer *spw__checkpoint_rule(const spw_engine *e, uint32_t id); /* of a parameter */
 bool spw__checkpoint_trains(const spw_engine *e, uint32_t param_id);
 /* The tensor of a parameter, or of one of its parts. */
 void spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *suffix, spw_dtype dtype);
@@ -111,7 +112,6 @@ spw_status spw__checkpoint_check_weights(spw_engine *e, const char *path, const 
 typedef struct spw__checkpoint_sources {
     spw_engine *e;
     spw_state_format format;
-    const spw_optimizer *rule;
     spw_hf_reader *model;     /* bound */
     spw_st_reader *optimizer; /* NULL: inference, or nothing was kept */
     spw_st_reader *adapter;   /* NULL: the model has none */

@@ -19,12 +19,11 @@ struct spw_checkpoint_job {
     /* Fixed before the first chunk comes. */
     spw_engine *e;
     spw_state_format format;
-    const spw_optimizer *rule;
     spw_st_writer *model, *optimizer, *adapter; /* written to by any worker; committed and destroyed by the thread.
                                                    model NULL: it is a link; adapter NULL: the model has none */
     spw_bounce *bounce;                         /* lent to them */
     uint32_t base;                              /* parameters that are no adapters: those come behind them */
-    uint32_t *rank; /* (param_count) of a trained parameter among those: they have tensors in the optimizer's file */
+    uint32_t *first; /* (param_count) of a trained parameter's tensors in the optimizer's file */
     char dir[SPW_PATH_BYTES], partial[NAME_BYTES], final[NAME_BYTES];
     char *config, *model_config, *adapter_config; /* texts, as training is configured now; the last with malloc */
     spw_checkpoint_state state;
@@ -61,6 +60,13 @@ first_part(spw_state_format f)
     return f == SPW_STATE_FP32 ? SPW_PART_EXP_AVG : SPW_PART_MASTER;
 }
 
+/* How many of a record's parts are stored. */
+static uint32_t
+parts_of(spw_state_format f, const spw_optimizer *rule)
+{
+    return spw__checkpoint_part_end(rule) - (uint32_t)first_part(f);
+}
+
 /* A part as fp32. */
 static spw_status
 make_part(void *ctx, uint64_t offset, void *out, uint64_t bytes, spw_error *err)
@@ -91,7 +97,8 @@ write_terms(const spw_checkpoint_job *job, uint32_t id, const spw_store_chunk *c
     float block[SPW_BLOCK_ELEMS];
     for (uint64_t i = first, n; i < end; i += n) {
         n = end - i < SPW_BLOCK_ELEMS ? end - i : SPW_BLOCK_ELEMS;
-        spw_state_get(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
+        spw_state_get(job->format, spw__engine_optimizer(job->e, c->unit_idx), weights, record, c->elems,
+                      SPW_PART_MASTER, i - c->first, n, block);
         SPW_TRY(spw_st_write_terms(job->model, id, i - param_first, block, n, err));
     }
     return SPW_OK;
@@ -102,10 +109,11 @@ write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weigh
 {
     const spw_layout *l = spw_engine_layout(job->e);
     uint32_t wb = spw_state_weight_bytes(job->format);
-    uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
+    const spw_optimizer *rule = spw__engine_optimizer(job->e, c->unit_idx);
+    uint32_t parts = parts_of(job->format, rule);
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
         uint64_t from = s.from, at = s.first - from, n = s.end - s.first;
-        spw__chunk_view v = {job->format, job->rule, c, weights, record, from, SPW_PART_MASTER};
+        spw__chunk_view v = {job->format, rule, c, weights, record, from, SPW_PART_MASTER};
         if (s.id >= job->base)
             SPW_TRY(spw_st_write_run(job->adapter, s.id - job->base, at * 4, n * 4, make_part, &v, err));
         else if (job->model != NULL && spw_engine_model(job->e)->params[s.id].in_terms)
@@ -114,7 +122,7 @@ write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weigh
             SPW_TRY(spw_st_write_run(job->model, s.id, at * wb, n * wb, make_weights, &v, err));
         for (uint32_t k = 0; record != NULL && k < parts; k++) {
             v.part = (spw_state_part)(first_part(job->format) + (int)k);
-            SPW_TRY(spw_st_write_run(job->optimizer, job->rank[s.id] * parts + k, at * 4, n * 4, make_part, &v, err));
+            SPW_TRY(spw_st_write_run(job->optimizer, job->first[s.id] + k, at * 4, n * 4, make_part, &v, err));
         }
     }
     return SPW_OK;
@@ -201,13 +209,12 @@ open_writers(spw_checkpoint_job *job, int64_t owner, spw_error *err)
     const spw_model *m = spw_engine_model(job->e);
     bool first = owner == 0;
     uint32_t skip; /* tensors of the model that are there already */
-    uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
-    spw_tensor_info *infos = spw_mem_calloc((uint64_t)m->param_count * (1 + parts), sizeof *infos);
-    uint32_t trained = 0;
+    spw_tensor_info *infos = spw_mem_calloc((uint64_t)m->param_count * (1 + SPW_PART_COUNT), sizeof *infos);
+    uint32_t tensors = 0;
     spw_status st;
     job->base = spw__base_count(m);
-    job->rank = spw_mem_calloc(m->param_count, sizeof *job->rank);
-    if (infos == NULL || job->rank == NULL) {
+    job->first = spw_mem_calloc(m->param_count, sizeof *job->first);
+    if (infos == NULL || job->first == NULL) {
         spw_mem_free(infos);
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
     }
@@ -216,24 +223,25 @@ open_writers(spw_checkpoint_job *job, int64_t owner, spw_error *err)
                              id < job->base ? spw_state_weight_dtype(job->format) : SPW_F32);
         if (!spw__checkpoint_trains(job->e, id))
             continue;
-        for (uint32_t k = 0; k < parts; k++)
-            spw__checkpoint_info(&infos[m->param_count + trained * parts + k], &m->params[id],
-                                 spw__checkpoint_part_suffix(job->rule, first_part(job->format) + (int)k), SPW_F32);
-        job->rank[id] = trained++;
+        const spw_optimizer *rule = spw__checkpoint_rule(job->e, id);
+        job->first[id] = tensors;
+        for (uint32_t k = 0; k < parts_of(job->format, rule); k++)
+            spw__checkpoint_info(&infos[m->param_count + tensors++], &m->params[id],
+                                 spw__checkpoint_part_suffix(rule, first_part(job->format) + (int)k), SPW_F32);
     }
     skip = job->linked ? job->base : 0;
     st = spw_bounce_create(&job->bounce, spw__checkpoint_buffers(spw__engine_workers(job->e)), err);
     if (st == SPW_OK)
         spill_on_slow_disks(job);
     if (st == SPW_OK && first)
-        st = check_space(job->partial, infos + skip, m->param_count - skip + trained * parts, err);
+        st = check_space(job->partial, infos + skip, m->param_count - skip + tensors, err);
     if (st == SPW_OK && !job->linked)
         st = open_writer(job, &job->model, SPW_MODEL_FILE, infos, job->base, owner, err);
     if (st == SPW_OK && job->base < m->param_count)
         st = open_writer(job, &job->adapter, SPW_ADAPTER_FILE, infos + job->base, m->param_count - job->base, owner,
                          err);
     if (st == SPW_OK)
-        st = open_writer(job, &job->optimizer, SPW_OPTIMIZER_FILE, infos + m->param_count, trained * parts, owner, err);
+        st = open_writer(job, &job->optimizer, SPW_OPTIMIZER_FILE, infos + m->param_count, tensors, owner, err);
     spw_mem_free(infos);
     return st;
 }
@@ -253,9 +261,11 @@ uint64_t
 spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
                       uint32_t workers)
 {
-    uint64_t parts = spw__checkpoint_part_end(optimizer), tensors = model->param_count;
-    for (uint32_t id = 0; id < model->param_count; id++)
-        tensors += layout->units[layout->places[id].unit_idx].trainable ? parts : 0;
+    uint64_t tensors = model->param_count;
+    for (uint32_t id = 0; id < model->param_count; id++) {
+        const spw_store_unit *u = &layout->units[layout->places[id].unit_idx];
+        tensors += u->trainable ? spw__checkpoint_part_end(spw__optimizer_for(optimizer, u->whole)) : 0;
+    }
     return tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) + sizeof(spw_checkpoint_job) + TEXT_BYTES +
            spw_touched_bytes(SPW_STACK_BYTES) + spw_file_digest_bytes() +
            workers * spw_touched_bytes(SPW_BLOCK_ELEMS * sizeof(float)) +
@@ -267,14 +277,13 @@ spw_checkpoint_disk_bytes(const spw_engine *e, uint64_t count)
 {
     const spw_model *m = spw_engine_model(e);
     spw_state_format format = spw__engine_format(e);
-    uint32_t parts = spw__checkpoint_part_end(spw__engine_optimizer(e)) - (uint32_t)first_part(format);
     uint64_t bytes = 1 << 16, of_base = 0, base = spw__base_count(m);
     bool linked = spw__engine_config(e)->run.checkpoint_links;
     for (uint32_t id = 0; id < m->param_count; id++) {
         uint64_t elems = m->params[id].rows * m->params[id].cols;
         *(id < base ? &of_base : &bytes) +=
             m->params[id].in_terms ? elems / SPW_TERMS * 4 : elems * (id < base ? spw_state_weight_bytes(format) : 4);
-        bytes += spw__checkpoint_trains(e, id) ? elems * parts * 4 : 0;
+        bytes += spw__checkpoint_trains(e, id) ? elems * parts_of(format, spw__checkpoint_rule(e, id)) * 4 : 0;
         linked = linked && (id >= base || !spw__checkpoint_trains(e, id));
     }
     return count * bytes + (linked ? 1 : count) * of_base;
@@ -424,7 +433,7 @@ release(spw_checkpoint_job *job, bool remove)
     spw_st_writer_destroy(job->optimizer);
     spw_st_writer_destroy(job->adapter);
     spw_bounce_destroy(job->bounce);
-    spw_mem_free(job->rank);
+    spw_mem_free(job->first);
     free(job->adapter_config);
     if (*saving == job) {
         *saving = NULL;
@@ -546,7 +555,6 @@ spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *e, const spw_config *
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
     job->e = e;
     job->format = spw__engine_format(e);
-    job->rule = spw__engine_optimizer(e);
     job->state = *state;
     job->scaler = *spw_engine_loss_scaler(e);
     job->keep = config->run.keep_last;

@@ -123,6 +123,28 @@ check_said_once(const config_reader *r, const key_row *row, const json_t *object
     return SPW_OK;
 }
 
+static spw_status
+set_default(const config_reader *r, const key_row *row, const char *fallback)
+{
+    json_t *v = json_loads(fallback, JSON_DECODE_ANY, NULL);
+    spw_status st = spw__config_read_value(r, row, v);
+    json_decref(v);
+    return st;
+}
+
+/* Those that are of this type only: its parameters come later. */
+static spw_status
+set_optimizer_defaults(const config_reader *r)
+{
+    for (uint32_t i = 0; i < spw__config_row_count; i++) {
+        const key_row *row = &spw__config_rows[i];
+        const char *fallback = spw__config_fallback(row, r->out->optimizer.type);
+        if (fallback != row->fallback)
+            SPW_TRY(set_default(r, row, fallback));
+    }
+    return SPW_OK;
+}
+
 /* An optimizer or schedule that is not built is refused by its name, not by the first parameter that only it has. */
 static spw_status
 read_type(const config_reader *r, const key_row *section, json_t *object)
@@ -137,7 +159,10 @@ read_type(const config_reader *r, const key_row *section, json_t *object)
         return SPW_OK;
     at = reader_of(r, key, v);
     SPW_TRY(spw__config_read_value(&at, row, v));
-    return strcmp(section->key, "optimizer") == 0 ? spw__config_check_optimizer(&at, r->out->optimizer.type) : SPW_OK;
+    if (strcmp(section->key, "optimizer") != 0)
+        return SPW_OK;
+    SPW_TRY(spw__config_check_optimizer(&at, r->out->optimizer.type));
+    return set_optimizer_defaults(r);
 }
 
 static spw_status read_object(const config_reader *r, const char *prefix, json_t *object);
@@ -194,16 +219,11 @@ set_defaults(const config_reader *r)
     memset(r->out, 0, sizeof *r->out);
     r->out->scheduler.warmup_max_lr = r->out->scheduler.cycle_min_lr = r->out->scheduler.cycle_max_lr = NAN;
     r->out->scheduler.second_steps = r->out->scheduler.second_stairs = NAN;
+    r->out->optimizer.muon_lr = r->out->optimizer.adam_lr = NAN;
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
         const key_row *row = &spw__config_rows[i];
-        json_t *v;
-        spw_status st;
-        if (row->fallback == NULL || row->offset == SPW_CONFIG_NOWHERE || row->class == C_UNBUILT)
-            continue;
-        v = json_loads(row->fallback, JSON_DECODE_ANY, NULL);
-        st = spw__config_read_value(r, row, v);
-        json_decref(v);
-        SPW_TRY(st);
+        if (row->fallback != NULL && row->offset != SPW_CONFIG_NOWHERE && row->class != C_UNBUILT)
+            SPW_TRY(set_default(r, row, row->fallback));
     }
     return SPW_OK;
 }

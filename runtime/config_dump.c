@@ -130,8 +130,10 @@ spw_config_dump(const spw_config *c)
         const key_row *row = &spw__config_rows[i];
         bool kept = (row->class == C_BUILT || row->class == C_INERT) && row->offset != SPW_CONFIG_NOWHERE;
         json_t *v = kept && row->type != K_SECTION && row->type != K_ANY ? value_json(c, row) : NULL;
-        if (strncmp(row->key, "scheduler.params.", 17) == 0 &&
-            !spw__config_scheduler_takes(c->scheduler.type, row->key + 17)) {
+        if ((strncmp(row->key, "scheduler.params.", 17) == 0 &&
+             !spw__config_scheduler_takes(c->scheduler.type, row->key + 17)) ||
+            (strncmp(row->key, "optimizer.params.", 17) == 0 &&
+             !spw__config_optimizer_takes(c->optimizer.type, row->key + 17))) {
             json_decref(v);
             v = NULL;
         }

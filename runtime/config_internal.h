@@ -50,6 +50,9 @@ typedef struct key_row {
 extern const key_row spw__config_rows[];
 extern const uint32_t spw__config_row_count;
 
+/* The default as JSON text: this type of optimizer's own, or else the row's; NULL: none. */
+const char *spw__config_fallback(const key_row *row, const char *optimizer);
+
 enum { SPW_CONFIG_KEY_BYTES = 256, SPW_CONFIG_TEXT_BYTES = 4 << 20, SPW_REMARK_BYTES = 600 };
 const key_row *spw__config_find_row(const char *key); /* by key or alias; NULL: none (config_names.c) */
 const char *spw__config_last_part(const char *key);
@@ -116,6 +119,7 @@ __attribute__((format(printf, 2, 3))) void spw__config_remark(char list[SPW_REMA
 spw_status spw__config_note(const config_reader *r, spw_status st);
 spw_status spw__config_noted(const config_reader *r);
 spw_status spw__config_check_optimizer(const config_reader *r, const char *type); /* SPW_ECONFIG: there is none of it */
+bool spw__config_optimizer_takes(const char *type, const char *param);            /* of optimizer.params */
 bool spw__config_scheduler_takes(const char *type, const char *param);            /* of scheduler.params */
 /* Values that follow from others, and the checks that need more than one key; root: what was read. */
 spw_status spw__config_settle(const config_reader *r, const json_t *root);

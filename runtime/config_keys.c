@@ -3,6 +3,8 @@
  * printed configuration all come from here.
  */
 #include "config_internal.h"
+#include <string.h>
+#include <strings.h>
 
 #define AT(field)   offsetof(spw_config, field)
 #define SIZE(field) sizeof(((spw_config *)0)->field)
@@ -67,23 +69,35 @@ const key_row spw__config_rows[] = {
     REAL("gradient_clipping", NULL, gradient_clipping, 0, 1e30, "0.0", "largest global gradient norm; 0: off"),
 
     SECTION("optimizer", "the optimizer"),
-    TEXT("optimizer.type", optimizer.type, "\"AdamW\"", NULL, "Adam, AdamW, Adagrad, Lion or SGD"),
+    TEXT("optimizer.type", optimizer.type, "\"AdamW\"", NULL, "Adam, AdamW, Adagrad, Lion, SGD or Muon"),
     SECTION("optimizer.params", "its hyper-parameters"),
-    REAL("optimizer.params.lr", NULL, optimizer.lr, 0, 1e6, "0.001", "learning rate per step"),
-    {"optimizer.params.betas", NULL, K_BETAS, C_BUILT, 0, 0, 0, 1, "[0.9, 0.999]", "Adam, Lion: decay of the moments",
-     NULL},
+    REAL("optimizer.params.lr", NULL, optimizer.lr, 0, 1e6, "0.001",
+         "learning rate per step; where it is not given, muon_lr or else 0.02 of Muon"),
+    {"optimizer.params.betas", NULL, K_BETAS, C_BUILT, 0, 0, 0, 1, "[0.9, 0.999]",
+     "Adam, Lion: decay of the moments; where it is not given, [0.9, 0.95] of Muon's AdamW", NULL},
     REAL("optimizer.params.eps", NULL, optimizer.eps, 1e-30, 1, "1e-08",
-         "added to the denominator; where it is not given, 1e-10 of Adagrad"),
+         "added to the denominator; where it is not given, 1e-10 of Adagrad and Muon's AdamW"),
     REAL("optimizer.params.weight_decay", NULL, optimizer.weight_decay, 0, 1e6, "0.0",
          "weight decay; where it is not given, 0.01 of AdamW with torch_adam"),
     BOOL("optimizer.params.adam_w_mode", NULL, optimizer.adam_w_mode, "true",
          "Adam: decoupled decay, as AdamW always has it; false: L2"),
     BOOL("optimizer.params.bias_correction", NULL, optimizer.bias_correction, "true",
          "divide the moments by 1 - beta^t"),
-    REAL("optimizer.params.momentum", NULL, optimizer.momentum, 0, 1e6, "0.0", "SGD: momentum"),
+    REAL("optimizer.params.momentum", NULL, optimizer.momentum, 0, 1e6, "0.0",
+         "SGD, Muon: momentum; where it is not given, 0.95 of Muon"),
     REAL("optimizer.params.dampening", NULL, optimizer.dampening, 0, 1, "0.0", "SGD: dampening of the momentum"),
-    BOOL("optimizer.params.nesterov", NULL, optimizer.nesterov, "false", "SGD: Nesterov's momentum"),
+    BOOL("optimizer.params.nesterov", NULL, optimizer.nesterov, "false",
+         "SGD, Muon: Nesterov's momentum; where it is not given, true of Muon"),
     REAL("optimizer.params.lr_decay", NULL, optimizer.lr_decay, 0, 1e6, "0.0", "Adagrad: lr / (1 + (t - 1) lr_decay)"),
+    REAL("optimizer.params.muon_lr", NULL, optimizer.muon_lr, 0, 1e6, NULL,
+         "Muon: learning rate of matrices between embeddings and head, which are made orthogonal; not given: lr"),
+    REAL("optimizer.params.adam_lr", NULL, optimizer.adam_lr, 0, 1e6, NULL,
+         "Muon: learning rate of all else, which takes AdamW; not given: lr, or 0.0003 without that"),
+    U32("optimizer.params.ns_steps", NULL, optimizer.ns_steps, 1, 20, "5",
+        "Muon: iterations of Newton and Schulz in a step"),
+    {"optimizer.params.ns_method", NULL, K_TEXT, C_INERT, SPW_CONFIG_NOWHERE, 0, 0, 0, "\"gram\"",
+     "Muon: gram and standard are the same iteration in exact arithmetic, and the standard one is done",
+     "gram|standard"},
     {"optimizer.params.torch_adam", NULL, K_BOOL, C_BUILT, SPW_CONFIG_NOWHERE, 0, 0, 1, "false",
      "one implementation serves; where weight_decay is not given, PyTorch's 0.01 of AdamW", NULL},
     INERT_BOOL("optimizer.params.fused", "false", "one implementation serves"),
@@ -231,7 +245,7 @@ const key_row spw__config_rows[] = {
     INERT_BOOL(ZO "parameter_alignment", "false", "parts of units are always aligned"),
     INERT_BOOL(ZO "compute_grad_norm", "true", "the norm comes with the gradients"),
     INERT_BOOL(ZO "enable_sanity_checks", "false", "the build VARIANT=checked has them"),
-    INERT_BOOL(ZO "save_muon_momentum_buffer_in_memory", "false", "there is no Muon"),
+    INERT_BOOL(ZO "save_muon_momentum_buffer_in_memory", "false", "the momentum is in the record, wherever that lies"),
     {ZO "cpu_offload", NULL, K_BOOL, C_DEPRECATED, 0, 0, 0, 1, NULL, "zero_optimization.offload_optimizer.device",
      NULL},
     {ZO "cpu_offload_params", "cpu_offload_param", K_BOOL, C_DEPRECATED, 0, 0, 0, 1, NULL,
@@ -485,3 +499,18 @@ const key_row spw__config_rows[] = {
     U64("spillway.chaos_seed", NULL, run.chaos_seed, 0, BIG, "0", "tests: random delays, poisoned buffers"),
 };
 const uint32_t spw__config_row_count = sizeof spw__config_rows / sizeof spw__config_rows[0];
+
+const char *
+spw__config_fallback(const key_row *row, const char *optimizer)
+{
+    static const struct {
+        const char *type, *key, *fallback;
+    } own[] = {{"Adagrad", "optimizer.params.eps", "1e-10"},      {"Muon", "optimizer.params.lr", "0.02"},
+               {"Muon", "optimizer.params.betas", "[0.9, 0.95]"}, {"Muon", "optimizer.params.eps", "1e-10"},
+               {"Muon", "optimizer.params.momentum", "0.95"},     {"Muon", "optimizer.params.nesterov", "true"}};
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+        if (strcasecmp(own[i].type, optimizer) == 0 && strcmp(own[i].key, row->key) == 0)
+            return own[i].fallback;
+    }
+    return row->fallback;
+}

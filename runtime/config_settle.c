@@ -69,7 +69,8 @@ spw__config_check_optimizer(const config_reader *r, const char *type)
     return spw_optimizer_find(type) != NULL
                ? SPW_OK
                : SPW_RAISE(r->err, SPW_ECONFIG,
-                           "%s: not supported yet: optimizer.type \"%s\"; Adam, AdamW, Adagrad, Lion and SGD are",
+                           "%s: not supported yet: optimizer.type \"%s\"; Adam, AdamW, Adagrad, Lion, SGD and "
+                           "Muon are",
                            r->name, type);
 }
 
@@ -237,6 +238,19 @@ check_start(const config_reader *r)
     return SPW_OK;
 }
 
+static bool
+is_muon(const char *type)
+{
+    return strcasecmp(type, "Muon") == 0;
+}
+
+bool
+spw__config_optimizer_takes(const char *type, const char *param)
+{
+    return is_muon(type) ||
+           (strcmp(param, "muon_lr") != 0 && strcmp(param, "adam_lr") != 0 && strcmp(param, "ns_steps") != 0);
+}
+
 bool
 spw__config_scheduler_takes(const char *type, const char *param)
 {
@@ -271,6 +285,64 @@ is_auto(const json_t *object, const char *key)
     return text != NULL && strcmp(text, "auto") == 0;
 }
 
+/* Without lr Muon's two kinds of parameters have a default each; schedules are about lr, which is the matrices' then. */
+static void
+settle_rates(spw_config *c, const json_t *params)
+{
+    bool lr = given(params, "lr");
+    if (!is_muon(c->optimizer.type))
+        return;
+    if (isnan(c->optimizer.adam_lr))
+        c->optimizer.adam_lr = lr ? c->optimizer.lr : 3e-4;
+    if (!lr && !isnan(c->optimizer.muon_lr))
+        c->optimizer.lr = c->optimizer.muon_lr;
+    if (isnan(c->optimizer.muon_lr))
+        c->optimizer.muon_lr = c->optimizer.lr;
+}
+
+/* Another optimizer would train with rates that were not meant. */
+static spw_status
+check_params(const config_reader *r, json_t *params)
+{
+    const char *name;
+    json_t *v;
+    json_object_foreach(params, name, v)
+    {
+        if (given(params, name) && !spw__config_optimizer_takes(r->out->optimizer.type, name))
+            SPW_TRY(spw__config_note(
+                r, SPW_RAISE(r->err, SPW_ECONFIG,
+                             "%s: optimizer.params.%s belongs to optimizer.type \"Muon\", the type is \"%s\"", r->name,
+                             name, r->out->optimizer.type)));
+    }
+    return SPW_OK;
+}
+
+/* What its matrices, which are updated as wholes, do not do. */
+static spw_status
+settle_muon(const config_reader *r)
+{
+    spw_config *c = r->out;
+    spw_state_format f = c->run.state_format;
+    const struct {
+        const char *what;
+        bool on;
+    } refused[] = {{"spillway.delayed_update above 0", c->run.delayed_update > 0},
+                   {"spillway.ranks above 1", c->run.ranks > 1}};
+    if (!is_muon(c->optimizer.type))
+        return SPW_OK;
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        if (refused[i].on)
+            SPW_TRY(spw__config_note(r, SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: not with optimizer.type Muon yet",
+                                                  r->name, refused[i].what)));
+    }
+    if (f != SPW_STATE_FP32 && f != SPW_STATE_MIXED && f != SPW_STATE_MIXED_F16 && f != SPW_STATE_SPLIT)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: spillway.state_format %s: not with optimizer.type Muon, whose momentum is fp32: fp32, "
+                         "mixed, mixed-fp16 and split are",
+                         r->name, spw_state_name(f));
+    return SPW_OK;
+}
+
 /* WarmupDecayLR's largest rate: the optimizer's where it is "auto" or null, so that what is printed says it too. */
 static void
 settle_decay(const config_reader *r, const json_t *params)
@@ -290,14 +362,12 @@ settle_decay(const config_reader *r, const json_t *params)
                 r->name, c->optimizer.lr);
 }
 
-/* DeepSpeed's defaults that hang on a type. */
+/* DeepSpeed's defaults that hang on more than a type (spw__config_fallback()). */
 static void
 settle_by_type(const config_reader *r, const json_t *root)
 {
     spw_config *c = r->out;
     const json_t *params = json_object_get(json_object_get(root, "optimizer"), "params");
-    if (strcmp(c->optimizer.type, "Adagrad") == 0 && !given(params, "eps"))
-        c->optimizer.eps = 1e-10;
     if (strncmp(c->optimizer.type, "Adam", 4) == 0 && c->optimizer.adam_w_mode &&
         json_is_true(json_object_get(params, "torch_adam")) && json_object_get(params, "weight_decay") == NULL)
         c->optimizer.weight_decay = 0.01; /* torch.optim.AdamW's; "auto" is a Trainer's, which has none */
@@ -340,8 +410,8 @@ static bool
 rate_is_given(const spw_config *c, const json_t *root)
 {
     const char *schedule = c->scheduler.type;
-    return given(json_object_get(json_object_get(root, "optimizer"), "params"), "lr") ||
-           spw__config_scheduler_takes(schedule, "cycle_max_lr") ||
+    const json_t *params = json_object_get(json_object_get(root, "optimizer"), "params");
+    return given(params, "lr") || given(params, "muon_lr") || spw__config_scheduler_takes(schedule, "cycle_max_lr") ||
            spw__config_scheduler_takes(schedule, "lr_range_test_min_lr") ||
            (spw__config_scheduler_takes(schedule, "warmup_max_lr") &&
             given(json_object_get(json_object_get(root, "scheduler"), "params"), "warmup_max_lr"));
@@ -358,6 +428,9 @@ settle_autos(const config_reader *r, const json_t *root)
     const json_t *params = json_object_get(json_object_get(root, "scheduler"), "params");
     const json_t *optimizer = json_object_get(json_object_get(root, "optimizer"), "params");
     bool typed = c->bf16 || c->fp16, rate = rate_is_given(c, root);
+    char others[40] = "";
+    if (is_muon(c->optimizer.type))
+        snprintf(others, sizeof others, ", adam_lr %g", c->optimizer.adam_lr);
     if (is_auto(params, "total_num_steps"))
         c->scheduler.total_num_steps = c->run.steps;
     if (!typed &&
@@ -369,8 +442,8 @@ settle_autos(const config_reader *r, const json_t *root)
         spw_log(SPW_LOG_WARN, "%s: \"auto\" is not filled in from a Trainer's arguments here, these stand: %s", r->name,
                 r->remarks->autos);
     else if (!rate)
-        spw_log(SPW_LOG_WARN, "%s: no learning rate is given, this stands: optimizer.type %s, optimizer.params.lr %g",
-                r->name, c->optimizer.type, c->optimizer.lr);
+        spw_log(SPW_LOG_WARN, "%s: no learning rate is given, this stands: optimizer.type %s, optimizer.params.lr %g%s",
+                r->name, c->optimizer.type, c->optimizer.lr, others);
 }
 
 /* What DeepSpeed's files do not have, because it is in the program that they are for. */
@@ -408,6 +481,7 @@ settle_all(const config_reader *r, const json_t *root)
 {
     spw_config *c = r->out;
     const json_t *own = json_object_get(root, "spillway");
+    json_t *params = json_object_get(json_object_get(root, "optimizer"), "params");
     if (c->data.path.count > 0 && c->data.sources.count > 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path and data.sources stand for the same: one of them, please",
                          r->name);
@@ -415,11 +489,13 @@ settle_all(const config_reader *r, const json_t *root)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.text_field \"%s\" is empty or the same as data.prompt_field",
                          r->name, c->data.text_field);
     SPW_TRY(spw__config_note(r, settle_batch(r)));
+    settle_rates(c, params);
     settle_autos(r, root);
     SPW_TRY(spw__config_note(r, check_offload(r)));
     SPW_TRY(spw__config_note(r, check_zeropp(r)));
     SPW_TRY(spw__config_note(r, settle_paths(r)));
     SPW_TRY(spw__config_note(r, spw__config_check_optimizer(r, c->optimizer.type)));
+    SPW_TRY(check_params(r, params));
     if (strcasecmp(c->optimizer.type, "AdamW") == 0 && !c->optimizer.adam_w_mode) {
         spw_log(SPW_LOG_WARN,
                 "%s: optimizer.params.adam_w_mode false has no meaning for optimizer.type \"%s\": L2 is Adam's",
@@ -445,6 +521,7 @@ settle_all(const config_reader *r, const json_t *root)
     if (!c->bf16 && !c->fp16 && c->run.state_format != SPW_STATE_FP32)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.state_format %s needs bf16.enabled", r->name,
                          spw_state_name(c->run.state_format));
+    SPW_TRY(spw__config_note(r, settle_muon(r)));
     SPW_TRY(spw__config_note(r, check_device(r)));
     SPW_TRY(spw__config_note(r, check_start(r)));
     settle_by_type(r, root);

@@ -373,8 +373,9 @@ spw__config_read_value(const config_reader *r, const key_row *row, json_t *v)
         return SPW_OK;
     if (is_auto(v) && row->type != K_BYTES && row->type != K_TEXT && row->type != K_PATH && row->type != K_BACKEND &&
         row->type != K_PLACE) {
-        if (row->fallback != NULL && trainer_fills(row->key))
-            spw__config_remark(r->remarks->autos, "%s %s", row->key, row->fallback);
+        const char *stands = spw__config_fallback(row, r->out->optimizer.type);
+        if (stands != NULL && trainer_fills(row->key))
+            spw__config_remark(r->remarks->autos, "%s %s", row->key, stands);
         return SPW_OK; /* the default stands */
     }
     switch (row->type) {

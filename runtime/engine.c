@@ -90,6 +90,7 @@ take_memory(spw_engine *e, spw_error *err)
     }
     e->deferred = e->defers ? spw_carve_take(&carve, spw__deferred_bytes(e)) : NULL;
     e->sides = spw_carve_take(&carve, spw__sides_bytes(e));
+    e->orthogonal.memory = spw_carve_take(&carve, spw__orthogonal_bytes(e));
     e->wire_memory = spw_carve_take(&grads, spw__wire_device_bytes(e));
     e->tokens = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->targets = spw_carve_take(&carve, e->micro_max * e->rows * 4);
@@ -144,7 +145,6 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .grad_dtype = c->run.grad_dtype,
                           .weight_bytes = spw_state_weight_bytes(c->run.state_format),
                           .code_bits = e->layout.code_bits,
-                          .record_bytes_32 = spw_state_record_bytes_32(c->run.state_format, e->optimizer),
                           .update_reads_weights = spw_state_update_reads_weights(c->run.state_format),
                           .weight_slot_count = e->plan.weight_slots,
                           .record_slot_count = e->plan.record_slots,
@@ -167,12 +167,19 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .undo = spw__undo_chunk,
                           .update_device = spw__update_on_device,
                           .bad_fn = spw__raise_nonfinite,
+                          .prepare = spw__take_momentum,
+                          .whole = spw__make_orthogonal,
                           .update_ctx = e,
                           .chaos_seed = c->run.chaos_seed,
                           .aio_faults = c->run.aio_faults};
-    s.record_part_count = spw_state_record_parts(c->run.state_format, e->optimizer, s.record_parts);
+    for (int whole = 0; whole < 2; whole++) {
+        const spw_optimizer *o = spw__optimizer_for(e->optimizer, whole);
+        s.record[whole].bytes_32 = spw_state_record_bytes_32(c->run.state_format, o);
+        s.record[whole].part_count = spw_state_record_parts(c->run.state_format, o, s.record[whole].parts);
+    }
     for (int weights = 0; weights < 2; weights++)
-        s.log_bytes_32[weights] = spw_opt_log_bytes_32(c->run.state_format, e->optimizer, weights);
+        s.log_bytes_32[weights] =
+            spw_opt_log_bytes_32(c->run.state_format, spw__optimizer_for(e->optimizer, false), weights);
     return spw_store_create(&e->store, &s, err);
 }
 
@@ -294,8 +301,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     if (e->T > e->model->config.positions && table != NULL)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's %s %llu",
                          (unsigned long long)e->T, table, (unsigned long long)e->model->config.positions);
-    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_bits, piece_rows,
-                            e->rank % parts, parts, err));
+    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_bits,
+                            e->optimizer == &spw_opt_muon, piece_rows, e->rank % parts, parts, err));
     if (o->weights_from != NULL && spw__in_place_wanted(e))
         SPW_TRY(spw__in_place_find(e, o->weights_from, err));
     spw_topology_read(&topology, "", NULL);
@@ -362,6 +369,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     SPW_TRY(spw__make_ranges(e, err));
     SPW_TRY(take_memory(e, err));
     SPW_TRY(make_act(e, err));
+    SPW_TRY(spw__orthogonal_open(e, err));
     SPW_TRY(make_store(e, &topology, err));
     return e->comm == NULL ? SPW_OK : spw__ranks_create(&e->ranks, e, e->comm, e->between + e->plan.grads_device, err);
 }
@@ -550,6 +558,7 @@ spw_engine_destroy(spw_engine *e)
         spw_gpu_queue_sync(e->compute); /* it may read the store's memory */
     spw__ranks_destroy(e->ranks);
     spw_gpu_queue_destroy(e->d2h); /* its notifies call the store */
+    spw__orthogonal_close(e);
     spw_store_destroy(e->store);
     spw_act_destroy(e->act);
     spw_tape_destroy(e->tape);

@@ -40,7 +40,8 @@ kind_of(const spw_param *p)
 static uint32_t
 coef_of(const spw_engine *e, const spw_param *p)
 {
-    return KINDS * group_of(&e->config, p) + kind_of(p);
+    const spw_place *at = &e->layout.places[p - e->model->params];
+    return KINDS * group_of(&e->config, p) + (e->layout.units[at->unit_idx].whole ? WHOLE : kind_of(p));
 }
 
 static double
@@ -89,7 +90,9 @@ spw__make_ranges(spw_engine *e, spw_error *err)
         e->range_first[i] = count;
         for (uint64_t at = 0; at < c->elems; at = end) {
             const spw_param *p = param_from(e, c->unit_idx, c->first + at, &end);
-            const spw_opt_coef *coef = &e->coefs[p != NULL ? coef_of(e, p) : MATRIX];
+            const spw_opt_coef *coef = &e->coefs[p != NULL                            ? coef_of(e, p)
+                                                 : e->layout.units[c->unit_idx].whole ? WHOLE
+                                                                                      : MATRIX];
             end = p == NULL || end - c->first > c->elems ? c->elems : end - c->first;
             SPW_ASSERT(end % SPW_STATE_GROUP == 0);
             if (count > e->range_first[i] && e->ranges[count - 1].coef == coef)
@@ -127,7 +130,13 @@ spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *er
     for (uint32_t g = 0; g <= c->optimizer.group_count; g++) {
         const spw_param_group *own = g > 0 ? &c->optimizer.groups[g - 1] : NULL;
         for (uint32_t kind = MATRIX; kind < KINDS; kind++) {
+            const spw_optimizer *o = spw__optimizer_for(e->optimizer, kind == WHOLE);
             spw_opt_hp with = hp;
+            if (kind == WHOLE && o != &spw_opt_muon)
+                continue;
+            if (e->optimizer == &spw_opt_muon)
+                with.lr =
+                    spw_schedule_group_lr(c, hp.step, lr, kind == WHOLE ? c->optimizer.muon_lr : c->optimizer.adam_lr);
             with.weight_decay = decay_of(c, g, kind);
             if (own != NULL && !isnan(own->lr))
                 with.lr = spw_schedule_group_lr(c, hp.step, lr, own->lr);
@@ -136,15 +145,15 @@ spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *er
                 with.beta2 = own->beta2;
             }
             spw_schedule_betas(c, with.step, &with.beta1, &with.beta2); /* whose cycle is every group's, as there */
-            SPW_TRY(spw_opt_prepare(&e->coefs[KINDS * g + kind], e->optimizer, &with, err));
+            SPW_TRY(spw_opt_prepare(&e->coefs[KINDS * g + kind], o, &with, err));
         }
     }
     return SPW_OK;
 }
 
-static spw_opt_chunk
-opt_chunk(const spw_engine *e, uint32_t chunk_idx, const spw_store_state *state, const void *grad, uint64_t first,
-          uint64_t count)
+spw_opt_chunk
+spw__opt_chunk(const spw_engine *e, uint32_t chunk_idx, const spw_store_state *state, const void *grad, uint64_t first,
+               uint64_t count)
 {
     const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
     return (spw_opt_chunk){.format = e->config.run.state_format,
@@ -165,7 +174,7 @@ spw__update_chunk(void *ctx, uint32_t chunk_idx, spw_store_state *state, const v
                   uint64_t count, spw_error *err)
 {
     const spw_engine *e = ctx;
-    const spw_opt_chunk chunk = opt_chunk(e, chunk_idx, state, grad, first, count);
+    const spw_opt_chunk chunk = spw__opt_chunk(e, chunk_idx, state, grad, first, count);
     const uint32_t at = e->range_first[chunk_idx];
     uint64_t bad = spw_opt_step(&chunk, e->ranges + at, e->range_first[chunk_idx + 1] - at);
     state->no_room = bad == SPW_OPT_NO_ROOM;
@@ -177,7 +186,7 @@ spw__undo_chunk(void *ctx, uint32_t chunk_idx, spw_store_state *state, const voi
                 spw_error *err)
 {
     const spw_engine *e = ctx;
-    const spw_opt_chunk chunk = opt_chunk(e, chunk_idx, state, grad, first, count);
+    const spw_opt_chunk chunk = spw__opt_chunk(e, chunk_idx, state, grad, first, count);
     const uint32_t at = e->range_first[chunk_idx];
     (void)err;
     spw_opt_undo(&chunk, e->ranges + at, e->range_first[chunk_idx + 1] - at);

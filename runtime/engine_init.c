@@ -44,17 +44,18 @@ init_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     spw_engine *e = job->e;
     const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
     spw_state_format f = e->config.run.state_format;
+    const spw_optimizer *rule = spw__engine_optimizer(e, c->unit_idx);
     float block[4096];
     (void)grad;
     (void)err;
     memset(weights, 0, c->elems * spw_state_weight_bytes(f));
     if (record != NULL)
-        memset(record, 0, spw_state_record_bytes(f, e->optimizer, c->elems));
+        memset(record, 0, spw_state_record_bytes(f, rule, c->elems));
     for (layout_stretch s = {0}; spw__layout_next(&e->layout, c, &s);) {
         for (uint64_t i = s.first; i < s.end; i += 4096) {
             uint64_t n = s.end - i < 4096 ? s.end - i : 4096;
             spw__draw_param(block, &e->model->params[s.id], s.id, job->seed, i - s.from, n);
-            spw_state_set(f, e->optimizer, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
+            spw_state_set(f, rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
         }
     }
     return SPW_OK;

@@ -52,7 +52,14 @@ typedef struct grad_note {
  * Coefficients for each parameter group of the configuration and, first, for all other parameters; twice each: weight
  * decay is for matrices and embeddings, norms and biases stay as they are unless their group says otherwise.
  */
-enum { MATRIX, VECTOR, KINDS, COEF_COUNT = KINDS * (SPW_PARAM_GROUPS_MAX + 1) };
+/* Muon: two matrices take turns on their way to the device and back. */
+typedef struct orthogonal {
+    char *memory, *matrix[2], *work;
+    spw_gpu_queue *link;
+    spw_gpu_event *came[2], *made[2];
+} orthogonal;
+
+enum { MATRIX, VECTOR, WHOLE, KINDS, COEF_COUNT = KINDS * (SPW_PARAM_GROUPS_MAX + 1) };
 
 /* What steps have taught about clipping (ahead.c): so many in a row did not, and so many are to be waited for. */
 typedef struct ahead_policy {
@@ -180,7 +187,8 @@ struct spw_engine {
     pthread_mutex_t squares_lock;
     exact_sum squares; /* under squares_lock: of the gradients of this step that are there, on this rank */
     spw_loss_scaler scaler;
-    const spw_optimizer *optimizer;
+    const spw_optimizer *optimizer; /* as configured; spw__engine_optimizer() */
+    orthogonal orthogonal;
     spw_opt_coef coefs[COEF_COUNT];
     spw_opt_range *ranges; /* (range_first[chunk_count]) which group's coefficients a chunk's elements take */
     uint32_t *range_first; /* (chunk_count + 1) */
@@ -283,6 +291,18 @@ void spw__in_place_free(spw_engine *e);
 /* Whether frozen weights would stay in the files that a run begins with. */
 bool spw__in_place_wanted(const spw_engine *e);
 
+/* ---------------------------------------------------------------- orthogonal.c: Muon */
+
+uint64_t spw__orthogonal_bytes(const spw_engine *e);            /* of orthogonal.memory; 0: nothing is made so */
+double spw__orthogonal_flops(const spw_engine *e);              /* of a step */
+spw_status spw__orthogonal_open(spw_engine *e, spw_error *err); /* it has its memory */
+void spw__orthogonal_close(spw_engine *e);                      /* before the store */
+void spw__orthogonal_help(spw_engine *e);                       /* makes what has come to it; waits for nothing */
+/* The store's spw_store_prepare_fn and spw_store_whole_fn; ctx is the engine. */
+spw_status spw__take_momentum(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint64_t first, uint64_t count,
+                              spw_error *err);
+void spw__make_orthogonal(void *ctx, uint32_t unit_idx, void *grad);
+
 /* ---------------------------------------------------------------- engine_groups.c: who takes which coefficients */
 
 spw_status spw__check_groups(const spw_engine *e, spw_error *err);
@@ -297,6 +317,9 @@ spw_status spw__undo_chunk(void *ctx, uint32_t chunk_idx, spw_store_state *state
 /* The store's spw_store_device_fn and spw_store_bad_fn. */
 void spw__update_on_device(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record,
                            const void *grad, uint64_t *bad);
+/* The chunk as cpu_adam takes it. */
+spw_opt_chunk spw__opt_chunk(const spw_engine *e, uint32_t chunk_idx, const spw_store_state *state, const void *grad,
+                             uint64_t first, uint64_t count);
 spw_status spw__raise_nonfinite(void *ctx, uint32_t chunk_idx, uint64_t bad, spw_error *err);
 
 /* ---------------------------------------------------------------- engine_units.c: which units blocks use */

@@ -574,6 +574,7 @@ spw_status
 spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
     const uint64_t passes = (e->config.accumulation + e->group_max - 1) / e->group_max;
+    const spw_optimizer *beside = spw__optimizer_for(e->optimizer, false);
     plan_input in = {
         .config = &e->config,
         .layout = &e->layout,
@@ -583,7 +584,8 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .path_free = {e->path_free[0], e->path_free[1]},
         .inference = e->inference,
         .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
-        .record_bytes_32 = spw_state_record_bytes_32(e->config.run.state_format, e->optimizer),
+        .record_bytes_32 = {spw_state_record_bytes_32(e->config.run.state_format, beside),
+                            spw_state_record_bytes_32(e->config.run.state_format, e->optimizer)},
         .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
         .compute_bytes = e->compute_bytes,
         .room_bytes = o->room_bytes,
@@ -616,8 +618,8 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .coded_grads = e->zeropp.grads,
         .replicas = spw__replicas(e),
         .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
-        .log_bytes_32 = {spw_opt_log_bytes_32(e->config.run.state_format, e->optimizer, false),
-                         spw_opt_log_bytes_32(e->config.run.state_format, e->optimizer, true)},
+        .log_bytes_32 = {spw_opt_log_bytes_32(e->config.run.state_format, beside, false),
+                         spw_opt_log_bytes_32(e->config.run.state_format, beside, true)},
         .tokens = e->config.accumulation * e->rows * e->world};
     plan_use *uses;
     uint32_t *users;
@@ -642,6 +644,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.activation_elems = e->rows * e->model->config.width;
     in.flops = step_flops(e, &in.recompute_flops);
     in.twice_flops = twice_flops(e);
+    in.orthogonal_flops = spw__orthogonal_flops(e);
     in.activation_slots = e->kept_slots;
     in.activation_slots_used = e->inference ? 0 : spw__kept_blocks(e->lowest, e->chain_count);
     in.activation_micros = e->group_max;
@@ -659,7 +662,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__rope_elems(e) * sizeof *e->cos_sin;
     if (spw__documents_bytes(e) > 0)
         in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
-    in.batch_device += spw__deferred_bytes(e) + spw__sides_bytes(e);
+    in.batch_device += spw__deferred_bytes(e) + spw__sides_bytes(e) + spw__orthogonal_bytes(e);
     in.batch_device += spw__cache_bytes(e) + e->cache_slots * 8;
     in.batch_device = spw_round_up(in.batch_device, 4096);
     in.use_count = pass_uses(e, NULL, &in.forward_count);

@@ -164,9 +164,15 @@ spw__engine_generations(const spw_engine *e)
 }
 
 const spw_optimizer *
-spw__engine_optimizer(const spw_engine *e)
+spw__optimizer_for(const spw_optimizer *configured, bool whole)
 {
-    return e->optimizer;
+    return configured == &spw_opt_muon && !whole ? &spw_opt_adam : configured;
+}
+
+const spw_optimizer *
+spw__engine_optimizer(const spw_engine *e, uint32_t unit_idx)
+{
+    return spw__optimizer_for(e->optimizer, e->layout.units[unit_idx].whole);
 }
 
 const spw_config *

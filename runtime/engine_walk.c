@@ -137,6 +137,7 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
         spw__end_compute(e, &run);
         spw__release_block(e, &run);
         SPW_TRY(st);
+        spw__orthogonal_help(e);
     }
     if (keep)
         spw_act_turn(e->act);
@@ -219,6 +220,7 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
             st = spw__send_grads(e, &run, 0, err);
         if (st != SPW_OK)
             return st;
+        spw__orthogonal_help(e);
     }
     return spw__ship_grads(e, final_group, err);
 }

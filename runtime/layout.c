@@ -2,7 +2,7 @@
  * The element space: parameters to units, units to chunks. Parameters start at multiples of 128 elements, units are
  * padded to 4096, chunks never cross a unit: every region of every format is then a multiple of 4096 bytes. A block with
  * frozen parameters and others has a unit for each kind, because a unit is fetched, summed up and updated as a whole; and one
- * more for those that are stored as codes. Experts may have units apart from the rest of their layer, each of one or several: where
+ * more for those that are stored as codes, and one for trained matrices whose optimizer takes them whole. Experts may have units apart from the rest of their layer, each of one or several: where
  * a few rows need a few of them, or the device has no room for all; and so may pieces of a matrix with a row for each token.
  *
  * Between ranks every unit is cut into equal parts, one for each (ZeRO; Rajbhandari et al. 2020): all links carry the same,
@@ -31,19 +31,35 @@ may_be_coded(const spw_model *m, uint32_t b, uint32_t id)
     return m->params[id].frozen && !m->params[id].adapter && b > 0 && b + 1 < m->block_count && m->params[id].ndim == 2;
 }
 
+/* Trained matrices between the embeddings and the head: Muon is for those. */
+static bool
+is_whole(const spw_model *m, uint32_t b, uint32_t id)
+{
+    return !m->params[id].frozen && b > 0 && b + 1 < m->block_count && m->params[id].ndim == 2;
+}
+
 /* What place_kind() takes up. */
 typedef struct kind {
     uint32_t block_idx, first, end; /* of its parameters, those whose .expert is in this range */
-    bool frozen, coded;
+    bool frozen, coded, whole;
     bool of_experts;
 } kind;
+
+enum { KINDS_OF_UNITS = 4 };
+/* The i-th of a block. Large ones first: where units come and go they then leave no gaps that are too small for others. */
+static kind
+kind_at(uint32_t block_idx, int i)
+{
+    return (kind){.block_idx = block_idx, .frozen = i < 2, .coded = i == 0, .whole = i == 2};
+}
 
 static bool
 is_kind(const spw_layout *l, const spw_model *m, const kind *k, uint32_t id, uint32_t expert, bool trainable)
 {
     return m->params[id].owner_block == k->block_idx && m->params[id].expert == expert && l->places[id].pieces == 1 &&
            (l->code_bits > 0 && may_be_coded(m, k->block_idx, id)) == k->coded &&
-           (k->coded || (trainable && m->params[id].frozen) == k->frozen);
+           (k->coded || (trainable && m->params[id].frozen) == k->frozen) &&
+           (trainable && l->whole && is_whole(m, k->block_idx, id)) == k->whole;
 }
 
 /*
@@ -63,6 +79,7 @@ lay_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, bool 
             uint64_t elems = m->params[id].rows * m->params[id].cols;
             if (!is_kind(l, m, k, id, x, trainable))
                 continue;
+            at = k->whole ? spw_round_up(at, 4096) : at; /* so that sums over 4096 elements are of one matrix */
             if (places) {
                 l->places[id] = (spw_place){l->unit_count, 1, at, elems, elems};
                 l->param_ids[count++] = id;
@@ -88,8 +105,8 @@ place_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, uin
     at = spw_layout_part(at, l->parts);
     l->of_experts[l->unit_count] = k->of_experts;
     l->granule = k->of_experts && !trainable && at > l->granule ? at : l->granule;
-    l->units[l->unit_count++] =
-        (spw_store_unit){.first = l->part * at, .elems = at, .trainable = trainable && !k->frozen, .coded = k->coded};
+    l->units[l->unit_count++] = (spw_store_unit){
+        .first = l->part * at, .elems = at, .trainable = trainable && !k->frozen, .coded = k->coded, .whole = k->whole};
     l->elems += at;
 }
 
@@ -195,13 +212,14 @@ spw__layout_trained(const spw_layout *l)
 
 spw_status
 spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, uint32_t experts_each,
-                uint32_t code_bits, uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err)
+                uint32_t code_bits, bool whole, uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err)
 {
     uint64_t chunks = 0, base = 0, units, more;
     uint32_t experts = (uint32_t)m->config.experts, groups;
     memset(l, 0, sizeof *l);
     l->experts_each = experts_each;
     l->code_bits = code_bits;
+    l->whole = whole;
     SPW_ASSERT(part < parts);
     l->part = part;
     l->parts = parts;
@@ -214,7 +232,7 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
     if (l->places == NULL)
         goto no_memory;
     more = cut_params(l, m, piece_rows);
-    units = 3 * (uint64_t)m->block_count * (1 + groups) + more;
+    units = KINDS_OF_UNITS * (uint64_t)m->block_count * (1 + groups) + more;
     l->units = spw_mem_calloc(units, sizeof *l->units);
     l->of_experts = spw_mem_calloc(units, sizeof *l->of_experts);
     l->of_vocab = spw_mem_calloc(units, sizeof *l->of_vocab);
@@ -225,19 +243,19 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
         l->param_first == NULL)
         goto no_memory;
     for (uint32_t b = 0; b < m->block_count; b++) {
-        uint64_t bases[3]; /* of each kind: those of one unit for all experts, into how many they are cut or not */
-        for (int i = 0; i < 3; i++) {
-            kind k = {.block_idx = b, .end = experts + 1, .frozen = i < 2, .coded = i == 0};
+        uint64_t bases[KINDS_OF_UNITS]; /* those of one unit for all experts, into how many they are cut or not */
+        for (int i = 0; i < KINDS_OF_UNITS; i++) {
+            kind k = kind_at(b, i);
+            k.end = experts + 1;
             bases[i] = base;
             base += spw_round_up(lay_kind(l, m, &k, trainable, false), 4096);
         }
         for (uint32_t g = 0; g <= groups; g++) {
-            kind k = {.block_idx = b, .of_experts = g > 0};
-            k.first = g > 0 ? (g - 1) * experts_each + 1 : 0;
-            k.end = g > 0 ? k.first + experts_each : groups > 0 ? 1 : experts + 1;
-            for (int i = 0; i < 3; i++) {
-                k.coded = i == 0;
-                k.frozen = i < 2;
+            for (int i = 0; i < KINDS_OF_UNITS; i++) {
+                kind k = kind_at(b, i);
+                k.of_experts = g > 0;
+                k.first = g > 0 ? (g - 1) * experts_each + 1 : 0;
+                k.end = g > 0 ? k.first + experts_each : groups > 0 ? 1 : experts + 1;
                 place_kind(l, m, &k, trainable, &bases[i]);
             }
         }

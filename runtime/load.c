@@ -13,7 +13,6 @@ enum { BLOCK_ELEMS = 16384 };
 typedef struct load_job {
     spw_engine *e;
     spw_state_format format;
-    const spw_optimizer *rule;
     spw_hf_reader *reader;
     spw_bounce *bounce; /* lent to it */
 } load_job;
@@ -47,13 +46,14 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     load_job *job = ctx;
     const spw_layout *l = spw_engine_layout(job->e);
     const spw_store_chunk *c = &l->chunks[chunk_idx];
+    const spw_optimizer *rule = spw__engine_optimizer(job->e, c->unit_idx);
     (void)grad;
     memset(weights, 0, c->elems * spw_state_weight_bytes(job->format));
     if (record != NULL)
-        memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
+        memset(record, 0, spw_state_record_bytes(job->format, rule, c->elems));
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
         uint64_t from = s.from, at = s.first - from, n = s.end - s.first;
-        spw__chunk_view v = {job->format, job->rule, c, weights, record, from, SPW_PART_MASTER};
+        spw__chunk_view v = {job->format, rule, c, weights, record, from, SPW_PART_MASTER};
         if (spw_engine_model(job->e)->params[s.id].adapter)
             SPW_TRY(draw(job, &v, s.id, at, n, err));
         else
@@ -81,7 +81,7 @@ open_folder(load_job *job, const char *path, spw_error *err)
 spw_status
 spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
 {
-    load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
+    load_job job = {.e = e, .format = spw__engine_format(e)};
     int64_t checkpoint = spw_dir_has(path, SPW_MANIFEST_FILE) && spw_dir_has(path, SPW_MODEL_FILE); /* rank 0's word */
     spw_error own = {0};
     spw_status st = open_folder(&job, path, &own);

@@ -23,9 +23,9 @@ add_up(spw_plan *p, const plan_input *in)
             p->spare_nvme += plan_in_swap(in, c) + plan_undo(in, c);
             p->undo_write += plan_undo(in, c);
             p->spare_host += plan_log(in, c);
-            p->spared_host += c->record_tier == SPW_TIER_HOST ? plan_record(in, c->elems) : 0;
+            p->spared_host += c->record_tier == SPW_TIER_HOST ? plan_record(in, c) : 0;
         }
-        uint64_t w = plan_weights(in, c), r = plan_has_record(in, c) ? plan_record(in, c->elems) : 0;
+        uint64_t w = plan_weights(in, c), r = plan_has_record(in, c) ? plan_record(in, c) : 0;
         *weight[c->weight_tier] += w;
         p->weight_in_place += c->weight_tier == SPW_TIER_NVME && c->piece_count > 0 ? w : 0;
         *record[c->record_tier] += r;
@@ -55,7 +55,7 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
     p->gated = !in->inference && !spw__plan_early_gate(in);
     p->clips = p->gated && in->config->gradient_clipping > 0;
     p->late = !in->inference && in->config->run.delayed_update > 0;
-    p->flops = in->flops + in->twice_flops;
+    p->flops = in->flops + in->twice_flops + in->orthogonal_flops;
     p->model_flops = in->flops - in->recompute_flops;
     p->device_apart = !in->device_in_host;
     p->cpu_ranks = in->cpu_ranks;

@@ -20,8 +20,8 @@ spw__plan_count(const plan_input *in)
         sum.weights[c->weight_tier] += plan_weights(in, c);
         if (!plan_has_record(in, c))
             continue;
-        sum.records[c->record_tier] += plan_record(in, c->elems);
-        sum.padding[c->record_tier] += plan_record_room(in, c->elems) - plan_record(in, c->elems);
+        sum.records[c->record_tier] += plan_record(in, c);
+        sum.padding[c->record_tier] += plan_record_room(in, c) - plan_record(in, c);
         sum.spilled += in->layout->units[c->unit_idx].spills ? c->elems : 0;
         sum.updated_there += in->device_updates && c->record_tier == SPW_TIER_DEVICE ? c->elems : 0;
     }
@@ -39,12 +39,13 @@ spw__plan_place_all(const plan_input *in, uint32_t first_count)
         chunk->record_tier = there    ? SPW_TIER_DEVICE
                              : record ? c->zero.offload_optimizer
                                       : SPW_TIER_HOST; /* there are none */
-        chunk->spare = in->ahead && !in->spill && record && chunk->record_tier == SPW_TIER_NVME;
+        chunk->spare = in->ahead && !in->spill && record && chunk->record_tier == SPW_TIER_NVME &&
+                       !in->layout->units[chunk->unit_idx].whole;
     }
     for (uint32_t u = 0; u < in->layout->unit_count; u++) {
         spw_store_unit *unit = &in->layout->units[u];
-        unit->spills =
-            in->spill && unit->trainable && u >= first_count && !(in->piece_returns > 0 && in->layout->of_vocab[u]);
+        unit->spills = in->spill && unit->trainable && u >= first_count && !unit->whole &&
+                       !(in->piece_returns > 0 && in->layout->of_vocab[u]);
     }
 }
 

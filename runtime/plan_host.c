@@ -40,6 +40,19 @@ spw__plan_largest_trained(const spw_layout *l)
     return largest;
 }
 
+/* Memory for the largest record. */
+static uint64_t
+largest_record(const plan_input *in)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        if (in->layout->units[c->unit_idx].trainable && plan_record_room(in, c) > most)
+            most = plan_record_room(in, c);
+    }
+    return most;
+}
+
 /* Bytes of the largest weights that any chunk may have on nvme. */
 static uint64_t
 largest_weights(const plan_input *in)
@@ -71,7 +84,7 @@ spw__plan_slot_record(const plan_input *in)
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
         bool there = c->record_tier == SPW_TIER_NVME && plan_has_record(in, c);
-        uint64_t bytes = there ? plan_record_room(in, c->elems) + plan_spilled(in, c) + plan_undo(in, c) : 0;
+        uint64_t bytes = there ? plan_record_room(in, c) + plan_spilled(in, c) + plan_undo(in, c) : 0;
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -86,7 +99,7 @@ fill_host(const plan_input *in, bool records, const uint32_t *reads, uint32_t le
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
         spw_tier *tier = records ? &c->record_tier : &c->weight_tier;
-        uint64_t bytes = records ? plan_record_room(in, c->elems) : plan_weights(in, c);
+        uint64_t bytes = records ? plan_record_room(in, c) : plan_weights(in, c);
         if (records && in->layout->units[c->unit_idx].spills)
             continue; /* its gradient comes back to the record's slot */
         if (*tier == SPW_TIER_NVME && bytes <= *left && (records || (reads[i] >= least && reads[i] <= most))) {
@@ -111,7 +124,7 @@ slot_sizes_of(const spw_plan *p, const plan_input *in)
     slot_sizes z = {.weights = c->zero.offload_param == SPW_TIER_NVME ? largest_weights(in) : 0};
     if (c->zero.offload_optimizer != SPW_TIER_NVME || in->inference)
         return z;
-    z.record = plan_record_room(in, trained) + (spilled > 0 ? trained * in->grad_bytes : 0); /* it comes back there */
+    z.record = largest_record(in) + (spilled > 0 ? trained * in->grad_bytes : 0); /* it comes back there */
     if (p->undo_room)
         z.record += spw_round_up(trained * in->weight_bytes, 4096);
     z.windows = in->grad_windows * spilled;
@@ -206,7 +219,8 @@ spw__plan_logs(const spw_plan *p, const plan_input *in)
     for (uint32_t i = in->layout->chunk_count; i-- > 0;) {
         spw_store_chunk *c = &in->layout->chunks[i];
         const uint64_t bytes = plan_log(in, c);
-        if (!plan_has_record(in, c) || bytes == 0 || bytes > left || c->weight_tier == SPW_TIER_DEVICE)
+        if (!plan_has_record(in, c) || bytes == 0 || bytes > left || c->weight_tier == SPW_TIER_DEVICE ||
+            in->layout->units[c->unit_idx].whole)
             continue;
         c->spare = true;
         left -= bytes;
@@ -278,7 +292,7 @@ plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_wan
         w_want = w_want > count ? count : w_want;
     }
     if (r_nvme && c->run.record_slots == 0 && c->zero.optimizer_buffer_count == 0) {
-        uint64_t by_bytes = PLAN_USEFUL_RECORDS / plan_record_room(in, spw__plan_largest_trained(in->layout));
+        uint64_t by_bytes = PLAN_USEFUL_RECORDS / largest_record(in);
         r_want = by_bytes > r_want ? (uint32_t)by_bytes : r_want;
         r_want = r_want > count ? count : r_want;
     }
@@ -319,7 +333,7 @@ on_nvme(const plan_input *in)
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
         bytes += c->weight_tier == SPW_TIER_NVME ? plan_weights(in, c) : 0;
-        bytes += c->record_tier == SPW_TIER_NVME && plan_has_record(in, c) ? plan_record_room(in, c->elems) : 0;
+        bytes += c->record_tier == SPW_TIER_NVME && plan_has_record(in, c) ? plan_record_room(in, c) : 0;
         bytes += plan_spilled(in, c);
     }
     return bytes;

@@ -18,16 +18,16 @@ plan_has_record(const plan_input *in, const spw_store_chunk *c)
 }
 
 static inline uint64_t
-plan_record(const plan_input *in, uint64_t elems)
+plan_record(const plan_input *in, const spw_store_chunk *c)
 {
-    return elems / 32 * in->record_bytes_32;
+    return c->elems / 32 * in->record_bytes_32[in->layout->units[c->unit_idx].whole];
 }
 
 /* Memory for it: the store gives every record whole pages. */
 static inline uint64_t
-plan_record_room(const plan_input *in, uint64_t elems)
+plan_record_room(const plan_input *in, const spw_store_chunk *c)
 {
-    return spw_round_up(plan_record(in, elems), 4096);
+    return spw_round_up(plan_record(in, c), 4096);
 }
 
 /* Of a chunk's gradient, if it waits on nvme. */
@@ -54,7 +54,7 @@ plan_in_swap(const plan_input *in, const spw_store_chunk *c)
     if (c->weight_tier == SPW_TIER_NVME && c->piece_count == 0)
         bytes += spw_round_up(plan_weights(in, c), 4096);
     if (c->record_tier == SPW_TIER_NVME && plan_has_record(in, c))
-        bytes += plan_record_room(in, c->elems) + plan_undo(in, c);
+        bytes += plan_record_room(in, c) + plan_undo(in, c);
     return bytes;
 }
 
@@ -128,6 +128,8 @@ bool spw__plan_disks_have_room(const spw_plan *plan, const plan_input *in);
 
 /* plan_traffic.c. Updates need not wait for the norm. */
 bool spw__plan_early_gate(const plan_input *in);
+/* Of matrices that Muon takes whole, without padding. */
+uint64_t spw__plan_whole_elems(const plan_input *in);
 /* A step of the plan so far, with disks of that pace. */
 spw_status spw__plan_rehearse(const spw_plan *plan, const plan_input *in, double pace, rehearsal *out, spw_error *err);
 /* Fills in what a step moves. */

@@ -2,7 +2,7 @@
  * What the planner decided by itself and why, as lines for people: one for each value that the configuration left open.
  * Reads the finished plan; changes nothing but its list of decisions.
  */
-#include "runtime_internal.h"
+#include "plan_internal.h"
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -235,6 +235,11 @@ explain_device(spw_plan *p, const plan_input *in)
     if (in->gather_all)
         decide(p, "weights", "with their records",
                "updates run where the records are; the device has the gathered units above");
+    if (in->layout->whole)
+        decide(p, "optimizer.type", "Muon",
+               "matrices between embeddings and head, %.0f %% of the parameters, keep one moment, and the device makes "
+               "it orthogonal in %.2g operations a step; the others take AdamW",
+               100 * (double)spw__plan_whole_elems(in) / (double)in->layout->params, in->orthogonal_flops);
     explain_ahead(p, in);
     explain_zeropp(p, in);
     explain_codes(p, in);

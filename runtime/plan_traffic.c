@@ -75,12 +75,27 @@ pieces_elems(const plan_input *in)
     return elems;
 }
 
-/* Weights on nvme that are trained are written once a step, records read and written once; the rest is rehearsed. */
+uint64_t
+spw__plan_whole_elems(const plan_input *in)
+{
+    uint64_t elems = 0;
+    for (uint32_t id = 0; id < in->layout->param_count && in->layout->whole; id++) {
+        const spw_place *at = &in->layout->places[id];
+        elems += in->layout->units[at->unit_idx].whole ? at->elems : 0;
+    }
+    return elems;
+}
+
+/*
+ * Weights on nvme that are trained are written once a step, records read and written once, or once for each half of an update that has two;
+ * the rest is rehearsed.
+ */
 spw_status
 spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes, leave = in->holds ? 1 : in->passes;
     const uint64_t returning = in->piece_returns * pieces_elems(in) * in->grad_bytes;
+    const uint64_t orthogonal = spw__plan_whole_elems(in) * in->grad_bytes; /* out and in, and what came of it back */
     const uint32_t leaves = first_that_leaves(in);
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];
@@ -90,15 +105,17 @@ spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
             continue;
         }
         SPW_TRY(spw__plan_rehearse(p, in, spw_paces[in->trial != NULL ? SPW_PACE_DEFAULT : k], &r, err));
-        t->h2d = r.h2d + (leave - 1) * grads + returning; /* sums of earlier passes go back in */
-        t->d2h = leave * grads + returning;
+        t->h2d = r.h2d + (leave - 1) * grads + returning + orthogonal; /* sums of earlier passes go back in */
+        t->d2h = leave * grads + returning + orthogonal;
         memcpy(t->path_read, r.path_read, sizeof t->path_read);
         spw__plan_activations_traffic(in, t);
         for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
             const spw_store_chunk *c = &in->layout->chunks[i];
-            uint64_t record = c->record_tier == SPW_TIER_NVME ? plan_record(in, c->elems) : 0;
+            uint64_t record = c->record_tier == SPW_TIER_NVME ? plan_record(in, c) : 0;
             if (!plan_has_record(in, c))
                 continue; /* what is frozen is read only, which the rehearsal counts */
+            if (in->layout->units[c->unit_idx].whole)
+                record *= 2;
             if (c->unit_idx >= leaves)
                 record += plan_spilled(in, c);
             t->path_write[c->path_idx] += record + (c->weight_tier == SPW_TIER_NVME ? plan_weights(in, c) : 0);

@@ -36,7 +36,7 @@ typedef struct plan_input {
     const uint64_t
         *path_free[2]; /* of the same: bytes that their file systems have left for this rank; NULL, 0: unknown */
     uint32_t weight_bytes, grad_bytes, compute_bytes;
-    uint32_t record_bytes_32;     /* per 32 elements */
+    uint32_t record_bytes_32[2];  /* per 32 elements; of units that are whole: [1] */
     uint64_t largest_block_bytes; /* on the device: all units one block uses */
     uint64_t grads_device, arena_device, batch_device;
     uint64_t grads_device_least; /* of grads_device, if each gradient leaves before the next is begun */
@@ -88,6 +88,7 @@ typedef struct plan_input {
     uint32_t log_bytes_32[2];      /* what takes an update back, of a record and of its weights too (spw_offload.h) */
     uint64_t tokens;               /* of a step, of all ranks */
     double flops, recompute_flops; /* of the step; what can be kept instead is part of both */
+    double orthogonal_flops;       /* and of what Muon makes orthogonal */
     double twice_flops;            /* and of logits of heads in pieces, which are made twice */
 } plan_input;
 /* Errors  SPW_ENOFIT with the budget that would do; plan is filled all the same. */
@@ -345,7 +346,9 @@ uint32_t spw__engine_machine_ranks(const spw_engine *e); /* of them on this mach
 spw_state_format spw__engine_format(const spw_engine *e);
 /* May weights come from path (a folder or file as given to create)? SPW_EINVAL when frozen ones stay elsewhere. */
 spw_status spw__in_place_check(const spw_engine *e, const char *path, spw_error *err);
-const spw_optimizer *spw__engine_optimizer(const spw_engine *e);
+const spw_optimizer *spw__engine_optimizer(const spw_engine *e, uint32_t unit_idx);
+/* What updates a unit; beside Muon, which takes those that are whole, it is Adam. */
+const spw_optimizer *spw__optimizer_for(const spw_optimizer *configured, bool whole);
 const spw_config *spw__engine_config(const spw_engine *e);
 /* Bytes of a chunk's weights in its tier; bytes: per element, where they are no codes. */
 static inline uint64_t

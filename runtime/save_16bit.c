@@ -148,8 +148,8 @@ write_masters(const job *j, spw_st_writer *w, uint32_t tensor, spw_dtype dtype, 
     uint32_t bytes = spw_dtype_bytes(dtype);
     for (uint64_t i = first; i < end; i += SPW_BLOCK_ELEMS) {
         uint64_t n = end - i < SPW_BLOCK_ELEMS ? end - i : SPW_BLOCK_ELEMS;
-        spw_state_get(j->e->config.run.state_format, j->e->optimizer, weights, record, c->elems, SPW_PART_MASTER,
-                      i - c->first, n, block);
+        spw_state_get(j->e->config.run.state_format, spw__engine_optimizer(j->e, c->unit_idx), weights, record,
+                      c->elems, SPW_PART_MASTER, i - c->first, n, block);
         if (w == j->model && j->e->model->params[tensor].in_terms) {
             SPW_TRY(spw_st_write_terms(w, tensor, i - param_first, block, n, err));
             continue;

@@ -84,6 +84,8 @@ typedef struct spw_config {
         bool adam_w_mode, bias_correction;
         double momentum, dampening, lr_decay;
         bool nesterov;
+        double muon_lr, adam_lr; /* Muon: of its matrices, and of what takes AdamW beside them; other types: NaN */
+        uint32_t ns_steps;       /* Muon: iterations of Newton and Schulz */
         uint32_t group_count;
         spw_param_group groups[SPW_PARAM_GROUPS_MAX];
     } optimizer;

@@ -38,6 +38,7 @@ typedef struct spw_layout {
     uint32_t unit_count, chunk_count, param_count;
     uint32_t part, parts; /* units are cut into so many equal parts, of which the units and chunks here are one */
     uint32_t code_bits;   /* of coded units' weights; 0: there are none */
+    bool whole;           /* matrices of blocks are in units that are whole */
     spw_store_unit *units;
     spw_store_chunk *chunks;
     spw_place *places;     /* (param_count) in whole units */
@@ -54,13 +55,14 @@ typedef struct spw_layout {
 /*
  * trainable: with gradients; without, frozen parameters are laid out like all others. experts_each: of the layout; units that are not
  * trainable then take multiples of the largest of experts. code_bits 8 or 4: matrices of the blocks
- * between the first and the last that are frozen, with gradients or without, are stored as codes, in units of their own; 0: none. parts 1: whole units. The last
+ * between the first and the last that are frozen, with gradients or without, are stored as codes, in units of their own; 0: none. whole: those
+ * of them that are trained have units of their own, which an optimizer takes whole, and begin at multiples of 4096 there. parts 1: whole units. The last
  * parts of a small unit may hold padding alone. piece_rows: of what embeddings and heads have a row of for each token, in one piece
  * (spw_model_piece_rows); 0: they are whole.
  */
 spw_status
 spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable, uint32_t experts_each,
-                uint32_t code_bits, uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err);
+                uint32_t code_bits, bool whole, uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err);
 /* Elements of a unit over all parts, padded. */
 uint64_t spw_layout_whole(const spw_layout *layout, uint32_t unit_idx);
 /* What one part of so many takes of a unit of elems elements: a multiple of 4096. */

@@ -1,7 +1,12 @@
 #!/usr/bin/env python3
 """Makes tests/vectors/torch_*.bin: small models trained by plain PyTorch in fp32, written from the formulas.
 
-Layout of a file, little-endian: int32 header of 16 (magic 0x53505754, family 0 gpt2 / 1 llama, vocab, width, layers, heads,
+With the argument muon it makes torch_muon.bin only: what the same models, weights and tokens come to when the blocks' matrices take
+Muon and all else AdamW. It says how far from that fp64 ends. The file holds gpt2, llama_tied and llama_untied, one after the other:
+int32 steps, fp64 losses (steps), fp64 gradient norms before clipping (steps), int32 tensors, fp64 sums of squares of the final weights
+in the order of the other files, without the same third.
+
+Layout of the other files, little-endian: int32 header of 16 (magic 0x53505754, family 0 gpt2 / 1 llama, vocab, width, layers, heads,
 kv heads, head size, MLP width, positions, T, micro-batch B, accumulation A, steps, tied, tensors); then per tensor int32 name
 length, name, int32 count, fp32 weights, fp32 gradients of the first step; then int32 tokens and targets (steps, A, B, T); fp32
 logits (2, vocab) of the first sequence: of its last token, and of the last of its first T / 3 tokens; fp64 losses (steps); fp64
@@ -10,12 +15,17 @@ three. The sums leave out the key third of GPT-2's packed bias: softmax does not
 (1e-18 in fp64) and Adam makes of the rounding noise of about 1e-9 steps that no two implementations share; PyTorch's own fp32 and
 fp64 runs differ by 6e-4 there, and by less than 1e-6 in the other two thirds.
 """
-import math, os, struct
+import math, os, struct, sys
 import torch
 import torch.nn.functional as F
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
+B, T, A, S = 2, 24, 2, 20
+
+
+def path_of(name):
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", f"torch_{name}.bin")
 
 
 def gpt2_params(c):
@@ -76,7 +86,7 @@ def rms(x, w):
 def rotate(x, T, d):
     f = 1.0 / 10000.0 ** (torch.arange(0, d, 2, dtype=torch.float64) / d)
     a = torch.outer(torch.arange(T, dtype=torch.float32), f.float()).double()
-    cos, sin = a.cos().float(), a.sin().float()
+    cos, sin = a.cos().float().to(x.dtype), a.sin().float().to(x.dtype)
     x1, x2 = x[..., : d // 2], x[..., d // 2:]
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
 
@@ -107,36 +117,78 @@ def squares(name, v):
     return float(v.pow(2).sum())
 
 
-def make(name, family, c):
+def begin(family, c, dtype=torch.float32):
+    """Start weights, tokens and targets: the same ones whenever asked."""
     torch.manual_seed(5)
     shapes = (gpt2_params if family == 0 else llama_params)(c)
-    model = gpt2 if family == 0 else llama
     p = {}
     for k, s in shapes.items():
         norm = len(s) == 1 and k.endswith("weight")
-        p[k] = (1.0 + 0.1 * torch.randn(s) if norm else 0.08 * torch.randn(s)).requires_grad_()
-    start = {k: v.detach().clone() for k, v in p.items()}
-    B, T, A, S = 2, 24, 2, 20
+        p[k] = (1.0 + 0.1 * torch.randn(s) if norm else 0.08 * torch.randn(s)).to(dtype).requires_grad_()
     data = torch.randint(0, c["vocab"], (4, A, B, T + 1))
     tokens = torch.stack([data[s % 4, ..., :-1] for s in range(S)])
     targets = torch.stack([data[s % 4, ..., 1:] for s in range(S)])
-    with torch.no_grad():
-        logits = torch.stack([model(p, c, tokens[0, 0, :1, :n])[0, -1] for n in (T, T // 3)])
-    opt = torch.optim.AdamW(p.values(), lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, foreach=False)
-    losses, norms, grads = [], [], None
+    return p, tokens, targets
+
+
+def train(p, model, c, tokens, targets, step, first=lambda: None):
+    """Losses and norms of S steps; first() is called with the gradients of the first one."""
+    losses, norms = [], []
     for s in range(S):
-        opt.zero_grad()
         total = 0.0
+        for v in p.values():
+            v.grad = None
         for a in range(A):
             loss = F.cross_entropy(model(p, c, tokens[s, a]).view(-1, c["vocab"]), targets[s, a].reshape(-1)) / A
             loss.backward()
             total += loss.item()
         if s == 0:
-            grads = {k: v.grad.clone() for k, v in p.items()}
+            first()
         norms.append(float(torch.nn.utils.clip_grad_norm_(p.values(), 1.0)))
         losses.append(total)
-        opt.step()
-    out = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", f"torch_{name}.bin")
+        step()
+    return losses, norms
+
+
+def adamw(params):
+    return torch.optim.AdamW(params, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, foreach=False)
+
+
+class Muon:
+    """Jordan et al. 2024, with Nesterov's momentum and five iterations: x -> a x + b x^3 + c x^5 of every singular value."""
+
+    def __init__(self, params, lr, momentum=0.95, weight_decay=0.1):
+        self.params, self.lr, self.mu, self.decay = list(params), lr, momentum, weight_decay
+        self.m = [torch.zeros_like(w) for w in self.params]
+
+    @staticmethod
+    def orthogonal(u):
+        x = u / (torch.sqrt((u * u).sum()) + 1e-7)
+        tall = u.shape[0] > u.shape[1]
+        if tall:
+            x = x.T
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * (gram @ gram)) @ x
+        return (x.T if tall else x) * math.sqrt(max(1.0, u.shape[0] / u.shape[1]))
+
+    @torch.no_grad()
+    def step(self):
+        for w, m in zip(self.params, self.m):
+            m += (1 - self.mu) * (w.grad - m)
+            w.copy_(w * (1 - self.lr * self.decay) - self.lr * self.orthogonal(w.grad + self.mu * (m - w.grad)))
+
+
+def make(name, family, c):
+    model = gpt2 if family == 0 else llama
+    p, tokens, targets = begin(family, c)
+    start = {k: v.detach().clone() for k, v in p.items()}
+    with torch.no_grad():
+        logits = torch.stack([model(p, c, tokens[0, 0, :1, :n])[0, -1] for n in (T, T // 3)])
+    grads = {}
+    losses, norms = train(p, model, c, tokens, targets, adamw(p.values()).step,
+                          lambda: grads.update({k: v.grad.clone() for k, v in p.items()}))
+    out = path_of(name)
     with open(out, "wb") as f:
         f.write(struct.pack("<16i", 0x53505754, family, c["vocab"], c["width"], c["layers"], c["heads"], c["kv_heads"],
                             c["head_dim"], c["mlp"], c["positions"], T, B, A, S, c["tied"], len(p)))
@@ -149,7 +201,30 @@ def make(name, family, c):
     print(name, losses[0], losses[-1], norms[0], os.path.getsize(out))
 
 
+def run_muon(family, c, dtype):
+    p, tokens, targets = begin(family, c, dtype)
+    matrix = lambda k: len(p[k].shape) == 2 and k.startswith(("h.", "model.layers."))
+    both = Muon([v for k, v in p.items() if matrix(k)], lr=2e-3), adamw([v for k, v in p.items() if not matrix(k)])
+    losses, norms = train(p, gpt2 if family == 0 else llama, c, tokens, targets, lambda: [o.step() for o in both])
+    return losses, norms, [squares(k, v) for k, v in p.items()]
+
+
+def make_muon(models):
+    out = path_of("muon")
+    with open(out, "wb") as f:
+        for name, family, c in models:
+            got, exact = (run_muon(family, c, dtype) for dtype in (torch.float32, torch.float64))
+            losses, norms, sums = got
+            f.write(struct.pack(f"<i{S}d{S}d", S, *losses, *norms) + struct.pack(f"<i{len(sums)}d", len(sums), *sums))
+            apart = [max(abs(x - y) / y for x, y in zip(a, b)) for a, b in zip(got, exact)]
+            print(name, losses[0], losses[-1], "from fp64: losses %.1e, norms %.1e, squares %.1e" % tuple(apart))
+    print("muon", os.path.getsize(out))
+
+
 base = dict(vocab=61, width=32, layers=2, heads=4, kv_heads=4, head_dim=8, mlp=128, positions=40, tied=1)
-make("gpt2", 0, base)
-make("llama_tied", 1, base | dict(kv_heads=2, mlp=88))
-make("llama_untied", 1, base | dict(kv_heads=1, mlp=72, tied=0))
+models = [("gpt2", 0, base), ("llama_tied", 1, base | dict(kv_heads=2, mlp=88)),
+          ("llama_untied", 1, base | dict(kv_heads=1, mlp=72, tied=0))]
+if sys.argv[1:] != ["muon"]:
+    for m in models:
+        make(*m)
+make_muon(models)

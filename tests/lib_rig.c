@@ -186,12 +186,14 @@ read_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     reading *job = ctx;
     const spw_layout *l = spw_engine_layout(job->r->e);
     const spw_store_chunk *c = &l->chunks[chunk_idx];
+    const spw_optimizer *rule = spw__engine_optimizer(job->r->e, c->unit_idx);
     (void)grad;
     (void)err;
+    if ((uint32_t)job->part > rule->moment_count) /* beside Muon's one others have two */
+        return SPW_OK;
     for (layout_stretch s = {0}; (record != NULL || job->part == SPW_PART_MASTER) && spw__layout_next(l, c, &s);)
-        spw_state_get(job->r->c.run.state_format, spw__engine_optimizer(job->r->e), weights, record, c->elems,
-                      job->part, s.first - c->first, s.end - s.first,
-                      job->out + rig_elems_before(job->r->model, s.id) + (s.first - s.from));
+        spw_state_get(job->r->c.run.state_format, rule, weights, record, c->elems, job->part, s.first - c->first,
+                      s.end - s.first, job->out + rig_elems_before(job->r->model, s.id) + (s.first - s.from));
     return SPW_OK;
 }
 

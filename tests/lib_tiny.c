@@ -291,9 +291,9 @@ digest_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const v
     for (uint64_t at = 0; at < c->elems; at += 4096) {
         float part[4096];
         uint64_t sum = 0;
-        for (int p = 0; p <= (record == NULL ? 0 : (int)spw__engine_optimizer(d->e)->moment_count); p++) {
-            spw_state_get(d->format, spw__engine_optimizer(d->e), weights, record, c->elems, (spw_state_part)p, at,
-                          4096, part);
+        for (int p = 0; p <= (record == NULL ? 0 : (int)spw__engine_optimizer(d->e, c->unit_idx)->moment_count); p++) {
+            spw_state_get(d->format, spw__engine_optimizer(d->e, c->unit_idx), weights, record, c->elems,
+                          (spw_state_part)p, at, 4096, part);
             clear_padding(l, c->unit_idx, c->first + at, 4096, part);
             sum = sum * 31 + spw_checksum(part, sizeof part);
         }

@@ -40,12 +40,13 @@ take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     add_digest(&v->out->digest[v->rank], chunk_idx, weights,
                c->elems * spw_state_weight_bytes(spw__engine_format(v->e)));
     if (record != NULL)
-        add_digest(&v->out->digest[v->rank], l->chunk_count + chunk_idx, record,
-                   spw_state_record_bytes(spw__engine_format(v->e), spw__engine_optimizer(v->e), c->elems));
-    for (int p = 0; p <= (record != NULL ? (int)spw__engine_optimizer(v->e)->moment_count : 0); p++) {
+        add_digest(
+            &v->out->digest[v->rank], l->chunk_count + chunk_idx, record,
+            spw_state_record_bytes(spw__engine_format(v->e), spw__engine_optimizer(v->e, c->unit_idx), c->elems));
+    for (int p = 0; p <= (record != NULL ? (int)spw__engine_optimizer(v->e, c->unit_idx)->moment_count : 0); p++) {
         end = base + c->elems < next ? c->elems : next > base ? next - base : 0; /* the rest is padding of the parts */
         for (uint64_t at = 0; at < end; at += 4096)
-            spw_state_get(spw__engine_format(v->e), spw__engine_optimizer(v->e), weights, record, c->elems,
+            spw_state_get(spw__engine_format(v->e), spw__engine_optimizer(v->e, c->unit_idx), weights, record, c->elems,
                           (spw_state_part)p, at, end - at < 4096 ? end - at : 4096, v->out->state[p] + base + at);
     }
     return SPW_OK;
@@ -57,7 +58,7 @@ count_elems(const spw_model *m)
 {
     spw_layout l;
     uint64_t elems;
-    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, 0, 0, 0, 1, NULL), SPW_OK);
+    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, 0, false, 0, 0, 1, NULL), SPW_OK);
     elems = l.elems;
     spw_layout_free(&l);
     return elems;

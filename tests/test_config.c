@@ -98,7 +98,19 @@ test_refused(void **state)
         {"train_batch_size=17", "train_batch_size 17"},
         {"gradient_clipping=-1", "gradient_clipping: expected number in [0, 1e+30], got integer -1"},
         {"gradient_clipping=\"a\"", "gradient_clipping: expected number, got string \"a\""},
-        {"optimizer.type=\"Muon\"", "not supported yet: optimizer.type"},
+        {"optimizer.type=\"Lamb\"", "not supported yet: optimizer.type"},
+        {"optimizer.params.muon_lr=0.1",
+         "run.json: optimizer.params.muon_lr belongs to optimizer.type \"Muon\", the type is \"AdamW\""},
+        {"optimizer={\"type\":\"SGD\",\"params\":{\"adam_lr\":0.1}}",
+         "optimizer.params.adam_lr belongs to optimizer.type"},
+        {"optimizer.params.ns_steps=5", "optimizer.params.ns_steps belongs to optimizer.type \"Muon\""},
+        {"optimizer={\"type\":\"Muon\",\"params\":{\"ns_steps\":0}}",
+         "optimizer.params.ns_steps: expected integer in [1, 20], got integer 0"},
+        {"optimizer={\"type\":\"Muon\",\"params\":{\"ns_steps\":21}}",
+         "optimizer.params.ns_steps: expected integer in"},
+        {"optimizer={\"type\":\"Muon\",\"params\":{\"muon_lr\":-1}}", "optimizer.params.muon_lr: expected number in"},
+        {"optimizer={\"type\":\"Muon\",\"params\":{\"ns_method\":\"svd\"}}",
+         "optimizer.params.ns_method \"svd\" (one of gram|standard)"},
         {"spillway.param_groups={}", "spillway.param_groups"},
         {"spillway.lora.rank=-1", "spillway.lora.rank"},
         {"spillway.lora.dropout=1", "spillway.lora.dropout"},
@@ -882,6 +894,8 @@ test_defaults_by_type(void **state)
     assert_true(c.optimizer.eps == 1e-10);
     parse_both("optimizer.type=Adagrad", "optimizer.params={\"lr\":0.1,\"eps\":1e-7}");
     assert_true(c.optimizer.eps == 1e-7);
+    parse_both("optimizer.type=adagrad", "optimizer.params={\"lr\":0.1,\"eps\":\"auto\"}");
+    assert_true(c.optimizer.eps == 1e-10);
     parse_both("optimizer.type=AdamW", "optimizer.params={\"lr\":0.1}");
     assert_true(c.optimizer.eps == 1e-8);
     assert_true(c.optimizer.weight_decay == 0);
@@ -895,6 +909,112 @@ test_defaults_by_type(void **state)
     assert_true(c.optimizer.weight_decay == 0.1);
     parse_both("optimizer.type=AdamW", "optimizer.params={\"torch_adam\":true,\"weight_decay\":\"auto\"}");
     assert_true(c.optimizer.weight_decay == 0);
+}
+
+/* Muon's rates and defaults are DeepSpeed's, and all survive printing and parsing; its method is one of two, which is not kept. */
+static void
+test_muon(void **state)
+{
+    static const struct {
+        const char *params;
+        double lr, muon_lr, adam_lr;
+    } rates[] = {{"{}", 0.02, 0.02, 3e-4},
+                 {"{\"lr\":\"auto\",\"muon_lr\":null}", 0.02, 0.02, 3e-4},
+                 {"{\"lr\":0.5}", 0.5, 0.5, 0.5},
+                 {"{\"muon_lr\":0.25}", 0.25, 0.25, 3e-4},
+                 {"{\"adam_lr\":0.125}", 0.02, 0.02, 0.125},
+                 {"{\"adam_lr\":0.125,\"muon_lr\":0.25}", 0.25, 0.25, 0.125},
+                 {"{\"adam_lr\":0.125,\"lr\":0.5}", 0.5, 0.5, 0.125},
+                 {"{\"lr\":0.5,\"muon_lr\":0.25,\"ns_method\":\"standard\"}", 0.5, 0.25, 0.5},
+                 {"{\"adam_lr\":0,\"lr\":0.5,\"muon_lr\":0,\"ns_method\":\"gram\"}", 0.5, 0, 0}};
+    static const char *const types[] = {"Muon", "muon"};
+    char set[300], *text;
+    spw_error err = {0};
+    (void)state;
+    for (size_t i = 0; i < 2 * sizeof rates / sizeof rates[0]; i++) {
+        size_t k = i / 2;
+        snprintf(set, sizeof set, "optimizer={\"params\":%s,\"type\":\"%s\"}", rates[k].params, types[i % 2]);
+        if (parse(set, &err) != SPW_OK)
+            fail_msg("%s: %s", set, err.message);
+        if (c.optimizer.lr != rates[k].lr || c.optimizer.muon_lr != rates[k].muon_lr ||
+            c.optimizer.adam_lr != rates[k].adam_lr)
+            fail_msg("%s: lr %g, muon_lr %g, adam_lr %g", set, c.optimizer.lr, c.optimizer.muon_lr,
+                     c.optimizer.adam_lr);
+        assert_true(c.optimizer.momentum == 0.95 && c.optimizer.nesterov && c.optimizer.ns_steps == 5);
+        assert_true(c.optimizer.beta1 == 0.9 && c.optimizer.beta2 == 0.95 && c.optimizer.eps == 1e-10);
+        assert_true(c.optimizer.weight_decay == 0 && c.optimizer.adam_w_mode);
+        text = spw_config_dump(&c);
+        if (spw_config_parse(&d, text, "dump", NULL, 0, &err) != SPW_OK)
+            fail_msg("%s: %s", set, err.message);
+        spw_mem_free(text);
+        d.scheduler.warmup_max_lr = c.scheduler.warmup_max_lr;
+        if (memcmp(&c, &d, sizeof c) != 0)
+            fail_msg("%s does not survive", set);
+    }
+    snprintf(
+        set, sizeof set, "optimizer={\"type\":\"Muon\",\"params\":%s}",
+        "{\"momentum\":0.5,\"nesterov\":false,\"ns_steps\":7,\"betas\":[0.8,0.9],\"eps\":1e-6,\"weight_decay\":0.1}");
+    for (int again = 0; again < 2; again++) {
+        if (again == 0 ? parse(set, &err) != SPW_OK : spw_config_parse(&c, text, "dump", NULL, 0, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        assert_true(c.optimizer.momentum == 0.5 && !c.optimizer.nesterov && c.optimizer.ns_steps == 7);
+        assert_true(c.optimizer.beta1 == 0.8 && c.optimizer.beta2 == 0.9 && c.optimizer.eps == 1e-6);
+        assert_true(c.optimizer.weight_decay == 0.1);
+        if (again == 0)
+            text = spw_config_dump(&c);
+    }
+    spw_mem_free(text);
+    assert_int_equal(parse("optimizer={\"type\":\"SGD\"}", &err), SPW_OK); /* nothing of it stays with another type */
+    assert_true(c.optimizer.momentum == 0 && !c.optimizer.nesterov && c.optimizer.lr == 0.001);
+    assert_true(isnan(c.optimizer.muon_lr) && isnan(c.optimizer.adam_lr));
+    text = spw_config_dump(&c);
+    assert_non_null(text);
+    assert_null(strstr(text, "ns_steps"));
+    assert_null(strstr(text, "muon_lr"));
+    spw_mem_free(text);
+}
+
+/* What Muon does not do is refused, and done with another type; schedules are about lr, which may be the matrices'. */
+static void
+test_muon_refused(void **state)
+{
+    enum { MORE = 3 };
+    static const struct {
+        const char *says; /* NULL: taken */
+        const char *set[MORE];
+    } cases[] = {
+        {NULL, {"spillway.state_format=\"fp32\""}},
+        {NULL, {"spillway.state_format=\"mixed\""}},
+        {NULL, {"spillway.state_format=\"split\""}},
+        {NULL, {"spillway.state_format=null", "bf16.enabled=false"}},
+        {NULL, {"spillway.state_format=null", "bf16.enabled=false", "fp16.enabled=true"}},
+        {"spillway.state_format split-bf16: not with optimizer.type Muon, whose momentum is fp32: fp32, mixed, "
+         "mixed-fp16 and split are",
+         {"spillway.state_format=\"split-bf16\""}},
+        {"split-int8: not with optimizer.type Muon", {"spillway.state_format=\"split-int8\""}},
+        {"split24-int8: not with optimizer.type Muon", {"spillway.state_format=\"split24-int8\""}},
+        {"spillway.delayed_update above 0: not with optimizer.type Muon yet", {"spillway.delayed_update=1"}},
+        {"spillway.ranks above 1: not with optimizer.type Muon yet", {"spillway.ranks=2"}},
+        {NULL, {"spillway.gradients=\"host\""}}};
+    spw_error err = {0};
+    (void)state;
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        bool muon = i % 2 == 0;
+        const char *says = muon ? cases[i / 2].says : NULL;
+        const char *sets[1 + MORE] = {muon ? "optimizer={\"type\":\"Muon\"}" : "optimizer={\"type\":\"AdamW\"}"};
+        uint32_t count = 1;
+        spw_status st;
+        while (count <= MORE && cases[i / 2].set[count - 1] != NULL) {
+            sets[count] = cases[i / 2].set[count - 1];
+            count++;
+        }
+        st = spw_config_parse(&c, whole, "run.json", sets, count, &err);
+        if (says == NULL ? st != SPW_OK : st != SPW_ECONFIG || strstr(err.message, says) == NULL)
+            fail_msg("%s %s: %s", sets[0], sets[1], err.message);
+    }
+    parse_both("optimizer={\"type\":\"Muon\",\"params\":{\"muon_lr\":0.5}}", "scheduler={\"type\":\"WarmupLR\"}");
+    assert_true(spw_schedule_lr(&c, 5000) == 0.5);
+    assert_true(fabs(spw_schedule_group_lr(&c, 5000, 0.5, c.optimizer.adam_lr) - 3e-4) < 1e-18);
 }
 
 /* A launcher's file is told from a mistake in JSON. */
@@ -1018,7 +1138,7 @@ test_help(void **state)
             continue;
         snprintf(set, sizeof set, "%s=%s", row->key, row->fallback);
         if (parse(set, &err) != SPW_OK && strcmp(row->key, "bf16.enabled") != 0 &&
-            strcmp(row->key, "zero_optimization.stage") != 0 &&
+            strcmp(row->key, "zero_optimization.stage") != 0 && strcmp(row->key, "optimizer.params.ns_steps") != 0 &&
             strcmp(row->key, "scheduler.params.total_num_steps") != 0)
             fail_msg("%s: %s", set, err.message);
     }
@@ -1039,6 +1159,7 @@ main(void)
         cmocka_unit_test(test_help),           cmocka_unit_test(test_paths),
         cmocka_unit_test(test_home),           cmocka_unit_test(test_null),
         cmocka_unit_test(test_include),        cmocka_unit_test(test_include_refused),
+        cmocka_unit_test(test_muon),           cmocka_unit_test(test_muon_refused),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }

@@ -276,6 +276,14 @@ test_no_rate(void **state)
         takes(text);
         assert_string_equal(heard, "");
     }
+    takes("{" NEEDED MICRO "\"optimizer\":{\"type\":\"Muon\"}}");
+    assert_string_equal(heard,
+                        "ds.json: no learning rate is given, this stands: optimizer.type Muon, optimizer.params.lr "
+                        "0.02, adam_lr 0.0003\n");
+    takes("{" NEEDED MICRO "\"optimizer\":{\"type\":\"Muon\",\"params\":{\"muon_lr\":0.1}}}");
+    assert_string_equal(heard, "");
+    takes("{" NEEDED MICRO "\"optimizer\":{\"type\":\"Muon\",\"params\":{\"lr\":\"auto\",\"momentum\":\"auto\"}}}");
+    assert_non_null(strstr(heard, "these stand: optimizer.params.lr 0.02; optimizer.params.momentum 0.95\n"));
     takes("{" NEEDED MICRO "\"gradient_clipping\":\"auto\",\"scheduler\":{\"type\":\"LRRangeTest\"}}");
     assert_null(strstr(heard, "optimizer.params.lr"));
 }

@@ -658,7 +658,7 @@ test_used_in_place(void **state)
                           .chunk_count = 2,
                           .weight_dtype = SPW_BF16,
                           .weight_bytes = 2,
-                          .record_bytes_32 = 256,
+                          .record = {{.bytes_32 = 256}},
                           .worker_count = 1,
                           .update_device = write_twos,
                           .bad_fn = no_bad,

@@ -131,7 +131,7 @@ check_filled(const spw_plan *p, plan_input *in)
         gathered += !in->direct || u >= next ? l->units[u].elems * in->compute_bytes : 0;
     for (uint32_t k = 0; next < l->unit_count && k < l->units[next].chunk_count; k++) {
         uint64_t elems = l->chunks[l->units[next].chunk_first + k].elems;
-        more += elems * (in->weight_bytes + in->grad_bytes) + spw_round_up(elems / 32 * in->record_bytes_32, 4096);
+        more += elems * (in->weight_bytes + in->grad_bytes) + spw_round_up(elems / 32 * in->record_bytes_32[0], 4096);
     }
     if (next < l->unit_count && !in->direct && p->cache_device == gathered)
         assert_true(p->device_bytes + more > room_of(in));
@@ -165,7 +165,7 @@ check_spares(const spw_plan *p, const plan_input *in)
     uint64_t bytes = 0, records = 0;
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
-        uint64_t record = c->elems / 32 * in->record_bytes_32,
+        uint64_t record = c->elems / 32 * in->record_bytes_32[0],
                  all = spw_round_up(c->elems / 32 * in->log_bytes_32[c->weight_tier != SPW_TIER_NVME], 4096);
         assert_true(!c->spare || c->record_tier == SPW_TIER_NVME ||
                     (c->record_tier == SPW_TIER_HOST && c->weight_tier != SPW_TIER_DEVICE));
@@ -231,7 +231,7 @@ test_random_plans(void **state)
         in.weight_bytes = 2 + 2 * (uint32_t)PICK(2);
         in.grad_bytes = 2 + 2 * (uint32_t)PICK(2);
         in.compute_bytes = 4;
-        in.record_bytes_32 = (uint32_t)(32 + PICK(400));
+        in.record_bytes_32[0] = (uint32_t)(32 + PICK(400));
         in.update_reads_weights = PICK(2) != 0;
         in.log_bytes_32[0] = (uint32_t)(1 + PICK(400));
         in.log_bytes_32[1] = (uint32_t)(1 + PICK(400));
@@ -270,7 +270,7 @@ test_random_plans(void **state)
             c.run.device_memory = PICK(2 * l.elems * 20);
         c.run.host_memory = PICK(50) == 0 ? UINT64_MAX - 1 : c.run.host_memory;
         weights = l.elems * in.weight_bytes;
-        records = in.inference ? 0 : l.elems / 32 * in.record_bytes_32;
+        records = in.inference ? 0 : l.elems / 32 * in.record_bytes_32[0];
         in.device_updates =
             c.zero.offload_optimizer != SPW_TIER_DEVICE ? PICK(2) != 0 : c.zero.offload_param == SPW_TIER_DEVICE;
         in.device_updates = in.device_updates && !in.inference;
@@ -299,7 +299,7 @@ test_random_plans(void **state)
             for (uint32_t i = 0; i < p.path_count; i++)
                 on_paths += p.path_bytes[i];
             for (uint32_t i = 0; i < l.chunk_count; i++) { /* swap files hold whole pages */
-                uint64_t record = l.chunks[i].elems / 32 * in.record_bytes_32;
+                uint64_t record = l.chunks[i].elems / 32 * in.record_bytes_32[0];
                 if (l.chunks[i].record_tier == SPW_TIER_NVME && l.units[l.chunks[i].unit_idx].trainable &&
                     !in.inference)
                     on_paths -= spw_round_up(record, 4096) - record;

@@ -269,7 +269,7 @@ static uint64_t
 state_sum(rig *r)
 {
     uint64_t sum = 0, bytes = spw_model_elems(r->model) * sizeof(float);
-    for (uint32_t part = 0; part <= spw__engine_optimizer(r->e)->moment_count; part++) {
+    for (uint32_t part = 0; part <= spw__engine_optimizer(r->e, 0)->moment_count; part++) {
         float *values = rig_read(r, (spw_state_part)part);
         sum = sum * 31 + spw_checksum(values, bytes);
         free(values);

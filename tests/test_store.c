@@ -54,7 +54,7 @@ open_units(fixture *f, spw_store_config config, spw_tier weights, bool trainable
     config.unit_count = UNITS;
     config.chunk_count = UNITS * CHUNKS;
     config.weight_bytes = 4;
-    config.record_bytes_32 = 256;
+    config.record[0].bytes_32 = 256;
     config.worker_count = 1;
     assert_int_equal(spw_store_create(&f->store, &config, NULL), SPW_OK);
     assert_int_equal(spw_store_sweep(f->store, SPW_SWEEP_INIT, fill_chunk, NULL, NULL), SPW_OK);
@@ -204,8 +204,7 @@ test_read_once_beside_updates(void **state)
                    (spw_store_config){.device_cache_bytes = 2 * ELEMS * 4,
                                       .weight_slot_count = 1 + (uint32_t)run % 6,
                                       .record_slot_count = 1,
-                                      .record_parts = {256},
-                                      .record_part_count = 1,
+                                      .record = {{.parts = {256}, .part_count = 1}},
                                       .paths = &path,
                                       .path_count = 1,
                                       .aio = {.backend = SPW_AIO_THREADS, .queue_depth = 8, .thread_count = 4},
@@ -245,8 +244,7 @@ enum { SLOTS = 8, RECORD_BYTES = 4096 * 8 };
 static void
 open_trainable(fixture *f, order *o, const char *const *path, spw_test_aio_schedule *faults)
 {
-    spw_store_config config = {.record_parts = {256},
-                               .record_part_count = 1,
+    spw_store_config config = {.record = {{.parts = {256}, .part_count = 1}},
                                .record_slot_count = SLOTS,
                                .device_cache_bytes = ELEMS * 4,
                                .paths = path,
@@ -424,9 +422,7 @@ open_narrow(fixture *f, order *o, const char *const *path)
                                .unit_count = 2,
                                .chunk_count = 2,
                                .weight_bytes = 4,
-                               .record_bytes_32 = 256,
-                               .record_parts = {256},
-                               .record_part_count = 1,
+                               .record = {{256, {256}, 1}},
                                .weight_slot_count = 1,
                                .record_slot_count = 1,
                                .device_cache_bytes = 4096 * 4,

@@ -618,7 +618,7 @@ test_threads(void **state)
                                    .unit_count = 1,
                                    .chunk_count = 1,
                                    .weight_bytes = 4,
-                                   .record_bytes_32 = 256,
+                                   .record = {{.bytes_32 = 256}},
                                    .device_cache_bytes = 16384,
                                    .worker_count = 5,
                                    .topology = &t,

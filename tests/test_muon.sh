@@ -1,0 +1,82 @@
+#!/bin/bash
+# Muon from the command line: on the cpu device and on the emulated cuda device, where what is made orthogonal crosses the link. Placements,
+# delays and late streams change no bit; stopping and going on neither; what is not done with it is refused in words. Speaks TAP.
+set -u
+cd "$(dirname "$0")/.."
+build=${SPW_BUILD:-build/release}
+spw=$build/spillway
+plugin=$build/emulated/spillway-cuda.so
+[ -f "$plugin" ] || { echo "1..1"; echo "ok 1 - Muon # SKIP no C++ compiler when this was built"; exit 77; }
+case $build in *asan | *tsan) echo "1..1"; echo "ok 1 - Muon # SKIP test_muon.c runs there"; exit 77 ;; esac
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-muon-XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+. tests/lib_tap.sh
+plugin=$(realpath "$plugin")
+export SPW_EMULATE_GUARD=1 OPENBLAS_NUM_THREADS=1
+mkdir "$dir/swap"
+awk 'BEGIN { for (i = 0; i < 2000; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"
+cat >"$dir/c.json" <<JSON
+{ "model": {"model_type": "llama", "vocab_size": 256, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 4, "num_attention_heads": 6,
+            "num_key_value_heads": 2, "max_position_embeddings": 40, "rms_norm_eps": 1e-5, "rope_theta": 10000.0},
+  "data": {"path": ["$dir/text.txt"], "seq_length": 40, "seed": 1},
+  "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+  "optimizer": {"type": "Muon", "params": {"lr": 2e-3, "weight_decay": 0.1}},
+  "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
+  "spillway": {"steps": 4, "seed": 3, "device": "cpu", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2} }
+JSON
+losses() { sed -n 'h; s/.*"eval_loss":\([^,}]*\).*/\1/p; g; s/.*"step":[0-9]*,"loss":\([^,]*\),"grad_norm":\([^,]*\).*/\1 \2/p' "$dir/$1"; }
+same() { losses "$1" >"$dir/one"; losses "$2" >"$dir/two"; [ -s "$dir/one" ] && cmp -s "$dir/one" "$dir/two"; }
+near() {
+    paste <(losses "$1" | tr ' ' '\n') <(losses "$2" | tr ' ' '\n') |
+        awk -v within="$3" '{ d = $1 - $2; rows++; if (!(d < within && d > -within)) { print "# number " rows ": " $1 " and " $2; bad = 1 } }
+             END { exit bad || rows != 10 }'
+}
+# on PRECISION STREAMS LOG OVERRIDES...
+on() {
+    SPW_CUDA_PLUGIN=$plugin SPW_CUDA_COMPUTE=$1 SPW_EMULATE_STREAMS=$2 "$spw" train "$dir/c.json" --quiet --set spillway.device=cuda --set spillway.run_log="$dir/$3" "${@:4}" >"$dir/out" 2>&1
+}
+trains() { "$spw" train "$dir/c.json" --quiet --set spillway.run_log="$dir/$1" "${@:2}" >"$dir/out" 2>&1; }
+refused() { "$spw" plan "$dir/c.json" --no-measure "${@:2}" >"$dir/out" 2>&1; [ $? -eq 2 ] && grep -Fq -- "$1" "$dir/out"; }
+refused_there() { SPW_CUDA_PLUGIN=$plugin "$spw" train "$dir/c.json" --set spillway.device=cuda "${@:2}" >"$dir/out" 2>&1; [ $? -ne 0 ] && grep -Fq -- "$1" "$dir/out"; }
+falls() { losses "$1" | awk 'NF == 2 { if (!n++) first = $1; last = $1 } END { exit !(n == 4 && last < first) }'; }
+moved() { sed -n 's/.*"step":4,.*"bytes":{.*"'"$2"'":\([0-9]*\).*/\1/p' "$dir/$1"; }
+
+nvme="{\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}"
+check "trains on the cpu device" trains cpu
+check "the loss falls" falls cpu
+check "trains with AdamW" trains adam --set 'optimizer={"type":"AdamW","params":{"lr":2e-3,"weight_decay":0.1}}'
+check "which is something else" sh -c "! cmp -s '$dir/cpu' '$dir/adam'"
+check "on cuda in fp32" on fp32 "" cuda
+check "the losses of the cpu device" near cpu cuda 1e-4
+check "in bf16" on bf16 late bf16
+check "about those" near cpu bf16 0.1
+for streams in "" late; do
+    on fp32 "$streams" host.$streams --set spillway.fill_device=never
+    check "state in host memory, ${streams:-early} streams: the same numbers" same cuda host.$streams
+    on fp32 "$streams" nvme.$streams --set "zero_optimization.offload_optimizer=$nvme" --set spillway.record_slots=1 --set spillway.chunk_elems=4096
+    check "records on nvme, one slot, ${streams:-early} streams: the same numbers" same cuda nvme.$streams
+    on fp32 "$streams" all.$streams --set "zero_optimization.offload_optimizer=$nvme" --set "zero_optimization.offload_param=$nvme" --set spillway.chaos_seed=5
+    check "all on nvme, with delays, ${streams:-early} streams: the same numbers" same cuda all.$streams
+done
+on fp32 late early --set gradient_clipping=1e9
+on fp32 late open --set gradient_clipping=0
+check "updates that begin with the gradients: the same losses" cmp <(losses early | cut -d' ' -f1) <(losses open | cut -d' ' -f1)
+# In gradients' type, of 4 bytes an element here. Each matrix begins on whole 4096s, which is much of so small ones: seven a layer.
+on bf16 late bytes --set spillway.device_memory=64MiB
+on bf16 late bytes.adam --set spillway.device_memory=64MiB --set spillway.fill_device=never --set 'optimizer={"type":"AdamW","params":{"lr":2e-3}}'
+matrices=$((4 * (48 * 48 * 2 + 16 * 48 * 2 + 3 * 72 * 48)))
+echo "# out $(moved bytes d2h) and $(moved bytes.adam d2h), $matrices in matrices"
+check "matrices cross the link once more each way" [ $(($(moved bytes d2h) - $(moved bytes.adam d2h) - 4 * matrices)) -lt $((4 * 8 * 4096 * 4)) ]
+check "and no less" [ "$(moved bytes d2h)" -ge $(($(moved bytes.adam d2h) + 4 * matrices)) ]
+# Stopped after two steps, and gone on with elsewhere.
+trains whole --set spillway.checkpoint_dir="$dir/none" --set spillway.eval_interval=0
+trains first --set spillway.checkpoint_dir="$dir/saved" --set spillway.eval_interval=0 --set spillway.steps=2
+"$spw" train "$dir/c.json" --quiet --resume "$dir/saved" --set spillway.run_log="$dir/rest" --set spillway.eval_interval=0 --set "zero_optimization.offload_optimizer=$nvme" >"$dir/out" 2>&1
+check "goes on where it stopped" cmp <(losses whole | tail -n 2) <(losses rest)
+check "the momentum has its name" sh -c "'$spw' inspect '$dir'/saved/step-2/*optimizer* | grep -q 'q_proj.weight.momentum_buffer'"
+check "norms have AdamW's" sh -c "'$spw' inspect '$dir'/saved/step-2/*optimizer* | grep -q 'norm.weight.exp_avg_sq'"
+check "plan says what it does" sh -c "'$spw' plan '$dir/c.json' --no-measure | grep -q 'optimizer.type *Muon'"
+check "ranks are refused" refused "spillway.ranks above 1: not with optimizer.type Muon yet" --set spillway.ranks=2
+check "8-bit moments are refused" refused "not with optimizer.type Muon, whose momentum is fp32" --set spillway.state_format=split-int8
+check "state on a GPU is refused" refused_there "Muon's state on device cuda" --set 'zero_optimization={"stage":3}'
+echo "1..$n"
