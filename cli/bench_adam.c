@@ -440,6 +440,9 @@ take_optimizers(job *j, const char *text)
         return true;
     }
     j->optimizers[j->optimizer_count] = spw_optimizer_find(text);
+    if (j->optimizers[j->optimizer_count] ==
+        &spw_opt_muon) /* its step is no pass over memory: a device has a part in it */
+        return false;
     return j->optimizer_count < LIST_MAX && j->optimizers[j->optimizer_count] != NULL && ++j->optimizer_count > 0;
 }
 

@@ -77,6 +77,8 @@ typedef struct unit {
     uint64_t generation; /* all chunks have reached it */
     unit_op op;
     unit_half half;
+    uint32_t on_nvme; /* of its records, chunks */
+    bool holding;     /* until its update has ended these stay in memory once they are there (spw_store_holds) */
     bool grad_ready;
     int32_t window;     /* where its gradient is, of units that spill; -1: nowhere */
     uint64_t grad_turn; /* of the windows that were taken */
@@ -151,7 +153,8 @@ struct spw_store {
     int32_t *weight_slot_owner; /* chunk index or -1 */
     int32_t *record_slot_free;
     uint32_t record_slot_free_count;
-    unit **windows; /* (cfg.grad_window_count) whose gradient is there; NULL: free */
+    uint32_t holding; /* chunks of units that do */
+    unit **windows;   /* (cfg.grad_window_count) whose gradient is there; NULL: free */
     uint32_t window_free, grads_leaving;
     uint64_t grad_turns;
     chunk *sum_head, *summed_head; /* gradients: for the workers, and back */
@@ -303,9 +306,10 @@ void spw__store_wait_a_moment(spw_store *s);
 spw_stall spw__store_stall_cause(const spw_store *s, const unit *u, uint64_t generation);
 /* Idle. Units whose update did not come to run keep their state; records read ahead stay for the next step. */
 void spw__store_close_step(spw_store *s);
-void spw__store_drop_records(spw_store *s, const unit *u); /* those read ahead for an operation it no longer has */
-void spw__store_rush(spw_store *s, chunk *c, bool rush);   /* its record goes before others, or not */
+void spw__store_drop_records(spw_store *s, unit *u);     /* those read ahead for an operation it no longer has */
+void spw__store_rush(spw_store *s, chunk *c, bool rush); /* its record goes before others, or not */
 
+void spw__store_stop_holding(spw_store *s, unit *u);
 /* still.c: waits that never end. Zeroed before a wait, asked once a round of it. True: fail_still makes an error of it. */
 typedef struct still {
     uint32_t rounds;

@@ -175,6 +175,16 @@ typedef struct spw_store_config {
     spw_test_aio_schedule *aio_faults; /* tests: of the swap files' transfers; NULL: none */
 } spw_store_config;
 
+/*
+ * Records of a unit that is whole, so many chunks of them on nvme, stay in their slots from one half of its update to the other: it waits
+ * until so many may. Where there are too few slots for that they are written and read again between the halves. Two are for others. Pure.
+ */
+static inline bool
+spw_store_holds(uint32_t slot_count, uint32_t chunk_count)
+{
+    return chunk_count + 2 <= slot_count;
+}
+
 /* Bytes that so many weights take in a tier: bytes each, or codes in whole pages. Pure. */
 static inline uint64_t
 spw_store_weight_bytes(uint64_t elems, uint32_t bytes, uint32_t code_bits)

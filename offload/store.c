@@ -135,6 +135,7 @@ build(spw_store *s, spw_error *err)
         s->chunks[i].plan = cfg->chunks[i];
         s->chunks[i].weight_slot = s->chunks[i].record_slot = -1;
         s->units[cfg->chunks[i].unit_idx].spare |= cfg->chunks[i].spare;
+        s->units[cfg->chunks[i].unit_idx].on_nvme += cfg->chunks[i].record_tier == SPW_TIER_NVME;
     }
     for (uint32_t i = 0; i < cfg->weight_slot_count; i++)
         s->weight_slot_owner[i] = -1;
@@ -511,10 +512,18 @@ spw__store_close_step(spw_store *s)
     s->mode = SPW_STEP_GATED;
 }
 
+void
+spw__store_stop_holding(spw_store *s, unit *u)
+{
+    s->holding -= u->holding ? u->on_nvme : 0;
+    u->holding = false;
+}
+
 /* Lock held, the unit without an operation, or nothing is read for it. */
 void
-spw__store_drop_records(spw_store *s, const unit *u)
+spw__store_drop_records(spw_store *s, unit *u)
 {
+    spw__store_stop_holding(s, u);
     for (uint32_t k = 0; k < u->plan.chunk_count; k++) {
         chunk *c = &s->chunks[u->plan.chunk_first + k];
         while ((c->r == R_READING || c->snap_taken) && s->poison.status == SPW_OK) /* or a save looks at it */

@@ -181,6 +181,19 @@ gradient_ready(spw_store *s, const unit *u, chunk *c)
     return c->g == G_WINDOW || c->g == G_THERE;
 }
 
+/* False: its records are to stay in memory from its first half to its second, and others' are there now. */
+static bool
+may_begin(spw_store *s, unit *u)
+{
+    if (u->half != H_FIRST || u->holding || !spw_store_holds(s->cfg.record_slot_count, u->on_nvme))
+        return true;
+    if (!spw_store_holds(s->cfg.record_slot_count, s->holding + u->on_nvme))
+        return false;
+    u->holding = true;
+    s->holding += u->on_nvme;
+    return true;
+}
+
 /*
  * may_load: new record slots may be taken. False: there was none left to take. The first chunk that no weight slot is left for gets
  * the next one; chunks behind it that have theirs, because their gradients came earlier, go on and give them back.
@@ -190,8 +203,12 @@ advance_unit(spw_store *s, unit *u, bool may_load)
 {
     bool released = spw__may_run(s, u), ahead = spw__runs_ahead(s, u), runs = released || ahead;
     bool slots_left = true, weightless = false, changes = u->op != OP_VISIT && u->half == H_SECOND;
-    while (may_load && u->load_next < u->op_end) {
+    if (!may_begin(s, u))
+        return true;
+    while (u->load_next < u->op_end) {
         chunk *c = spw__unit_chunk(s, u, u->load_next);
+        if (!may_load && !(u->holding && c->r == R_READY))
+            break;
         if (c->r == R_WRITING || c->r == R_DIRTY)
             break; /* the last step's record is still on its way out */
         if (c->r == R_EMPTY) {

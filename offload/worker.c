@@ -293,6 +293,7 @@ spw__store_finish_unit(spw_store *s, unit *u)
 {
     u->op = OP_NONE;
     u->half = H_SECOND;
+    spw__store_stop_holding(s, u);
     u->generation = s->chunks[u->plan.chunk_first + u->op_end - 1].generation;
     pthread_cond_broadcast(&s->main_cond);
 }
@@ -316,8 +317,8 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
     } else if (op == OP_PREPARE) {
         c->pins -= c->held;
         c->held = false;
-        c->r = record_on_nvme ? R_DIRTY : R_READY;
-        if (record_on_nvme)
+        c->r = record_on_nvme && !u->holding ? R_DIRTY : R_READY;
+        if (c->r == R_DIRTY)
             mark_dirty(s, c);
     } else {
         c->w = c->plan.weight_tier == SPW_TIER_NVME ? W_DIRTY : W_CLEAN;

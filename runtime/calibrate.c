@@ -225,6 +225,8 @@ typedef struct update_job {
     spw_dtype grad_dtype;
 } update_job;
 
+enum { UPDATE_ELEMS_MAX = 1 << 20 };
+
 static void
 update_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
@@ -238,7 +240,10 @@ update_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
                            .grad_dtype = j->grad_dtype,
                            .first = part_idx * j->elems};
     spw_opt_range range = {j->elems, j->coef};
+    double squares[UPDATE_ELEMS_MAX / 4096];
     (void)worker_idx;
+    if (j->coef->optimizer == &spw_opt_muon) /* both halves */
+        (void)spw_opt_momentum(&chunk, base + j->grad_at, &range, 1, squares);
     (void)spw_opt_step(&chunk, &range, 1);
 }
 
@@ -247,7 +252,7 @@ measure_optimizer(const calibration *c, const char *unused, double rates[1], spw
 {
     const spw_config *cfg = c->config;
     const spw_optimizer *optimizer = spw_optimizer_find(cfg->optimizer.type[0] != '\0' ? cfg->optimizer.type : "AdamW");
-    update_job j = {.elems = cfg->run.chunk_elems < 1 << 20 ? cfg->run.chunk_elems : 1 << 20,
+    update_job j = {.elems = cfg->run.chunk_elems < UPDATE_ELEMS_MAX ? cfg->run.chunk_elems : UPDATE_ELEMS_MAX,
                     .format = cfg->run.state_format,
                     .grad_dtype = cfg->run.grad_dtype};
     spw_opt_hp hp = {.lr = 1e-4,

@@ -116,8 +116,17 @@ spw__made_there(const spw_engine *e)
     return e->holds && e->world == 1;
 }
 
+/* What else is trained of a block whose matrices have a unit of their own: vectors, whose gradients are made while theirs is. */
+static bool
+beside_whole(const spw_engine *e, uint32_t unit_idx)
+{
+    const spw_layout *l = &e->layout;
+    const uint32_t block = e->model->params[l->param_ids[l->param_first[unit_idx]]].owner_block;
+    return l->whole && !l->units[unit_idx].whole && block > 0 && block + 1 < e->model->block_count;
+}
+
 /*
- * Gradient buffers: one of its own for a unit with several users. The others' gradients are made in turn in the largest one and in
+ * Gradient buffers: one of its own for a unit with several users, and for what is small beside another one of its block. The others' gradients are made in turn in the largest one and in
  * a second one, which need hold only the smaller of any two neighbours; single: in the largest alone, which each leaves before the
  * next begins. Passes that hold them have one for each unit. users: of each unit. What comes in turns has its gradient made while the block's other one is being made, and sent when its turn is
  * over, whoever uses it later: in one or two more.
@@ -139,7 +148,7 @@ size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bo
             turn = elems > turn ? elems : turn;
             continue;
         }
-        if (users[u] > 1) {
+        if (users[u] > 1 || beside_whole(e, u)) {
             bytes += add_grad_buffer(e, elems, u, false);
             continue;
         }

@@ -237,6 +237,17 @@ slots_for(uint64_t elems, uint64_t chunk, uint32_t chunk_count)
     return slots > chunk_count ? chunk_count : (uint32_t)slots;
 }
 
+/* With which records of one unit that is whole are held while the next one's come. */
+static uint32_t
+slots_of_whole(const plan_input *in)
+{
+    const spw_layout *l = in->layout;
+    uint32_t most = 0;
+    for (uint32_t u = 0; u < l->unit_count; u++)
+        most = l->units[u].whole && l->units[u].chunk_count > most ? l->units[u].chunk_count : most;
+    return most == 0 ? 0 : 2 * most + 2 < l->chunk_count ? 2 * most + 2 : l->chunk_count;
+}
+
 /* What does not depend on the budget; the slots that are wanted go to *w_want and *r_want. */
 static uint64_t
 fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want)
@@ -255,6 +266,8 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
     }
     if (c->zero.optimizer_buffer_count > 0 && c->run.record_slots == 0)
         *r_want = (uint32_t)c->zero.optimizer_buffer_count;
+    else if (c->run.record_slots == 0 && slots_of_whole(in) > *r_want)
+        *r_want = slots_of_whole(in);
     if (c->zero.max_in_cpu > 0 && c->zero.max_in_cpu != SPW_AUTO && c->run.weight_slots == 0) {
         uint32_t slots = slots_for(c->zero.max_in_cpu, chunk, count);
         *w_want = slots > *w_want ? slots : *w_want;

@@ -128,6 +128,7 @@ bool spw__plan_disks_have_room(const spw_plan *plan, const plan_input *in);
 
 /* plan_traffic.c. Updates need not wait for the norm. */
 bool spw__plan_early_gate(const plan_input *in);
+uint32_t spw__plan_records_on_nvme(const plan_input *in, uint32_t unit_idx); /* chunks */
 /* Of matrices that Muon takes whole, without padding. */
 uint64_t spw__plan_whole_elems(const plan_input *in);
 /* A step of the plan so far, with disks of that pace. */

@@ -86,9 +86,19 @@ spw__plan_whole_elems(const plan_input *in)
     return elems;
 }
 
+uint32_t
+spw__plan_records_on_nvme(const plan_input *in, uint32_t unit_idx)
+{
+    const spw_store_unit *u = &in->layout->units[unit_idx];
+    uint32_t count = 0;
+    for (uint32_t i = u->chunk_first; i < u->chunk_first + u->chunk_count; i++)
+        count += in->layout->chunks[i].record_tier == SPW_TIER_NVME;
+    return count;
+}
+
 /*
- * Weights on nvme that are trained are written once a step, records read and written once, or once for each half of an update that has two;
- * the rest is rehearsed.
+ * Weights on nvme that are trained are written once a step, records read and written once, or, where slots do not hold them, for each half
+ * of an update that has two; the rest is rehearsed.
  */
 spw_status
 spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
@@ -114,7 +124,8 @@ spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
             uint64_t record = c->record_tier == SPW_TIER_NVME ? plan_record(in, c) : 0;
             if (!plan_has_record(in, c))
                 continue; /* what is frozen is read only, which the rehearsal counts */
-            if (in->layout->units[c->unit_idx].whole)
+            if (in->layout->units[c->unit_idx].whole &&
+                !spw_store_holds(p->record_slots, spw__plan_records_on_nvme(in, c->unit_idx)))
                 record *= 2;
             if (c->unit_idx >= leaves)
                 record += plan_spilled(in, c);

@@ -264,9 +264,9 @@ test_spills(void **unused)
 static void
 test_bytes(void **unused)
 {
-    const spw_tier tiers[] = {SPW_TIER_HOST, SPW_TIER_NVME};
+    const spw_tier tiers[] = {SPW_TIER_HOST, SPW_TIER_NVME, SPW_TIER_NVME};
     (void)unused;
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 3; k++) {
         rig r;
         const spw_plan *p;
         const spw_layout *l;
@@ -276,6 +276,7 @@ test_bytes(void **unused)
         use_muon(&r);
         r.c.gradient_clipping = 0.5;
         r.c.run.grad_dtype = SPW_BF16;
+        r.c.run.record_slots = k == 2; /* else as many as hold two units' */
         snprintf(r.c.run.update_ahead, sizeof r.c.run.update_ahead, "never");
         rig_open(&r);
         rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
@@ -295,8 +296,8 @@ test_bytes(void **unused)
         assert_int_equal(p->record_host + p->record_nvme, whole * 6 + others * 10);
         assert_int_equal(p->traffic[0].d2h, (whole + others + matrices) * 2);
         assert_int_equal(last.d2h, p->traffic[0].d2h);
-        if (k == 1) /* records of the matrices twice */
-            assert_int_equal(p->traffic[0].nvme_write, whole * (2 + 2 * 6) + others * 12);
+        if (k > 0) /* with one slot records of the matrices twice */
+            assert_int_equal(p->traffic[0].nvme_write, whole * (2 + (uint64_t)k * 6) + others * 12);
         rig_remove(&r);
     }
 }

@@ -43,6 +43,13 @@ draw_rule(uint64_t run, spw_config *c)
         snprintf(c->optimizer.type, sizeof c->optimizer.type, "Adam");
         c->optimizer.adam_w_mode = false;
     }
+    if (spw_state_exact(c->run.state_format) && c->run.delayed_update == 0 && random_pick(run, 71, 4) == 0) {
+        snprintf(c->optimizer.type, sizeof c->optimizer.type, "Muon");
+        c->optimizer.adam_w_mode = true;
+        c->optimizer.muon_lr = 2e-3;
+        c->optimizer.adam_lr = c->optimizer.lr;
+        c->optimizer.ns_steps = 1 + (uint32_t)random_pick(run, 72, 5);
+    }
     c->run.decay_norm_and_bias = random_pick(run, 67, 2) == 0;
     c->run.nearest_moments = c->run.state_format == SPW_STATE_SPLIT_BF16 && random_pick(run, 68, 2) == 0;
     c->bf16_check_overflow = c->bf16 && random_pick(run, 69, 2) == 0;
@@ -232,6 +239,11 @@ draw_placement(uint64_t at, rig *r)
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 20, 2) == 0 ? "always" : "auto");
     if (c->zero.offload_optimizer == SPW_TIER_NVME && whole && c->run.expert_turns < 2)
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[random_pick(at, 21, 3)]);
+    if (strcmp(c->optimizer.type, "Muon") == 0) { /* what the host updates */
+        c->zero.optimizer_ratio = 1;
+        if (strcmp(c->run.device, "cpu") != 0 && c->zero.offload_optimizer == SPW_TIER_DEVICE)
+            c->zero.offload_optimizer = SPW_TIER_HOST;
+    }
     if (c->run.delayed_update > 0) { /* what the host updates, with gradients in its memory */
         c->zero.offload_optimizer = random_pick(at, 37, 2) == 0 ? SPW_TIER_HOST : SPW_TIER_NVME;
         c->zero.optimizer_ratio = 1;

@@ -76,14 +76,15 @@ lower = (20 * LAYER * 2 + TABLES * 4 + (20 * LAYER + NORM) * 14) / ALL, (20 * LA
 # them, and it reads those once more: that is the moment's. Were all codes read twice, it would be 3.6 % more.
 coded = lower[0] - 20 * 12 * 192 * 192 * (2 - 68 / 128) / ALL, lower[1]
 FROZEN = ["--set", 'spillway.freeze=["w*","h.?.*","h.1?.*"]']
-# Muon: of the layers' matrices a record of 6 bytes, read and written for each half of an update. Where its products take longer than the
+# Muon: of the layers' matrices a record of 6 bytes, held between the halves of an update where slots do, else read and written twice. Where its products take longer than the
 # disk, updates run ahead of the forward pass, which reads weights of 2 bytes once more: that is the moment's, between none and all of them.
 WHOLE = 40 * 12 * 192 * 192 / ALL
 MUON = ["--set", 'optimizer={"type":"Muon","params":{"lr":1e-3}}']
 for name, more, formula, off in (
         ("weights and records on nvme", [], (14, 12), 0.01),
         ("weights on host", ["--set", 'zero_optimization.offload_param={"device":"cpu"}'], (10, 10), 0.01),
-        ("Muon", MUON, (4 + 10 + WHOLE * (2 * 6 - 10 + 1), 2 + 10 + WHOLE * (2 * 6 - 10)), 0.07),
+        ("Muon", MUON + ["--set", "spillway.record_slots=16"], (4 + 10 + WHOLE * (6 - 10 + 1), 2 + 10 + WHOLE * (6 - 10)), 0.11),
+        ("Muon with two slots", MUON, (4 + 10 + WHOLE * (2 * 6 - 10 + 1), 2 + 10 + WHOLE * (2 * 6 - 10)), 0.07),
         ("the lower half frozen", FROZEN, lower, 0.01),
         ("the lower half frozen, as codes of 4 bits", FROZEN + ["--set", "spillway.frozen_codes=int4"], coded, 0.025)):
     # A disk that others use as well counts too much, and a process whose program left the page cache reads that too, neither
