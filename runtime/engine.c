@@ -214,6 +214,22 @@ piece_uses(const spw_engine *e)
     return uses;
 }
 
+/* What is read from a file has been checked, and says so in its words. */
+static spw_status
+check_whole(const spw_engine *e, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    return !e->layout.whole || (spw_state_exact(c->run.state_format) && e->world == 1 && c->run.delayed_update == 0 &&
+                                c->optimizer.ns_steps > 0)
+               ? SPW_OK
+               : SPW_RAISE(
+                     err, SPW_ECONFIG,
+                     "Muon on %u ranks, in state format %s, with delayed_update %llu and %u ns_steps: it needs one "
+                     "rank, moments of 32 bits, updates that are not late and a step at least",
+                     e->world, spw_state_name(c->run.state_format), (unsigned long long)c->run.delayed_update,
+                     c->optimizer.ns_steps);
+}
+
 /* What needs all of a unit's gradient at once, which passes add to, and pieces' turns. shared: one's gradient has two blocks' turns. */
 static spw_status
 check_passes(const spw_engine *e, const spw_engine_options *o, uint32_t accumulation, bool shared, spw_error *err)
@@ -303,6 +319,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
                          (unsigned long long)e->T, table, (unsigned long long)e->model->config.positions);
     SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_bits,
                             e->optimizer == &spw_opt_muon, piece_rows, e->rank % parts, parts, err));
+    SPW_TRY(check_whole(e, err));
     if (o->weights_from != NULL && spw__in_place_wanted(e))
         SPW_TRY(spw__in_place_find(e, o->weights_from, err));
     spw_topology_read(&topology, "", NULL);

@@ -219,7 +219,7 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
     memset(l, 0, sizeof *l);
     l->experts_each = experts_each;
     l->code_bits = code_bits;
-    l->whole = whole;
+    l->whole = whole && trainable;
     SPW_ASSERT(part < parts);
     l->part = part;
     l->parts = parts;

@@ -87,6 +87,17 @@ make_small(spw_model_config *m)
 }
 
 void
+tiny_muon(spw_config *c)
+{
+    snprintf(c->optimizer.type, sizeof c->optimizer.type, "Muon");
+    c->optimizer.muon_lr = 2e-3;
+    c->optimizer.adam_lr = c->optimizer.lr;
+    c->optimizer.momentum = 0.95;
+    c->optimizer.nesterov = true;
+    c->optimizer.ns_steps = 5;
+}
+
+void
 tiny_model_config(spw_model_config *m, spw_family family)
 {
     if (family == TINY_GEMMA4_SMALL) {

@@ -26,6 +26,7 @@
 
 /* Defaults of a run: cpu device, stage 3, everything on host, AdamW with clipping, state format fp32. */
 void tiny_config(spw_config *c, spw_state_format format);
+void tiny_muon(spw_config *c); /* in place of what tiny_config() sets */
 void tiny_model_config(spw_model_config *m, spw_family family);
 /* Of Gemma 4 that is its mixture; this is the size with embeddings of each layer and layers that read another's keys. */
 #define TINY_GEMMA4_SMALL SPW_FAMILY_COUNT

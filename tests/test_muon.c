@@ -191,13 +191,7 @@ test_orthogonal(void **unused)
 static void
 use_muon(rig *r)
 {
-    spw_config *c = &r->c;
-    snprintf(c->optimizer.type, sizeof c->optimizer.type, "Muon");
-    c->optimizer.muon_lr = 2e-3;
-    c->optimizer.adam_lr = c->optimizer.lr;
-    c->optimizer.momentum = 0.95;
-    c->optimizer.nesterov = true;
-    c->optimizer.ns_steps = 5;
+    tiny_muon(&r->c);
 }
 
 static void
@@ -260,6 +254,23 @@ test_spills(void **unused)
     rig_remove(&b);
 }
 
+/* By whoever fills a configuration himself: a file would have been refused before. */
+static void
+test_refused(void **unused)
+{
+    (void)unused;
+    for (int k = 0; k < 3; k++) {
+        rig r;
+        rig_config(&r, SPW_FAMILY_LLAMA, k == 0 ? SPW_STATE_SPLIT_INT8 : SPW_STATE_SPLIT, SPW_TIER_HOST);
+        use_muon(&r);
+        r.c.run.delayed_update = k == 1;
+        r.c.optimizer.ns_steps = k == 2 ? 0 : 5;
+        assert_int_equal(rig_begin(&r), SPW_ECONFIG);
+        assert_non_null(strstr(r.err.message, "Muon on 1 ranks"));
+        rig_remove(&r);
+    }
+}
+
 /* Of the layers' matrices all state but one moment's: what is planned; tests/test_traffic.sh counts what the disk sees. */
 static void
 test_bytes(void **unused)
@@ -308,7 +319,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_halves),     cmocka_unit_test(test_same_bits),  cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_orthogonal), cmocka_unit_test(test_everywhere), cmocka_unit_test(test_spills),
-        cmocka_unit_test(test_bytes),      cmocka_unit_test(test_resumes),
+        cmocka_unit_test(test_bytes),      cmocka_unit_test(test_resumes),    cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests_name("muon", tests, NULL, NULL);
 }

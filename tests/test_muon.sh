@@ -75,6 +75,7 @@ trains first --set spillway.checkpoint_dir="$dir/saved" --set spillway.eval_inte
 check "goes on where it stopped" cmp <(losses whole | tail -n 2) <(losses rest)
 check "the momentum has its name" sh -c "'$spw' inspect '$dir'/saved/step-2/*optimizer* | grep -q 'q_proj.weight.momentum_buffer'"
 check "norms have AdamW's" sh -c "'$spw' inspect '$dir'/saved/step-2/*optimizer* | grep -q 'norm.weight.exp_avg_sq'"
+check "it generates" sh -c "'$spw' generate '$dir/saved' --prompt 'line 7' --tokens 5 >'$dir/said' 2>'$dir/out' && [ -s '$dir/said' ]"
 check "plan says what it does" sh -c "'$spw' plan '$dir/c.json' --no-measure | grep -q 'optimizer.type *Muon'"
 check "ranks are refused" refused "spillway.ranks above 1: not with optimizer.type Muon yet" --set spillway.ranks=2
 check "8-bit moments are refused" refused "not with optimizer.type Muon, whose momentum is fp32" --set spillway.state_format=split-int8

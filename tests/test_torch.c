@@ -276,17 +276,6 @@ enum { GPT2, LLAMA_TIED, LLAMA_UNTIED, MODELS };
 static const char *const names[MODELS] = {"gpt2", "llama_tied", "llama_untied"};
 
 static void
-choose_muon(spw_config *c)
-{
-    snprintf(c->optimizer.type, sizeof c->optimizer.type, "Muon");
-    c->optimizer.muon_lr = 2e-3;
-    c->optimizer.adam_lr = c->optimizer.lr;
-    c->optimizer.momentum = 0.95;
-    c->optimizer.nesterov = true;
-    c->optimizer.ns_steps = 5;
-}
-
-static void
 run(uint32_t model_idx, spw_tier tier, bool muon)
 {
     const char *name = names[model_idx];
@@ -308,7 +297,7 @@ run(uint32_t model_idx, spw_tier tier, bool muon)
     c.optimizer.lr = 3e-3;
     c.run.decay_norm_and_bias = true; /* as the vectors were made */
     if (muon)
-        choose_muon(&c);
+        tiny_muon(&c);
     c.zero.offload_param = c.zero.offload_optimizer = tier;
     c.zero.param_path.count = c.zero.optimizer_path.count = 1;
     snprintf(c.zero.param_path.item[0], SPW_PATH_BYTES, "%s", dir);
