@@ -368,8 +368,8 @@ spw__store_check_config(const spw_store_config *cfg, spw_error *err)
                 err, SPW_EINVAL,
                 "chunk %u of unit %u: of a unit's records on nvme all are updated ahead of the gate or none", i,
                 c->unit_idx);
-        if (u->whole && (!u->trainable || u->spills || c->spare || spw__store_on_device(cfg, c->unit_idx) ||
-                         cfg->prepare == NULL || cfg->whole == NULL))
+        if (u->whole &&
+            (!u->trainable || u->spills || c->spare || spw__store_on_device(cfg, c->unit_idx) || cfg->prepare == NULL))
             return SPW_RAISE(
                 err, SPW_EINVAL,
                 "chunk %u of unit %u: an update in two halves needs a gradient in host memory, and runs when "

@@ -168,8 +168,8 @@ typedef struct spw_store_config {
     spw_store_update_fn update, undo;  /* undo: where chunks in memory are updated before the gate opens */
     spw_store_device_fn update_device; /* for units on a device that the host cannot address, with bad_fn */
     spw_store_bad_fn bad_fn;
-    spw_store_prepare_fn prepare; /* for units that are whole, with whole */
-    spw_store_whole_fn whole;
+    spw_store_prepare_fn prepare; /* for units that are whole */
+    spw_store_whole_fn whole; /* NULL: the caller takes them himself, in an order of his own (spw_store_whole_take) */
     void *update_ctx;
     uint64_t chaos_seed;               /* tests: random delays everywhere and poisoned released buffers; 0: off */
     spw_test_aio_schedule *aio_faults; /* tests: of the swap files' transfers; NULL: none */
@@ -309,6 +309,8 @@ void spw_store_step_go(spw_store *store);
 void spw_store_step_skip(spw_store *store);
 /* Does what lies between the halves of updates, of the units that have come to it. Never waits for another one. */
 void spw_store_help(spw_store *store);
+/* Waits until this unit has come to it, and hands its gradient out, to be changed as spw_store_whole_fn does. Nothing else may wait for it then. */
+spw_status spw_store_whole_take(spw_store *store, uint32_t unit_idx, void **grad, spw_error *err);
 void spw_store_whole_done(spw_store *store, uint32_t unit_idx); /* any thread, also from a queue's notify */
 /* Waits until all updates that were released have finished and reached their tier's memory. */
 spw_status spw_store_drain(spw_store *store, spw_error *err);

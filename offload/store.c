@@ -362,7 +362,7 @@ help(spw_store *s)
     unit *u = s->units, *end = u + s->unit_count;
     while (u < end && u->half != H_BETWEEN)
         u++;
-    if (u == end || s->poison.status != SPW_OK)
+    if (s->cfg.whole == NULL || u == end || s->poison.status != SPW_OK)
         return false;
     u->half = H_CHANGING;
     s->copies_inflight++;
@@ -467,6 +467,26 @@ spw_store_help(spw_store *s)
     while (help(s)) {
     }
     pthread_mutex_unlock(&s->lock);
+}
+
+spw_status
+spw_store_whole_take(spw_store *s, uint32_t unit_idx, void **grad, spw_error *err)
+{
+    unit *u = &s->units[unit_idx];
+    still watch = {0};
+    pthread_mutex_lock(&s->lock);
+    while (u->half != H_BETWEEN && s->poison.status == SPW_OK) {
+        spw__store_wait_a_moment(s);
+        if (spw__store_still(s, &watch))
+            spw__store_fail_still(s, "the first half of an update is waited for");
+    }
+    if (s->poison.status == SPW_OK) {
+        u->half = H_CHANGING;
+        s->copies_inflight++;
+    }
+    *grad = u->grad;
+    pthread_mutex_unlock(&s->lock);
+    return spw_store_check(s, err);
 }
 
 void

@@ -152,6 +152,48 @@ measure_compute(const calibration *c, const char *unused, double rates[1], spw_e
     return st;
 }
 
+/* Of Muon: a matrix of the model's width, as far as that goes, on its way to be orthogonal. */
+static spw_status
+measure_orthogonal(const calibration *c, const char *unused, double rates[1], spw_error *err)
+{
+    uint64_t rows = c->config->model.width, cols, count = 0, begin;
+    spw_gpu *gpu = NULL;
+    spw_gpu_queue *q = NULL;
+    spw_dtype type = SPW_F32;
+    void *x = NULL, *work = NULL;
+    spw_status st = open_gpu(c, &gpu, err);
+    (void)unused;
+    if (st == SPW_OK) {
+        uint64_t most = spw_gpu_get_info(gpu)->host_addressable ? GEMM_MAX : GEMM_MAX_APART;
+        rows = rows == 0 || rows > most ? most : rows;
+        type = spw_gpu_get_info(gpu)->compute_dtype;
+    }
+    cols = 2 * rows;
+    if (st == SPW_OK)
+        st = spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, err);
+    if (st == SPW_OK)
+        st = spw_gpu_alloc(gpu, &x, rows * cols * spw_dtype_bytes(type), err);
+    if (st == SPW_OK)
+        st = spw_gpu_alloc(gpu, &work, spw_gpu_orthogonal_bytes(type, rows, cols), err);
+    if (st == SPW_OK)
+        st = fill_drawn(gpu, q, x, rows * cols, err);
+    if (st == SPW_OK) {
+        spw_gpu_orthogonalize(q, type, x, work, rows, cols, 1 / (float)rows, 5, 1); /* warm */
+        spw_gpu_queue_sync(q);
+        for (begin = spw_now_ns(); spw_now_ns() - begin < LOOP_NS; count++) {
+            spw_gpu_orthogonalize(q, type, x, work, rows, cols, 1 / (float)rows, 5, 1);
+            spw_gpu_queue_sync(q);
+        }
+        rates[0] = spw_gpu_orthogonal_flops(rows, cols, 5) * (double)count / ((double)(spw_now_ns() - begin) * 1e-9);
+        st = spw_gpu_check(gpu, err);
+    }
+    spw_gpu_free(gpu, x);
+    spw_gpu_free(gpu, work);
+    spw_gpu_queue_destroy(q);
+    spw_gpu_close(gpu);
+    return st;
+}
+
 /* Bytes per second on the host's side: weights in, gradients with their sums of squares out. */
 static double
 copy_rate(spw_gpu_queue *q, uint32_t at_once, bool in, void *host, void *device, spw_dtype host_type,
@@ -387,6 +429,12 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
              (unsigned long long)(config->micro_batch * config->data.seq_length),
              (unsigned long long)config->model.width);
     get_rates(&c, what, measure_compute, NULL, &out->flops, 1);
+    if (plan->orthogonal_flops > 0) {
+        snprintf(what, sizeof what, "orthogonal|%s|%u|%llu", device,
+                 config->run.compute_threads > 0 ? config->run.compute_threads : spw_cpu_allowed_count(),
+                 (unsigned long long)config->model.width);
+        get_rates(&c, what, measure_orthogonal, NULL, &out->orthogonal, 1);
+    }
     if (!plan->device_apart)
         out->shared_cores = spw_cpu_allowed_count();
     out->compute_threads = config->run.compute_threads;

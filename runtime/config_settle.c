@@ -323,18 +323,12 @@ settle_muon(const config_reader *r)
 {
     spw_config *c = r->out;
     spw_state_format f = c->run.state_format;
-    const struct {
-        const char *what;
-        bool on;
-    } refused[] = {{"spillway.delayed_update above 0", c->run.delayed_update > 0},
-                   {"spillway.ranks above 1", c->run.ranks > 1}};
     if (!is_muon(c->optimizer.type))
         return SPW_OK;
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        if (refused[i].on)
-            SPW_TRY(spw__config_note(r, SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: not with optimizer.type Muon yet",
-                                                  r->name, refused[i].what)));
-    }
+    if (c->run.delayed_update > 0)
+        SPW_TRY(spw__config_note(r, SPW_RAISE(r->err, SPW_ECONFIG,
+                                              "%s: spillway.delayed_update above 0: not with optimizer.type Muon yet",
+                                              r->name)));
     if (f != SPW_STATE_FP32 && f != SPW_STATE_MIXED && f != SPW_STATE_MIXED_F16 && f != SPW_STATE_SPLIT)
         return SPW_RAISE(r->err, SPW_ECONFIG,
                          "%s: spillway.state_format %s: not with optimizer.type Muon, whose momentum is fp32: fp32, "

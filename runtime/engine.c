@@ -168,7 +168,7 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .update_device = spw__update_on_device,
                           .bad_fn = spw__raise_nonfinite,
                           .prepare = spw__take_momentum,
-                          .whole = spw__make_orthogonal,
+                          .whole = e->layout.parts > 1 ? NULL : spw__make_orthogonal,
                           .update_ctx = e,
                           .chaos_seed = c->run.chaos_seed,
                           .aio_faults = c->run.aio_faults};
@@ -219,14 +219,13 @@ static spw_status
 check_whole(const spw_engine *e, spw_error *err)
 {
     const spw_config *c = &e->config;
-    return !e->layout.whole || (spw_state_exact(c->run.state_format) && e->world == 1 && c->run.delayed_update == 0 &&
-                                c->optimizer.ns_steps > 0)
-               ? SPW_OK
-               : SPW_RAISE(
-                     err, SPW_ECONFIG,
-                     "Muon on %u ranks, in state format %s, with delayed_update %llu and %u ns_steps: it needs one "
-                     "rank, moments of 32 bits, updates that are not late and a step at least",
-                     e->world, spw_state_name(c->run.state_format), (unsigned long long)c->run.delayed_update,
+    if (!e->layout.whole ||
+        (spw_state_exact(c->run.state_format) && c->run.delayed_update == 0 && c->optimizer.ns_steps > 0))
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ECONFIG,
+                     "Muon in state format %s, with delayed_update %llu and %u ns_steps: it needs moments of 32 bits, "
+                     "updates that are not late and a step at least",
+                     spw_state_name(c->run.state_format), (unsigned long long)c->run.delayed_update,
                      c->optimizer.ns_steps);
 }
 

@@ -132,6 +132,7 @@ settle_rates(search *s)
         return;
     spw_calibrate(r, &s->e->config, &s->e->plan, SPW_CALIBRATE_CACHE_ONLY, &report);
     r->flops = r->flops > 0 ? fmin(r->flops, guess.flops) : guess.flops;
+    r->orthogonal = r->orthogonal > 0 ? fmin(r->orthogonal, guess.flops) : r->flops;
     fill_in(&r->optimizer, guess.optimizer, &all);
     fill_in(&r->h2d, guess.h2d, &all);
     fill_in(&r->d2h, guess.d2h, &all);

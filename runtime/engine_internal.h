@@ -52,11 +52,14 @@ typedef struct grad_note {
  * Coefficients for each parameter group of the configuration and, first, for all other parameters; twice each: weight
  * decay is for matrices and embeddings, norms and biases stay as they are unless their group says otherwise.
  */
-/* Muon: two matrices take turns on their way to the device and back. */
+/* Muon: two matrices take turns on their way to the device and back, and between ranks two units on theirs to all of them. */
 typedef struct orthogonal {
     char *memory, *matrix[2], *work;
     spw_gpu_queue *link;
     spw_gpu_event *came[2], *made[2];
+    char *shared; /* (2, parts, spw__orthogonal_stride()) of the largest unit; NULL: one has all of them */
+    bool pinned;
+    spw_gpu_event *read[2]; /* nothing of that half is on its way to the device any more */
 } orthogonal;
 
 enum { MATRIX, VECTOR, WHOLE, KINDS, COEF_COUNT = KINDS * (SPW_PARAM_GROUPS_MAX + 1) };
@@ -293,11 +296,15 @@ bool spw__in_place_wanted(const spw_engine *e);
 
 /* ---------------------------------------------------------------- orthogonal.c: Muon */
 
-uint64_t spw__orthogonal_bytes(const spw_engine *e);            /* of orthogonal.memory; 0: nothing is made so */
-double spw__orthogonal_flops(const spw_engine *e);              /* of a step */
-spw_status spw__orthogonal_open(spw_engine *e, spw_error *err); /* it has its memory */
-void spw__orthogonal_close(spw_engine *e);                      /* before the store */
-void spw__orthogonal_help(spw_engine *e);                       /* makes what has come to it; waits for nothing */
+uint64_t spw__orthogonal_bytes(const spw_engine *e); /* of orthogonal.memory; 0: nothing is made so */
+double spw__orthogonal_flops(const spw_engine *e);   /* of a step */
+uint64_t spw__orthogonal_stride(const spw_engine *e, uint32_t unit_idx); /* of a part in orthogonal.shared */
+uint64_t spw__orthogonal_host_bytes(const spw_engine *e);                /* of all of that */
+spw_status spw__orthogonal_open(spw_engine *e, spw_error *err);          /* it has its memory */
+void spw__orthogonal_close(spw_engine *e);                               /* before the store */
+void spw__orthogonal_help(spw_engine *e); /* makes what has come to it; waits for nothing */
+/* Where ranks have parts of units, collective: all of a step's. All ranks take units in the same order. */
+spw_status spw__orthogonal_all(spw_engine *e, spw_error *err);
 /* The store's spw_store_prepare_fn and spw_store_whole_fn; ctx is the engine. */
 spw_status spw__take_momentum(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint64_t first, uint64_t count,
                               spw_error *err);

@@ -622,7 +622,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .optimizer_threads = spw__engine_workers(e),
         .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
         .stage_bytes = stage_bytes(e),
-        .wire_host = spw__wire_host_bytes(e),
+        .wire_host = spw__wire_host_bytes(e) + spw__orthogonal_host_bytes(e),
         .kept_host = spw__wire_kept_bytes(e),
         .coded_grads = e->zeropp.grads,
         .replicas = spw__replicas(e),

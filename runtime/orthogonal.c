@@ -4,21 +4,33 @@
  * that off the masters. What comes between is done by the thread that computes, whenever it waits for weights or has passed a block: in the
  * order of the next forward pass, which so begins when its first units are done.
  *
- * A matrix crosses the link twice, as gradients do, in their type.
+ * A matrix crosses the link twice, as gradients do, in their type. Between ranks that have a part of a unit each, all get all of it, and each
+ * makes those matrices orthogonal of which it has something, all before the next forward pass, for they must take units in one order.
  */
 #include "engine_internal.h"
 #include <math.h>
+
+/* What this rank has of a parameter, as elements of the unit. False: nothing, or it is not taken whole. */
+static bool
+own_stretch(const spw_layout *l, uint32_t id, uint64_t *first, uint64_t *end)
+{
+    const spw_place *at = &l->places[id];
+    const spw_store_unit *u = &l->units[at->unit_idx];
+    *first = at->first > u->first ? at->first : u->first;
+    *end = at->first + at->elems < u->first + u->elems ? at->first + at->elems : u->first + u->elems;
+    return u->whole && *first < *end;
+}
 
 /* Of the parameter that takes most. */
 static void
 largest(const spw_engine *e, uint64_t *matrix, uint64_t *work)
 {
-    const spw_layout *l = &e->layout;
+    uint64_t first, end;
     *matrix = *work = 0;
-    for (uint32_t id = 0; id < l->param_count; id++) {
+    for (uint32_t id = 0; id < e->layout.param_count; id++) {
         const spw_param *p = &e->model->params[id];
         uint64_t bytes = spw_round_up(p->rows * p->cols * e->compute_bytes, 256), needs;
-        if (!l->units[l->places[id].unit_idx].whole)
+        if (!own_stretch(&e->layout, id, &first, &end))
             continue;
         needs = spw_gpu_orthogonal_bytes(e->compute_dtype, p->rows, p->cols);
         *matrix = bytes > *matrix ? bytes : *matrix;
@@ -37,48 +49,122 @@ spw__orthogonal_bytes(const spw_engine *e)
 double
 spw__orthogonal_flops(const spw_engine *e)
 {
-    const spw_layout *l = &e->layout;
+    uint64_t first, end;
     double sum = 0;
-    for (uint32_t id = 0; id < l->param_count; id++) {
+    for (uint32_t id = 0; id < e->layout.param_count; id++) {
         const spw_param *p = &e->model->params[id];
-        if (l->units[l->places[id].unit_idx].whole)
+        if (own_stretch(&e->layout, id, &first, &end))
             sum += spw_gpu_orthogonal_flops(p->rows, p->cols, e->config.optimizer.ns_steps);
     }
     return sum;
 }
 
+/* ---------------------------------------------------------------- parts of several ranks */
+
+static uint64_t
+grad_bytes(const spw_engine *e, uint64_t elems)
+{
+    return elems * spw_dtype_bytes(e->config.run.grad_dtype);
+}
+
+uint64_t
+spw__orthogonal_stride(const spw_engine *e, uint32_t unit_idx)
+{
+    const uint64_t part = e->layout.units[unit_idx].elems;
+    return spw_round_up(grad_bytes(e, part) + part / 4096 * sizeof(double), 4096);
+}
+
+/* Of one of the two halves of shared. */
+static uint64_t
+half_bytes(const spw_engine *e)
+{
+    uint64_t most = 0;
+    for (uint32_t u = 0; u < e->layout.unit_count && e->layout.parts > 1; u++) {
+        uint64_t bytes = e->layout.units[u].whole ? e->layout.parts * spw__orthogonal_stride(e, u) : 0;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+uint64_t
+spw__orthogonal_host_bytes(const spw_engine *e)
+{
+    return 2 * half_bytes(e);
+}
+
+/* All of a unit, in parts with their sums of squares, stride bytes from each to the next; a single one has those elsewhere. */
+typedef struct unit_parts {
+    char *base;
+    uint64_t part_elems, stride;
+    const double *squares;
+} unit_parts;
+
+static const double *
+squares_of(const spw_engine *e, const unit_parts *x, uint64_t part)
+{
+    return x->squares != NULL
+               ? x->squares
+               : (const double *)(const void *)(x->base + part * x->stride + grad_bytes(e, x->part_elems));
+}
+
+/* What brings the sum of a matrix' squares to 1, so that no singular value is above that. */
+static float
+scale_of(const spw_engine *e, const unit_parts *x, const spw_place *at)
+{
+    const uint64_t each = x->part_elems / 4096;
+    double sum = 0;
+    for (uint64_t i = at->first / 4096; i < (at->first + at->elems + 4095) / 4096; i++)
+        sum += squares_of(e, x, i / each)[i % each];
+    return (float)(1 / (sqrt(sum) + 1e-7));
+}
+
+/* ---------------------------------------------------------------- lifetime */
+
 spw_status
 spw__orthogonal_open(spw_engine *e, spw_error *err)
 {
     orthogonal *o = &e->orthogonal;
+    const uint64_t shared = spw__orthogonal_host_bytes(e);
     uint64_t matrix, work;
     largest(e, &matrix, &work);
-    if (matrix == 0)
+    if (!e->layout.whole)
         return SPW_OK;
     for (int turn = 0; turn < 2; turn++) {
         o->matrix[turn] = o->memory + (uint64_t)turn * matrix;
         SPW_TRY(spw_gpu_event_create(&o->came[turn], e->gpu, err));
         SPW_TRY(spw_gpu_event_create(&o->made[turn], e->gpu, err));
+        SPW_TRY(spw_gpu_event_create(&o->read[turn], e->gpu, err));
     }
     o->work = o->memory + 2 * matrix;
+    if (shared > 0) {
+        SPW_TRY(spw_comm_alloc(e->comm, (void **)&o->shared, shared, err));
+        o->pinned = spw_gpu_pin_host(e->gpu, o->shared, shared, NULL) == SPW_OK;
+    }
     return spw_gpu_queue_create(&o->link, e->gpu, SPW_QUEUE_H2D, err);
 }
 
 void
 spw__orthogonal_close(spw_engine *e)
 {
-    spw_gpu_queue_destroy(e->orthogonal.link); /* its notifies call the store */
+    orthogonal *o = &e->orthogonal;
+    spw_gpu_queue_destroy(o->link); /* its notifies call the store */
     for (int turn = 0; turn < 2; turn++) {
-        spw_gpu_event_destroy(e->orthogonal.came[turn]);
-        spw_gpu_event_destroy(e->orthogonal.made[turn]);
+        spw_gpu_event_destroy(o->came[turn]);
+        spw_gpu_event_destroy(o->made[turn]);
+        spw_gpu_event_destroy(o->read[turn]);
     }
+    if (o->pinned)
+        spw_gpu_unpin_host(e->gpu, o->shared);
+    if (o->shared != NULL)
+        spw_comm_free(e->comm, o->shared);
 }
 
-void
-spw__orthogonal_help(spw_engine *e)
+/* ---------------------------------------------------------------- the first half */
+
+static double *
+own_squares(const spw_engine *e, uint32_t unit_idx)
 {
-    if (e->layout.whole)
-        spw_store_help(e->store);
+    return e->partials + e->unit_partial[unit_idx];
 }
 
 spw_status
@@ -90,28 +176,42 @@ spw__take_momentum(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint
     const spw_store_state state = {.record = record};
     const spw_opt_chunk chunk = spw__opt_chunk(e, chunk_idx, &state, grad, first, count);
     const uint32_t at = e->range_first[chunk_idx];
+    const uint64_t block = (c->first - e->layout.units[c->unit_idx].first + first) / 4096;
     uint64_t bad = spw_opt_momentum(&chunk, grad, e->ranges + at, e->range_first[chunk_idx + 1] - at,
-                                    e->partials + e->unit_partial[c->unit_idx] + (c->first + first) / 4096);
+                                    own_squares(e, c->unit_idx) + block);
     return bad > 0 ? spw__raise_nonfinite(ctx, chunk_idx, bad, err) : SPW_OK;
 }
 
-/* What brings the sum of a matrix' squares to 1, so that no singular value is above that. */
-static float
-scale_of(const spw_engine *e, uint32_t unit_idx, const spw_place *at)
-{
-    const double *squares = e->partials + e->unit_partial[unit_idx] + at->first / 4096;
-    double sum = 0;
-    for (uint64_t i = 0; i < (at->elems + 4095) / 4096; i++)
-        sum += squares[i];
-    return (float)(1 / (sqrt(sum) + 1e-7));
-}
+/* ---------------------------------------------------------------- and what comes behind it */
 
+/* A parameter from all parts that have some of it. */
 static void
-bring(spw_engine *e, int turn, const char *grad, uint64_t elems)
+bring(spw_engine *e, int turn, const unit_parts *x, const spw_place *at)
 {
     orthogonal *o = &e->orthogonal;
-    spw_gpu_copy_h2d(o->link, o->matrix[turn], e->compute_dtype, grad, e->config.run.grad_dtype, elems);
+    for (uint64_t done = 0, n; done < at->elems; done += n) {
+        const uint64_t from = at->first + done, part = from / x->part_elems, in = from % x->part_elems;
+        n = x->part_elems - in < at->elems - done ? x->part_elems - in : at->elems - done;
+        spw_gpu_copy_h2d(o->link, o->matrix[turn] + done * e->compute_bytes, e->compute_dtype,
+                         x->base + part * x->stride + grad_bytes(e, in), e->config.run.grad_dtype, n);
+    }
+    e->h2d_bytes += grad_bytes(e, at->elems);
     spw_gpu_event_record(o->came[turn], o->link);
+}
+
+/* This rank's stretch of it, to where the gradient was. */
+static void
+take_back(spw_engine *e, int turn, uint32_t id, char *grad)
+{
+    orthogonal *o = &e->orthogonal;
+    const spw_place *at = &e->layout.places[id];
+    uint64_t first, end;
+    (void)own_stretch(&e->layout, id, &first, &end);
+    spw_gpu_event_wait(o->made[turn], o->link);
+    spw_gpu_copy_d2h(o->link, grad + grad_bytes(e, first - e->layout.units[at->unit_idx].first),
+                     e->config.run.grad_dtype, o->matrix[turn] + (first - at->first) * e->compute_bytes,
+                     e->compute_dtype, end - first, NULL);
+    e->d2h_bytes += grad_bytes(e, end - first);
 }
 
 static void
@@ -122,38 +222,98 @@ tell_store(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, ui
     spw_store_whole_done(e->store, (uint32_t)unit_idx);
 }
 
+/* Of those from `k` on in the unit the first of which this rank has something; count: none. */
+static uint32_t
+next_own(const spw_layout *l, uint32_t k, uint32_t count)
+{
+    uint64_t first, end;
+    while (k < count && !own_stretch(l, l->param_ids[k], &first, &end))
+        k++;
+    return k;
+}
+
 /* The next matrix is on its way while one is made. */
+static void
+make(spw_engine *e, uint32_t unit_idx, const unit_parts *x, char *grad)
+{
+    orthogonal *o = &e->orthogonal;
+    const spw_layout *l = &e->layout;
+    const uint32_t end = l->param_first[unit_idx + 1];
+    block_run run = {.block_idx = unit_idx, .timed = spw__begin_compute(e, "orthogonalize")};
+    int turn = 0;
+    spw_gpu_span_begin(o->link, "orthogonalize");
+    for (uint32_t k = next_own(l, l->param_first[unit_idx], end), next = 0; k < end; k = next, turn = 1 - turn) {
+        const uint32_t id = l->param_ids[k];
+        const spw_param *p = &e->model->params[id];
+        const double tall = (double)p->rows / (double)p->cols;
+        if (next == 0)
+            bring(e, turn, x, &l->places[id]);
+        next = next_own(l, k + 1, end);
+        if (next < end)
+            bring(e, 1 - turn, x, &l->places[l->param_ids[next]]);
+        spw_gpu_event_wait(o->came[turn], e->compute);
+        spw_gpu_orthogonalize(e->compute, e->compute_dtype, o->matrix[turn], o->work, p->rows, p->cols,
+                              scale_of(e, x, &l->places[id]), e->config.optimizer.ns_steps,
+                              (float)sqrt(tall > 1 ? tall : 1));
+        spw_gpu_event_record(o->made[turn], e->compute);
+        take_back(e, turn, id, grad);
+    }
+    spw_gpu_span_end(o->link, unit_idx, tell_store, e);
+    spw__end_compute(e, &run);
+}
+
 void
 spw__make_orthogonal(void *ctx, uint32_t unit_idx, void *grad)
 {
     spw_engine *e = ctx;
+    make(e, unit_idx, &(unit_parts){grad, e->layout.units[unit_idx].elems, 0, own_squares(e, unit_idx)}, grad);
+}
+
+void
+spw__orthogonal_help(spw_engine *e)
+{
+    if (e->layout.whole)
+        spw_store_help(e->store);
+}
+
+/* The unit's parts of all ranks, in a half of shared that nothing is read from any more. */
+static spw_status
+meet(spw_engine *e, uint32_t unit_idx, int half, const void *grad, unit_parts *x, spw_error *err)
+{
     orthogonal *o = &e->orthogonal;
-    const spw_layout *l = &e->layout;
-    const uint64_t each = spw_dtype_bytes(e->config.run.grad_dtype);
-    const uint32_t first = l->param_first[unit_idx], end = l->param_first[unit_idx + 1];
-    block_run run = {.block_idx = unit_idx, .timed = spw__begin_compute(e, "orthogonalize")};
-    spw_gpu_span_begin(o->link, "orthogonalize");
-    for (uint32_t k = first; k < end; k++) {
-        const spw_param *p = &e->model->params[l->param_ids[k]];
-        const spw_place *at = &l->places[l->param_ids[k]];
-        const double tall = (double)p->rows / (double)p->cols;
-        char *own = (char *)grad + at->first * each;
-        const int turn = (int)(k - first) % 2;
-        if (k == first)
-            bring(e, turn, own, at->elems);
-        if (k + 1 < end)
-            bring(e, 1 - turn, (char *)grad + l->places[l->param_ids[k + 1]].first * each,
-                  l->places[l->param_ids[k + 1]].elems);
-        spw_gpu_event_wait(o->came[turn], e->compute);
-        spw_gpu_orthogonalize(e->compute, e->compute_dtype, o->matrix[turn], o->work, p->rows, p->cols,
-                              scale_of(e, unit_idx, at), e->config.optimizer.ns_steps,
-                              (float)sqrt(tall > 1 ? tall : 1));
-        spw_gpu_event_record(o->made[turn], e->compute);
-        spw_gpu_event_wait(o->made[turn], o->link);
-        spw_gpu_copy_d2h(o->link, own, e->config.run.grad_dtype, o->matrix[turn], e->compute_dtype, at->elems, NULL);
-        e->h2d_bytes += at->elems * each;
-        e->d2h_bytes += at->elems * each;
+    const uint64_t part = e->layout.units[unit_idx].elems, stride = spw__orthogonal_stride(e, unit_idx);
+    char *all = o->shared + (uint64_t)half * half_bytes(e), *own = all + e->layout.part * stride;
+    *x = (unit_parts){all, part, stride, NULL};
+    spw_gpu_event_sync(o->read[half]);
+    memcpy(own, grad, grad_bytes(e, part));
+    memcpy(own + grad_bytes(e, part), own_squares(e, unit_idx), part / 4096 * sizeof(double));
+    return spw_all_gather(spw__ranks_get_channels(e->ranks)->reduces, unit_idx, all, stride, err);
+}
+
+/* All gradients have been summed by now, so nobody else is on that channel. */
+spw_status
+spw__orthogonal_all(spw_engine *e, spw_error *err)
+{
+    spw_status st = SPW_OK;
+    int half = 0;
+    for (uint32_t u = 0; u < e->layout.unit_count && e->layout.whole && e->layout.parts > 1 && st == SPW_OK; u++) {
+        uint64_t begin = spw_now_ns();
+        unit_parts x;
+        void *grad;
+        if (!e->layout.units[u].whole || !e->takes_part[u])
+            continue;
+        SPW_TRY(spw_store_whole_take(e->store, u, &grad, err));
+        e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;
+        begin = spw_now_ns();
+        st = meet(e, u, half, grad, &x, err);
+        e->stall_ns[SPW_STALL_COLLECTIVE] += spw_now_ns() - begin;
+        if (st == SPW_OK) {
+            make(e, u, &x, grad);
+            spw_gpu_event_record(e->orthogonal.read[half], e->orthogonal.link);
+            half = 1 - half;
+        } else {
+            spw_store_whole_done(e->store, u); /* the others know by now: the step fails */
+        }
     }
-    spw_gpu_span_end(o->link, unit_idx, tell_store, e);
-    spw__end_compute(e, &run);
+    return st;
 }

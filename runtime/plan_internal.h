@@ -129,8 +129,8 @@ bool spw__plan_disks_have_room(const spw_plan *plan, const plan_input *in);
 /* plan_traffic.c. Updates need not wait for the norm. */
 bool spw__plan_early_gate(const plan_input *in);
 uint32_t spw__plan_records_on_nvme(const plan_input *in, uint32_t unit_idx); /* chunks */
-/* Of matrices that Muon takes whole, without padding. */
-uint64_t spw__plan_whole_elems(const plan_input *in);
+/* Of matrices that Muon takes whole, without padding: those of which this rank has something, and what it has. */
+uint64_t spw__plan_whole_elems(const plan_input *in, uint64_t *own);
 /* A step of the plan so far, with disks of that pace. */
 spw_status spw__plan_rehearse(const spw_plan *plan, const plan_input *in, double pace, rehearsal *out, spw_error *err);
 /* Fills in what a step moves. */

@@ -76,14 +76,20 @@ pieces_elems(const plan_input *in)
 }
 
 uint64_t
-spw__plan_whole_elems(const plan_input *in)
+spw__plan_whole_elems(const plan_input *in, uint64_t *own)
 {
-    uint64_t elems = 0;
-    for (uint32_t id = 0; id < in->layout->param_count && in->layout->whole; id++) {
-        const spw_place *at = &in->layout->places[id];
-        elems += in->layout->units[at->unit_idx].whole ? at->elems : 0;
+    const spw_layout *l = in->layout;
+    uint64_t touched = 0;
+    *own = 0;
+    for (uint32_t id = 0; id < l->param_count && l->whole; id++) {
+        const spw_place *at = &l->places[id];
+        const spw_store_unit *u = &l->units[at->unit_idx];
+        const uint64_t first = at->first > u->first ? at->first : u->first;
+        const uint64_t end = at->first + at->elems < u->first + u->elems ? at->first + at->elems : u->first + u->elems;
+        touched += u->whole && first < end ? at->elems : 0;
+        *own += u->whole && first < end ? end - first : 0;
     }
-    return elems;
+    return touched;
 }
 
 uint32_t
@@ -105,7 +111,8 @@ spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes, leave = in->holds ? 1 : in->passes;
     const uint64_t returning = in->piece_returns * pieces_elems(in) * in->grad_bytes;
-    const uint64_t orthogonal = spw__plan_whole_elems(in) * in->grad_bytes; /* out and in, and what came of it back */
+    uint64_t orthogonal_out; /* elements; more go in where ranks have parts of matrices */
+    const uint64_t orthogonal_in = spw__plan_whole_elems(in, &orthogonal_out);
     const uint32_t leaves = first_that_leaves(in);
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];
@@ -115,8 +122,9 @@ spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
             continue;
         }
         SPW_TRY(spw__plan_rehearse(p, in, spw_paces[in->trial != NULL ? SPW_PACE_DEFAULT : k], &r, err));
-        t->h2d = r.h2d + (leave - 1) * grads + returning + orthogonal; /* sums of earlier passes go back in */
-        t->d2h = leave * grads + returning + orthogonal;
+        t->h2d = r.h2d + (leave - 1) * grads + returning +
+                 orthogonal_in * in->grad_bytes; /* sums of earlier passes go back in */
+        t->d2h = leave * grads + returning + orthogonal_out * in->grad_bytes;
         memcpy(t->path_read, r.path_read, sizeof t->path_read);
         spw__plan_activations_traffic(in, t);
         for (uint32_t i = 0; i < in->layout->chunk_count; i++) {

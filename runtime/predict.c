@@ -59,7 +59,8 @@ share(double part, double all)
 static double
 forward_seconds(const spw_plan *p, const spw_prediction *x)
 {
-    return x->seconds[SPW_RESOURCE_COMPUTE] * share(p->model_flops / 3, p->flops);
+    return (x->seconds[SPW_RESOURCE_COMPUTE] - x->orthogonal_s) *
+           share(p->model_flops / 3, p->flops - p->orthogonal_flops);
 }
 
 /* Late updates have the backward pass, and all that is read and written with it. */
@@ -85,7 +86,8 @@ gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
     const double passes = p->passes > 1 ? p->passes : 1;
     const double leave = s[SPW_RESOURCE_D2H] * share((double)(p->grad_host + p->grad_nvme), (double)x->traffic.d2h);
     const double all_forward = forward_seconds(p, x), forward = all_forward / passes;
-    const double before = fmax(s[SPW_RESOURCE_COMPUTE] - forward, s[SPW_RESOURCE_NVME_READ] * weights);
+    const double after = forward + x->orthogonal_s;
+    const double before = fmax(s[SPW_RESOURCE_COMPUTE] - after, s[SPW_RESOURCE_NVME_READ] * weights);
     const double last = (before - (all_forward - forward)) / passes;
     const double backward = before + fmax(0, leave - last);
     const double disk =
@@ -95,7 +97,7 @@ gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
     const double may =
         ahead ? share((double)(p->record_nvme + p->spared_host), (double)(p->record_nvme + p->record_host)) : 0;
     const double done = both > 0 ? fmin(may, last / both) : 0;
-    return backward + fmax(forward, fmax(s[SPW_RESOURCE_OPTIMIZER], disk) * (1 - done));
+    return backward + fmax(after, fmax(s[SPW_RESOURCE_OPTIMIZER], disk) * (1 - done));
 }
 
 /* Of the cores that they share, what so many threads keep busy. */
@@ -111,7 +113,8 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
     const spw_traffic *t = &out->traffic;
     double *s = out->seconds;
     const double host = turns(p), device = p->device_apart ? 1 : host; /* rates are those of all processors */
-    s[SPW_RESOURCE_COMPUTE] = device * seconds_of(p->flops, r->flops);
+    out->orthogonal_s = device * seconds_of(p->orthogonal_flops, r->orthogonal);
+    s[SPW_RESOURCE_COMPUTE] = device * seconds_of(p->flops - p->orthogonal_flops, r->flops) + out->orthogonal_s;
     s[SPW_RESOURCE_OPTIMIZER] = host * seconds_of((double)(p->trained - p->trained_device), r->optimizer);
     s[SPW_RESOURCE_H2D] = device * seconds_of((double)t->h2d, r->h2d);
     s[SPW_RESOURCE_D2H] = device * seconds_of((double)t->d2h, r->d2h);

@@ -80,6 +80,8 @@ spw__count_received(spw_engine *e, const plan_input *in, spw_error *err)
     for (uint32_t u = 0; st == SPW_OK && u < units; u++) {
         if (e->layout.parts > 1)
             add_gathers(e, u, anew[u], anew[units + u], &e->plan.gathered);
+        if (e->layout.units[u].whole && e->layout.parts > 1) /* with its sums of squares */
+            add(&e->plan.reduced, e->layout.parts, near_in_circle(e, e->layout.parts), spw__orthogonal_stride(e, u));
         if (e->layout.units[u].trainable)
             add_sums(e, u, (in->holds ? 1 : in->passes) + (e->layout.of_vocab[u] ? in->piece_returns : 0),
                      &e->plan.reduced);

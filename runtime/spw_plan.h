@@ -88,6 +88,7 @@ typedef struct spw_plan {
     uint32_t passes;                     /* forward and backward; 0 is 1 */
     double flops;                        /* that the device is to do */
     double model_flops;                  /* without what is computed again: what a model's utilisation counts */
+    double orthogonal_flops;             /* of flops, by Muon, before the next forward pass uses what came of it */
     spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */
     uint32_t ranks, local_ranks;         /* of the world; of them, those on this machine */
     spw_received gathered, reduced;      /* weights, gradients */
@@ -107,6 +108,7 @@ typedef struct spw_rates {
     double h2d, d2h;                                            /* bytes/s on the host's side */
     double optimizer;                                           /* parameters/s, all threads */
     double flops;                                               /* floating point operations/s */
+    double orthogonal;                                          /* the same of spw_gpu_orthogonalize() */
     uint32_t shared_cores; /* compute, optimizer and copies take turns on so many cores (cpu device); 0: they do not */
     uint32_t compute_threads, optimizer_threads; /* that their rates are of, where fewer than cores; 0: as many */
 } spw_rates;
@@ -133,7 +135,8 @@ typedef struct spw_prediction {
     /* The backward pass, and behind it the longer of the next forward pass and what is left of the updates, which run beside it; of late
      * ones the forward pass, and the longer of the backward pass and updates. 0: they do not wait. */
     double gated_s;
-    double clipped_s;            /* of a step while every one clips: nothing is updated ahead */
+    double orthogonal_s; /* of compute's: it comes in front of that forward pass, and updates run beside it too */
+    double clipped_s;    /* of a step while every one clips: nothing is updated ahead */
     double step_s, tokens_per_s; /* of a step that is as long as the longer of both */
     double written_per_day;      /* bytes on all paths together, by all ranks that swap to their disks */
     double tbw_years;            /* until tbw_bytes are written; infinite: nothing is written; NaN: no rating */
@@ -155,7 +158,7 @@ spw_resource spw_step_bound(const spw_plan *plan, const spw_rates *rates, uint64
  * spw_calibrate - the rates of this machine and of the plan's paths, from the cache or measured in one to two seconds.
  *
  * Measures  each path with the library's own transfers on a file that is removed; copies between host and device with
- *           the formats' conversions; the optimizer on all its threads; a matrix product of the model's width.
+ *           the formats' conversions; the optimizer on all its threads; a matrix product of the model's width; with Muon what it makes orthogonal.
  * Cache     $XDG_CACHE_HOME/spillway/rates.json or ~/.cache/spillway/rates.json, kept by machine (host name, processor,
  *           CPUs) and by what was measured (path and its device, aio settings; format and optimizer; threads), for 30
  *           days. A file that cannot be read is measured over with one line in the log; one that cannot be written too.

@@ -994,7 +994,6 @@ test_muon_refused(void **state)
         {"split-int8: not with optimizer.type Muon", {"spillway.state_format=\"split-int8\""}},
         {"split24-int8: not with optimizer.type Muon", {"spillway.state_format=\"split24-int8\""}},
         {"spillway.delayed_update above 0: not with optimizer.type Muon yet", {"spillway.delayed_update=1"}},
-        {"spillway.ranks above 1: not with optimizer.type Muon yet", {"spillway.ranks=2"}},
         {NULL, {"spillway.gradients=\"host\""}}};
     spw_error err = {0};
     (void)state;

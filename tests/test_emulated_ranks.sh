@@ -76,6 +76,17 @@ for ranks in 2 3; do
         --set spillway.chaos_seed=9
     check "and nothing crosses between host and device" test "$(crossed "$dir/log")" = "0 0;"
 done
+# Muon: each rank has parts of matrices, which all of them bring together; cut among groups too.
+muon=(--set 'optimizer={"type":"Muon","params":{"lr":2e-3,"eps":1e-4}}')
+host
+train 1 "" "$dir/ranks1.muon" "${muon[@]}"
+train 3 "" "$dir/ranks3" "${muon[@]}"
+check "3 ranks with Muon have the losses of one" near "$dir/ranks1.muon" "$dir/ranks3" 1e-4
+placed 3 "Muon, everything on nvme, random delays" late "${muon[@]}" "${all_nvme[@]}" --set spillway.chaos_seed=3
+nccl
+placed 3 "Muon, one record slot" late "${muon[@]}" "${all_nvme[@]}" --set spillway.record_slots=1
+train 4 "" "$dir/ranks4" "${muon[@]}" --set zero_optimization.mics_shard_size=2
+check "two groups of two with Muon have the losses of one" near "$dir/ranks1.muon" "$dir/ranks4" 1e-4
 # Weights that are kept by groups of two (ZeRO++'s hpZ): the same losses.
 tight=(--set zero_optimization.max_live_parameters=180000)
 kept=(--set zero_optimization.zero_hpz_partition_size=2)

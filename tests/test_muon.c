@@ -5,6 +5,7 @@
 #include "cpu_adam_internal.h"
 #include "lib_parity.h"
 #include "lib_rig.h"
+#include "lib_worlds.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -266,7 +267,7 @@ test_refused(void **unused)
         r.c.run.delayed_update = k == 1;
         r.c.optimizer.ns_steps = k == 2 ? 0 : 5;
         assert_int_equal(rig_begin(&r), SPW_ECONFIG);
-        assert_non_null(strstr(r.err.message, "Muon on 1 ranks"));
+        assert_non_null(strstr(r.err.message, "Muon in state format"));
         rig_remove(&r);
     }
 }
@@ -313,6 +314,62 @@ test_bytes(void **unused)
     }
 }
 
+/* Ranks that have parts of matrices come to what one has that has them all, in every stage and placement to the same bits. */
+static void
+test_ranks(void **unused)
+{
+    static const struct {
+        const char *name;
+        uint32_t stage, slots;
+        spw_tier param, optimizer;
+        uint64_t chaos;
+    } variants[] = {{"stage 3, host", 3, 0, SPW_TIER_HOST, SPW_TIER_HOST, 0},
+                    {"stage 0", 0, 0, SPW_TIER_DEVICE, SPW_TIER_DEVICE, 0},
+                    {"stage 1, records on nvme", 1, 0, SPW_TIER_DEVICE, SPW_TIER_NVME, 0},
+                    {"stage 3, nvme, one slot", 3, 1, SPW_TIER_NVME, SPW_TIER_NVME, 0},
+                    {"stage 3, nvme, delays", 3, 0, SPW_TIER_NVME, SPW_TIER_NVME, 77}};
+    outcome *one = outcome_new(), *first = outcome_new(), *other = outcome_new();
+    char dir[256];
+    (void)unused;
+    tiny_dir_make(dir);
+    for (int clips = 0; clips < 2; clips++) {
+        const uint32_t ranks = clips ? 3 : 2;
+        const spw_family family = clips ? SPW_FAMILY_GPT2 : SPW_FAMILY_LLAMA;
+        spw_config c;
+        ranks_config(&c, SPW_STATE_FP32);
+        tiny_muon(&c);
+        c.gradient_clipping = clips ? 0.5 : 0;
+        memset(one, 0, sizeof *one);
+        world_run(&(world){.ranks = 1, .steps = STEPS, .config = &c, .family = family, .out = one});
+        for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
+            outcome *out = i == 0 ? first : other;
+            char what[80];
+            ranks_config(&c, SPW_STATE_FP32);
+            tiny_muon(&c);
+            ranks_use_dir(&c, dir);
+            c.gradient_clipping = clips ? 0.5 : 0;
+            c.zero.stage = variants[i].stage;
+            c.zero.offload_param = variants[i].param;
+            c.zero.offload_optimizer = variants[i].optimizer;
+            c.run.record_slots = variants[i].slots;
+            c.run.chaos_seed = variants[i].chaos;
+            snprintf(what, sizeof what, "Muon on %u ranks, %s", ranks, variants[i].name);
+            memset(out, 0, sizeof *out);
+            world_run(&(world){.ranks = ranks, .steps = STEPS, .config = &c, .family = family, .out = out});
+            if (i == 0)
+                outcome_within(one, out, 1e-5, what);
+            else
+                outcome_same(first, out, what);
+            for (uint32_t r = 0; r < ranks; r++)
+                assert_int_equal(out->reduce[r], STEPS * out->plan[r].reduced.all);
+        }
+    }
+    tiny_dir_remove(dir);
+    outcome_free(one);
+    outcome_free(first);
+    outcome_free(other);
+}
+
 int
 main(void)
 {
@@ -320,6 +377,7 @@ main(void)
         cmocka_unit_test(test_halves),     cmocka_unit_test(test_same_bits),  cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_orthogonal), cmocka_unit_test(test_everywhere), cmocka_unit_test(test_spills),
         cmocka_unit_test(test_bytes),      cmocka_unit_test(test_resumes),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_ranks),
     };
     return cmocka_run_group_tests_name("muon", tests, NULL, NULL);
 }

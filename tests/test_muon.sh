@@ -77,7 +77,6 @@ check "the momentum has its name" sh -c "'$spw' inspect '$dir'/saved/step-2/*opt
 check "norms have AdamW's" sh -c "'$spw' inspect '$dir'/saved/step-2/*optimizer* | grep -q 'norm.weight.exp_avg_sq'"
 check "it generates" sh -c "'$spw' generate '$dir/saved' --prompt 'line 7' --tokens 5 >'$dir/said' 2>'$dir/out' && [ -s '$dir/said' ]"
 check "plan says what it does" sh -c "'$spw' plan '$dir/c.json' --no-measure | grep -q 'optimizer.type *Muon'"
-check "ranks are refused" refused "spillway.ranks above 1: not with optimizer.type Muon yet" --set spillway.ranks=2
 check "8-bit moments are refused" refused "not with optimizer.type Muon, whose momentum is fp32" --set spillway.state_format=split-int8
 check "state on a GPU is refused" refused_there "Muon's state on device cuda" --set 'zero_optimization={"stage":3}'
 echo "1..$n"

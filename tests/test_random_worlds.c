@@ -40,10 +40,15 @@ draw_frozen(uint64_t run, spw_config *c, const world *w)
     }
 }
 
-/* Updates run where records are. */
+/* Updates run where records are, and Muon's in host memory. */
 static void
 keep_together(spw_config *c, const world *w)
 {
+    if (w->plugin != NULL && strcmp(c->optimizer.type, "Muon") == 0) {
+        c->zero.optimizer_ratio = 1;
+        if (c->zero.offload_optimizer == SPW_TIER_DEVICE)
+            c->zero.offload_optimizer = SPW_TIER_HOST;
+    }
     if (w->plugin != NULL && c->zero.offload_optimizer == SPW_TIER_DEVICE)
         c->zero.offload_param = SPW_TIER_DEVICE;
 }
@@ -99,6 +104,8 @@ draw_world(uint64_t run, spw_config *c, world *w)
     w->settles = random_pick(run, 22, 2) == 0 ? STEPS - 1 : 0;
     w->frozen = w->family == SPW_FAMILY_GPT2 && random_pick(run, 6, 3) == 0;
     c->run.delayed_update = random_pick(run, 21, 4) == 0 ? 1 : 0;
+    if (spw_state_exact(format) && c->run.delayed_update == 0 && random_pick(run, 44, 4) == 0)
+        tiny_muon(c);
     c->run.micro_batches_per_pass = c->run.delayed_update > 0     ? 0
                                     : random_pick(run, 7, 3) == 0 ? 1
                                     : random_pick(run, 7, 3) == 1 ? 3
