@@ -231,7 +231,8 @@ test_read_once_beside_updates(void **state)
         assert_int_equal(o.count, 2 * CHUNKS);
         spw_store_get_stats(f.store, &stats);
         assert_int_equal(stats.h2d_bytes - first.h2d_bytes, 2 * ELEMS * 4);
-        assert_int_equal(stats.nvme_read_bytes - first.nvme_read_bytes, 2 * ELEMS * 4);
+        /* once, or not at all what lies in a slot since it was filled, if the future is known before the mover wakes up */
+        assert_true(stats.nvme_read_bytes - first.nvme_read_bytes <= 2 * ELEMS * 4);
         close_store(&f);
     }
     alarm(0);
