@@ -329,7 +329,7 @@ settle_muon(const config_reader *r)
         SPW_TRY(spw__config_note(r, SPW_RAISE(r->err, SPW_ECONFIG,
                                               "%s: spillway.delayed_update above 0: not with optimizer.type Muon yet",
                                               r->name)));
-    if (f != SPW_STATE_FP32 && f != SPW_STATE_MIXED && f != SPW_STATE_MIXED_F16 && f != SPW_STATE_SPLIT)
+    if (!spw_state_exact(f))
         return SPW_RAISE(r->err, SPW_ECONFIG,
                          "%s: spillway.state_format %s: not with optimizer.type Muon, whose momentum is fp32: fp32, "
                          "mixed, mixed-fp16 and split are",

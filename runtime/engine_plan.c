@@ -116,27 +116,21 @@ spw__made_there(const spw_engine *e)
     return e->holds && e->world == 1;
 }
 
-/* What else is trained of a block whose matrices have a unit of their own: vectors, whose gradients are made while theirs is. */
-static bool
-beside_whole(const spw_engine *e, uint32_t unit_idx)
-{
-    const spw_layout *l = &e->layout;
-    const uint32_t block = e->model->params[l->param_ids[l->param_first[unit_idx]]].owner_block;
-    return l->whole && !l->units[unit_idx].whole && block > 0 && block + 1 < e->model->block_count;
-}
-
 /*
- * Gradient buffers: one of its own for a unit with several users, and for what is small beside another one of its block. The others' gradients are made in turn in the largest one and in
- * a second one, which need hold only the smaller of any two neighbours; single: in the largest alone, which each leaves before the
- * next begins. Passes that hold them have one for each unit. users: of each unit. What comes in turns has its gradient made while the block's other one is being made, and sent when its turn is
+ * Gradient buffers: one of its own for a unit with several users, and for what a block trains beside its first unit (vectors beside matrices
+ * that are taken whole). The others' gradients are made in turn in the largest one and in a second one, which need hold only the smaller of
+ * any two neighbours; single: in the largest alone, which each leaves before the next begins. Passes that hold them have one for each unit.
+ * users: of each unit. What comes in turns has its gradient made while the block's other one is being made, and sent when its turn is
  * over, whoever uses it later: in one or two more.
  */
 static uint64_t
 size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bool single)
 {
     uint64_t largest = 0, second = 0, before = 0, turn = 0, bytes = 0;
+    uint32_t last = UINT32_MAX;
     e->buffer_count = 0;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
+        const uint32_t block = e->model->params[e->layout.param_ids[e->layout.param_first[u]]].owner_block;
         uint64_t elems = spw__grad_elems(e, u);
         if (!e->layout.units[u].trainable)
             continue;
@@ -148,10 +142,11 @@ size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bo
             turn = elems > turn ? elems : turn;
             continue;
         }
-        if (users[u] > 1 || beside_whole(e, u)) {
+        if (users[u] > 1 || block == last) {
             bytes += add_grad_buffer(e, elems, u, false);
             continue;
         }
+        last = block;
         largest = elems > largest ? elems : largest;
         second = (elems < before ? elems : before) > second ? (elems < before ? elems : before) : second;
         before = elems;

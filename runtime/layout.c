@@ -298,6 +298,15 @@ spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *fir
     return at->unit_idx == c->unit_idx && *first < *end;
 }
 
+bool
+spw__layout_own_whole(const spw_layout *l, uint32_t id, uint64_t *first, uint64_t *end)
+{
+    const spw_place *at = &l->places[id];
+    const spw_store_unit *u = &l->units[at->unit_idx];
+    const spw_store_chunk own = {.unit_idx = at->unit_idx, .first = u->first, .elems = u->elems};
+    return u->whole && spw__layout_overlap(at, &own, first, end);
+}
+
 spw_place
 spw__layout_in_unit(const spw_layout *l, uint32_t id, uint32_t unit_idx)
 {

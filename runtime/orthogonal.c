@@ -10,17 +10,6 @@
 #include "engine_internal.h"
 #include <math.h>
 
-/* What this rank has of a parameter, as elements of the unit. False: nothing, or it is not taken whole. */
-static bool
-own_stretch(const spw_layout *l, uint32_t id, uint64_t *first, uint64_t *end)
-{
-    const spw_place *at = &l->places[id];
-    const spw_store_unit *u = &l->units[at->unit_idx];
-    *first = at->first > u->first ? at->first : u->first;
-    *end = at->first + at->elems < u->first + u->elems ? at->first + at->elems : u->first + u->elems;
-    return u->whole && *first < *end;
-}
-
 /* Of the parameter that takes most. */
 static void
 largest(const spw_engine *e, uint64_t *matrix, uint64_t *work)
@@ -30,7 +19,7 @@ largest(const spw_engine *e, uint64_t *matrix, uint64_t *work)
     for (uint32_t id = 0; id < e->layout.param_count; id++) {
         const spw_param *p = &e->model->params[id];
         uint64_t bytes = spw_round_up(p->rows * p->cols * e->compute_bytes, 256), needs;
-        if (!own_stretch(&e->layout, id, &first, &end))
+        if (!spw__layout_own_whole(&e->layout, id, &first, &end))
             continue;
         needs = spw_gpu_orthogonal_bytes(e->compute_dtype, p->rows, p->cols);
         *matrix = bytes > *matrix ? bytes : *matrix;
@@ -53,7 +42,7 @@ spw__orthogonal_flops(const spw_engine *e)
     double sum = 0;
     for (uint32_t id = 0; id < e->layout.param_count; id++) {
         const spw_param *p = &e->model->params[id];
-        if (own_stretch(&e->layout, id, &first, &end))
+        if (spw__layout_own_whole(&e->layout, id, &first, &end))
             sum += spw_gpu_orthogonal_flops(p->rows, p->cols, e->config.optimizer.ns_steps);
     }
     return sum;
@@ -138,7 +127,8 @@ spw__orthogonal_open(spw_engine *e, spw_error *err)
     o->work = o->memory + 2 * matrix;
     if (shared > 0) {
         SPW_TRY(spw_comm_alloc(e->comm, (void **)&o->shared, shared, err));
-        o->pinned = spw_gpu_pin_host(e->gpu, o->shared, shared, NULL) == SPW_OK;
+        SPW_TRY(spw_gpu_pin_host(e->gpu, o->shared, shared, err));
+        o->pinned = true;
     }
     return spw_gpu_queue_create(&o->link, e->gpu, SPW_QUEUE_H2D, err);
 }
@@ -206,7 +196,7 @@ take_back(spw_engine *e, int turn, uint32_t id, char *grad)
     orthogonal *o = &e->orthogonal;
     const spw_place *at = &e->layout.places[id];
     uint64_t first, end;
-    (void)own_stretch(&e->layout, id, &first, &end);
+    (void)spw__layout_own_whole(&e->layout, id, &first, &end);
     spw_gpu_event_wait(o->made[turn], o->link);
     spw_gpu_copy_d2h(o->link, grad + grad_bytes(e, first - e->layout.units[at->unit_idx].first),
                      e->config.run.grad_dtype, o->matrix[turn] + (first - at->first) * e->compute_bytes,
@@ -227,7 +217,7 @@ static uint32_t
 next_own(const spw_layout *l, uint32_t k, uint32_t count)
 {
     uint64_t first, end;
-    while (k < count && !own_stretch(l, l->param_ids[k], &first, &end))
+    while (k < count && !spw__layout_own_whole(l, l->param_ids[k], &first, &end))
         k++;
     return k;
 }

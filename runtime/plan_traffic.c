@@ -82,12 +82,11 @@ spw__plan_whole_elems(const plan_input *in, uint64_t *own)
     uint64_t touched = 0;
     *own = 0;
     for (uint32_t id = 0; id < l->param_count && l->whole; id++) {
-        const spw_place *at = &l->places[id];
-        const spw_store_unit *u = &l->units[at->unit_idx];
-        const uint64_t first = at->first > u->first ? at->first : u->first;
-        const uint64_t end = at->first + at->elems < u->first + u->elems ? at->first + at->elems : u->first + u->elems;
-        touched += u->whole && first < end ? at->elems : 0;
-        *own += u->whole && first < end ? end - first : 0;
+        uint64_t first, end;
+        if (!spw__layout_own_whole(l, id, &first, &end))
+            continue;
+        touched += l->places[id].elems;
+        *own += end - first;
     }
     return touched;
 }

@@ -250,6 +250,8 @@ spw__config_compute(const spw_config *c)
 
 /* The stretch that a parameter and a chunk share, as elements of the unit; false if there is none. Pure. */
 bool spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end);
+/* What this rank has of a parameter whose optimizer takes it whole, likewise; false for every other one. Pure. */
+bool spw__layout_own_whole(const spw_layout *l, uint32_t id, uint64_t *first, uint64_t *end);
 /*
  * All of these of one chunk, by their places: each call makes *s the next, which is zeroed before the first call; false: that
  * was the last. A model may have tens of thousands of parameters and more chunks: this looks at those that share something.

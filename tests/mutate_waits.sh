@@ -23,7 +23,7 @@ grep -nE 'spw_gpu_(event_wait|event_sync|queue_sync|link_wait)\(' -r runtime off
         case $file in
         *wire_*) tests="test_emulated_ranks.sh test_ranks test_mics test_zeropp" ;;
         *engine_extend*) tests="test_emulated_training.sh" ;;
-        *orthogonal*) tests="test_muon.sh" ;;
+        *orthogonal*) tests="test_muon.sh" ;; # ranks too
         *) tests="test_random_runs test_device_state test_chains test_cuda_host test_activations test_gather test_access test_ranks" ;;
         esac
         cp "$file" "$dir/whole"

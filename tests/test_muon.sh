@@ -58,6 +58,13 @@ for streams in "" late; do
     on fp32 "$streams" all.$streams --set "zero_optimization.offload_optimizer=$nvme" --set "zero_optimization.offload_param=$nvme" --set spillway.chaos_seed=5
     check "all on nvme, with delays, ${streams:-early} streams: the same numbers" same cuda all.$streams
 done
+# Between ranks, which share memory in two halves: of 8 layers each is written again while something else is made.
+deep=(-n 3 --set spillway.fill_device=never --set gradient_accumulation_steps=1 --set train_micro_batch_size_per_gpu=1 --set model.num_hidden_layers=8)
+on fp32 "" ranks "${deep[@]}"
+for streams in late odd; do
+    on fp32 $streams ranks.$streams "${deep[@]}" --set spillway.chaos_seed=8
+    check "3 ranks, $streams streams: the same numbers" same ranks ranks.$streams
+done
 on fp32 late early --set gradient_clipping=1e9
 on fp32 late open --set gradient_clipping=0
 check "updates that begin with the gradients: the same losses" cmp <(losses early | cut -d' ' -f1) <(losses open | cut -d' ' -f1)
