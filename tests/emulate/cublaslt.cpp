@@ -119,18 +119,71 @@ gelu_slope(float x)
     return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * du;
 }
 
-/* Element (i, j) of op(X), whose stored form is x. */
-float
-factor(const char *X, const emulated_layout &x, cublasOperation_t op, uint64_t i, uint64_t j)
+enum { ROWS = 16, COLS = 4 };
+typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
+
+template <class E>
+void
+fill_panels(float *out, const E *X, uint64_t count, uint64_t K, uint64_t across, uint64_t along, uint64_t width)
 {
-    return get(X, x.type, op == CUBLAS_OP_N ? i + j * (uint64_t)x.ld : j + i * (uint64_t)x.ld);
+    for (uint64_t i = 0; i < count; i++) {
+        float *to = out + i / width * K * width + i % width;
+        for (uint64_t k = 0; k < K; k++)
+            to[k * width] = widen(X[i * across + k * along]);
+    }
 }
 
-void
-add_scaled(float *__restrict sums, const float *__restrict a, float b, uint64_t n)
+/* `count` vectors of K elements in fp32, in panels of `width`: the same element of each lies together. What lacks of the last panel is 0. */
+std::vector<float>
+panels(const char *X, cudaDataType_t type, uint64_t count, uint64_t K, uint64_t across, uint64_t along, uint64_t width)
 {
-    for (uint64_t i = 0; i < n; i++)
-        sums[i] += a[i] * b;
+    std::vector<float> out((count + width - 1) / width * width * K);
+    if (type == CUDA_R_16BF)
+        fill_panels(out.data(), (const bf16 *)X, count, K, across, along, width);
+    else if (type == CUDA_R_16F)
+        fill_panels(out.data(), (const f16 *)X, count, K, across, along, width);
+    else
+        for (uint64_t i = 0; i < count; i++)
+            for (uint64_t k = 0; k < K; k++)
+                out[(i / width * K + k) * width + i % width] = get(X, type, i * across + k * along);
+    return out;
+}
+
+/* Each sum in the order of k, or against it. Apart: what it leaves in wide registers would slow down what comes after it. */
+__attribute__((noinline)) void
+sum_up(float *sums, const float *a, const float *b, uint64_t K, bool backwards)
+{
+    eight s[COLS][2] = {};
+    for (uint64_t n = 0; n < K; n++) {
+        uint64_t k = backwards ? K - 1 - n : n;
+        eight low = *(const eight *)(a + k * ROWS), high = *(const eight *)(a + k * ROWS + 8);
+        for (int j = 0; j < COLS; j++) {
+            s[j][0] += low * b[k * COLS + j];
+            s[j][1] += high * b[k * COLS + j];
+        }
+    }
+    memcpy(sums, s, sizeof s);
+}
+
+/* alpha times a sum, to where it goes. */
+void
+finish(const product *p, uint64_t i, uint64_t j, float sum)
+{
+    const emulated_desc &e = p->desc;
+    uint64_t at = i + j * (uint64_t)p->d.ld, aux_at = i + j * (uint64_t)e.aux_ld;
+    if (p->twice)
+        sum = rounded(p->d.type, sum);
+    if (p->beta != 0.0f)
+        sum += p->beta * get(p->C, p->d.type, at);
+    if (e.epilogue == CUBLASLT_EPILOGUE_BIAS || e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+        sum += get(e.bias, e.bias_type, i);
+    if (e.epilogue == CUBLASLT_EPILOGUE_DGELU)
+        sum *= gelu_slope(get(e.aux, p->d.type, aux_at));
+    if (e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX || e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+        put(e.aux, p->d.type, aux_at, sum);
+        sum = gelu(sum);
+    }
+    put(p->D, p->d.type, at, sum);
 }
 
 bool
@@ -138,37 +191,22 @@ run(void *arg)
 {
     product *p = (product *)arg;
     const emulated_desc &e = p->desc;
-    uint64_t K = e.op_a == CUBLAS_OP_N ? p->a.cols : p->a.rows, rows = p->d.rows;
+    uint64_t K = e.op_a == CUBLAS_OP_N ? p->a.cols : p->a.rows, rows = p->d.rows, cols = p->d.cols;
     if (p->workspace != NULL)
         memset(p->workspace, 0xff, WORKSPACE);
-    /* The factors in fp32, then a column of sums at a time, each in the order of k. */
-    std::vector<float> a(rows * K), sums(rows);
-    for (uint64_t k = 0; k < K; k++)
-        for (uint64_t i = 0; i < rows; i++)
-            a[k * rows + i] = factor(p->A, p->a, e.op_a, i, k);
     if (e.factors == CUBLASLT_POINTER_MODE_DEVICE)
         p->alpha = *p->alpha_at, p->beta = *p->beta_at;
-    float alpha = p->alpha * (is_fp8(p->a.type) ? *e.a_scale * *e.b_scale : 1.0f);
-    for (uint64_t j = 0; j < p->d.cols; j++) {
-        std::fill(sums.begin(), sums.end(), 0.0f);
-        for (uint64_t n = 0; n < K; n++) {
-            uint64_t k = p->backwards ? K - 1 - n : n;
-            add_scaled(sums.data(), &a[k * rows], factor(p->B, p->b, e.op_b, k, j), rows);
-        }
-        for (uint64_t i = 0; i < rows; i++) {
-            uint64_t at = i + j * (uint64_t)p->d.ld, aux_at = i + j * (uint64_t)e.aux_ld;
-            float sum = p->twice ? rounded(p->d.type, sums[i] * alpha) : sums[i] * alpha;
-            if (p->beta != 0.0f)
-                sum += p->beta * get(p->C, p->d.type, at);
-            if (e.epilogue == CUBLASLT_EPILOGUE_BIAS || e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
-                sum += get(e.bias, e.bias_type, i);
-            if (e.epilogue == CUBLASLT_EPILOGUE_DGELU)
-                sum *= gelu_slope(get(e.aux, p->d.type, aux_at));
-            if (e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX || e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
-                put(e.aux, p->d.type, aux_at, sum);
-                sum = gelu(sum);
-            }
-            put(p->D, p->d.type, at, sum);
+    float alpha = p->alpha * (is_fp8(p->a.type) ? *e.a_scale * *e.b_scale : 1.0f), sums[COLS][ROWS];
+    bool a_rows = e.op_a == CUBLAS_OP_N, b_columns = e.op_b == CUBLAS_OP_N;
+    uint64_t a_ld = (uint64_t)p->a.ld, b_ld = (uint64_t)p->b.ld;
+    std::vector<float> a = panels(p->A, p->a.type, rows, K, a_rows ? 1 : a_ld, a_rows ? a_ld : 1, ROWS);
+    std::vector<float> b = panels(p->B, p->b.type, cols, K, b_columns ? b_ld : 1, b_columns ? 1 : b_ld, COLS);
+    for (uint64_t j = 0; j < cols; j += COLS) {
+        for (uint64_t i = 0; i < rows; i += ROWS) {
+            sum_up(sums[0], &a[i * K], &b[j * K], K, p->backwards);
+            for (uint64_t c = 0; c < COLS && j + c < cols; c++)
+                for (uint64_t r = 0; r < ROWS && i + r < rows; r++)
+                    finish(p, i + r, j + c, sums[c][r] * alpha);
         }
     }
     delete p;
