@@ -43,7 +43,7 @@ struct fiber {
     uint3 thread;
     unsigned warp;
     int lane;
-    bool done;
+    bool begun, done;
     const unsigned *waits_for; /* runs on when this counter is no longer waits_at */
     unsigned waits_at;
     struct copy {
@@ -151,64 +151,27 @@ next_ready()
         m.current = f;
         now.thread = f->thread;
         now.lane = f->lane;
+#if defined(__x86_64__)
+        if (m.next < m.last) /* the stack of the one after it, which is a page of its own */
+            __builtin_prefetch(m.fibers[m.order[m.next]].sp);
+#endif
         return f;
     }
     return NULL;
 }
 
-/* Lets the next thread go on, or else the scheduler. */
-void
-leave(fiber *f, bool last)
-{
-    fiber *to = next_ready();
-    m.from_scheduler = false;
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(last ? NULL : &f->fake_stack, to != NULL ? to->stack : m.stack_bottom,
-                                   to != NULL ? (size_t)STACK_BYTES : m.stack_bytes);
-#endif
-    (void)last;
-#if defined(__x86_64__)
-    spw_emulate_switch(&f->sp, to != NULL ? to->sp : m.sp);
-#else
-    swapcontext(&f->context, to != NULL ? &to->context : &m.context);
-#endif
-    arrive(f->fake_stack);
-}
+void fiber_main();
 
+/* The first time it begins at the top of its stack. */
 void
-fiber_main()
+prepare(fiber *f)
 {
-    fiber *f = m.current;
-    arrive(NULL);
-    (*m.body)();
-    f->done = true;
-    m.alive--;
-    if (m.arrived > 0 && m.arrived == m.alive) { /* a thread that has left is waited for no more */
-        m.arrived = 0;
-        m.generation++;
-    }
-    warp *w = &m.warps[f->warp];
-    w->alive--;
-    if (w->arrived > 0)
-        stop("a thread left while its warp waits for it");
-    leave(f, true);
-    stop("a finished thread was resumed");
-}
-
-void
-start(fiber *f, unsigned idx, dim3 block)
-{
-    f->thread = {idx % block.x, idx / block.x % block.y, idx / block.x / block.y};
-    f->warp = idx / 32;
-    f->lane = (int)idx % 32;
-    f->done = false;
-    f->waits_for = NULL;
-    f->copies.clear();
-    f->groups.clear();
-    f->copies_there = f->groups_there = 0;
+    if (f->begun)
+        return;
+    f->begun = true;
 #if defined(__x86_64__)
     /* Not all at the same place of a page: a cache has few lines for that. */
-    void **top = (void **)(f->stack + STACK_BYTES - idx % 60 * 1088);
+    void **top = (void **)(f->stack + STACK_BYTES - (f - m.fibers.data()) % 60 * 1088);
     *--top = NULL; /* where fiber_main would return to; keeps the stack aligned as after a call */
     *--top = (void *)fiber_main;
     for (int i = 0; i < 6; i++)
@@ -223,13 +186,77 @@ start(fiber *f, unsigned idx, dim3 block)
 #endif
 }
 
+/* Lets that thread go on, NULL: the scheduler. */
+void
+leave(fiber *f, fiber *to, bool last)
+{
+    m.from_scheduler = false;
+    if (to != NULL)
+        prepare(to);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(last ? NULL : &f->fake_stack, to != NULL ? to->stack : m.stack_bottom,
+                                   to != NULL ? (size_t)STACK_BYTES : m.stack_bytes);
+#endif
+    (void)last;
+#if defined(__x86_64__)
+    spw_emulate_switch(&f->sp, to != NULL ? to->sp : m.sp);
+#else
+    swapcontext(&f->context, to != NULL ? &to->context : &m.context);
+#endif
+    arrive(f->fake_stack);
+}
+
+void
+run_thread(fiber *f)
+{
+    (*m.body)();
+    f->done = true;
+    m.alive--;
+    if (m.arrived > 0 && m.arrived == m.alive) { /* a thread that has left is waited for no more */
+        m.arrived = 0;
+        m.generation++;
+    }
+    warp *w = &m.warps[f->warp];
+    w->alive--;
+    if (w->arrived > 0)
+        stop("a thread left while its warp waits for it");
+}
+
+/* Threads, one after the other on one stack, as long as the next has not begun: where they never wait for each other that is all of them. */
+void
+fiber_main()
+{
+    fiber *f = m.current, *to;
+    arrive(NULL);
+    for (run_thread(f); (to = next_ready()) != NULL && !to->begun; run_thread(f)) {
+        std::swap(to->stack, f->stack);
+        f = to;
+        f->begun = true;
+    }
+    leave(f, to, true);
+    stop("a finished thread was resumed");
+}
+
+void
+start(fiber *f, unsigned idx, dim3 block)
+{
+    f->thread = {idx % block.x, idx / block.x % block.y, idx / block.x / block.y};
+    f->warp = idx / 32;
+    f->lane = (int)idx % 32;
+    f->begun = f->done = false;
+    f->waits_for = NULL;
+    f->copies.clear();
+    f->groups.clear();
+    f->copies_there = f->groups_there = 0;
+}
+
 void
 wait_for(const unsigned *counter, unsigned at)
 {
     fiber *f = m.current;
     f->waits_for = counter;
     f->waits_at = at;
-    leave(f, false);
+    leave(f, next_ready(), false);
 }
 
 /* Lets those of order[from, to) go on that can, one after the other. False: none could. */
@@ -242,6 +269,7 @@ run_threads(unsigned from, unsigned to)
     if ((f = next_ready()) == NULL)
         return false;
     m.from_scheduler = true;
+    prepare(f);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&m.fake_stack, f->stack, STACK_BYTES);
 #endif
