@@ -49,7 +49,7 @@ typedef struct spw__scale_rounding {
 } spw__scale_rounding;
 typedef struct spw__opt_table {
     spw_opt_rule rules[SPW_OPT_BUILTIN_COUNT];
-    double (*momentum)(const float *c, uint32_t n, float *m, float *g, float up);
+    void (*momentum)(const float *c, uint32_t n, float *m, float *g, float up, double *lane);
     /* Adam's rule, not in place, and the log's bits (undo.c); returns of how many elements these do not bring back what was, misfit 1. */
     uint32_t (*adam_logged)(const float *coef, uint32_t n, const float *w, const float *m, const float *v,
                             const float *g, float *w_after, float *m_after, float *v_after, uint8_t *m_bits,

@@ -525,12 +525,12 @@ spw_opt_step(const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t r
 /* One block of up to SPW_OPT_BLOCK elements, whose place in the chunk is i, in one range. */
 static uint64_t
 take_momentum(const spw__opt_table *t, const spw_opt_chunk *c, void *grad, const spw_opt_coef *coef, float *m,
-              uint64_t i, uint32_t n, double *squares)
+              uint64_t i, uint32_t n, double *lane)
 {
     _Alignas(64) float g[SPW_OPT_BLOCK];
     char *at = (char *)grad + i * spw_dtype_bytes(c->grad_dtype);
     uint64_t nonfinite_count = t->load_grad(g, at, c->grad_dtype, n, coef->grad_scale);
-    *squares += t->momentum(coef->c, n, m, g, c->grad_dtype == SPW_F16 ? 1.0f / coef->grad_scale : 1.0f);
+    t->momentum(coef->c, n, m, g, c->grad_dtype == SPW_F16 ? 1.0f / coef->grad_scale : 1.0f, lane);
     if (c->grad_dtype == SPW_F32)
         memcpy(at, g, n * sizeof *g);
     else if (c->grad_dtype == SPW_BF16)
@@ -554,16 +554,17 @@ spw_opt_momentum_isa(spw_isa isa, const spw_opt_chunk *c, void *grad, const spw_
         return SPW_EUNSUPPORTED;
     m = spw__state_moment(c->format, &spw_opt_muon, c->record, c->elems, 0);
     for (uint64_t at = from; at < to; at += SQUARES) {
-        double *sum = &squares[(at - from) / SQUARES];
-        *sum = 0;
+        double lane[SPW_SUM_LANES] = {0};
         for (uint64_t i = at; i < at + SQUARES;) {
             uint64_t end = i / SPW_OPT_BLOCK * SPW_OPT_BLOCK + SPW_OPT_BLOCK;
             while (ranges->end <= i)
                 ranges++;
             end = ranges->end < end ? ranges->end : end;
-            nonfinite_count += take_momentum(t, c, grad, ranges->coef, m + i, i, (uint32_t)(end - i), sum);
+            SPW_ASSERT((end - i) % SPW_SUM_LANES == 0);
+            nonfinite_count += take_momentum(t, c, grad, ranges->coef, m + i, i, (uint32_t)(end - i), lane);
             i = end;
         }
+        squares[(at - from) / SQUARES] = spw_sumsq_end(lane);
     }
     if (nonfinite_out != NULL)
         *nonfinite_out = nonfinite_count;

@@ -207,9 +207,10 @@ rule_muon(const float *restrict c, uint32_t n, float *restrict w, float *restric
         w[i] = canonical(fmaf(lr, grad[i], w[i] * decay));
 }
 
-/* And its first; g in: the gradient, out: what is to be made orthogonal, times up. Returns the sum of its squares. */
-static double
-momentum(const float *restrict c, uint32_t n, float *restrict m, float *restrict g, float up)
+/* And its first; g in: the gradient, out: what is to be made orthogonal, times up. Adds its squares to lanes. */
+static void
+momentum(const float *restrict c, uint32_t n, float *restrict m, float *restrict g, float up,
+         double lane[SPW_SUM_LANES])
 {
     const float part = c[2], rest = c[3];
     const int nesterov = c[4] != 0.0f;
@@ -218,7 +219,7 @@ momentum(const float *restrict c, uint32_t n, float *restrict m, float *restrict
         g[i] = canonical(nesterov ? fmaf(rest, x - g[i], g[i]) : x) * up;
         m[i] = x;
     }
-    return spw_sumsq(g, n);
+    spw_sumsq_add(lane, g, n);
 }
 
 /* ---------------------------------------------------------------- gradients */

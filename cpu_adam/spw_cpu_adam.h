@@ -174,7 +174,7 @@ spw_status spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *chunk, const spw_o
  * Then the caller makes each matrix of u orthogonal, as a whole (spw_gpu_orthogonalize), and spw_opt_step() of that, o in the
  * gradient's place, is the second half, which leaves the momentum alone: w = w (1 - lr wd) - lr o.
  *   grad     (elems) in/out; rounded to nearest, with fp16 in the scale that it came in
- *   squares  out: a sum of squares of u for each 4096 elements of [begin, end), which are multiples of that
+ *   squares  out: spw_sumsq() of u, before it is rounded, for each 4096 elements of [begin, end), which are multiples of that
  * Formats with fp32 moments alone. Returns and threads as spw_opt_step().
  * Source  Jordan et al. 2024, Muon: an optimizer for hidden layers in neural networks (kellerjordan.github.io/posts/muon).
  */

@@ -693,6 +693,14 @@ spw_gpu_update_state(spw_gpu_queue *q, const spw_gpu_update *update, const spw_g
     q->calls->update_state(q, update, ranges, range_count, nonfinite);
 }
 
+void
+spw_gpu_momentum(spw_gpu_queue *q, const spw_gpu_update *update, void *grad, const spw_gpu_update_range *ranges,
+                 uint32_t range_count, double *squares, uint64_t *nonfinite)
+{
+    SPW_ASSERT(q->calls->momentum != NULL);
+    q->calls->momentum(q, update, grad, ranges, range_count, squares, nonfinite);
+}
+
 /* ---------------------------------------------------------------- links */
 
 spw_status

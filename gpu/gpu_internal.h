@@ -32,7 +32,9 @@ typedef struct spw_gpu_calls {
 #define X(name) __typeof__(spw_gpu_##name) *name;
     SPW_GPU_CALLS(X)
 #undef X
-    __typeof__(spw_gpu_update_state) *update_state; /* NULL: the host addresses its memory, and updates there */
+    /* NULL: the host addresses its memory, and updates there */
+    __typeof__(spw_gpu_update_state) *update_state;
+    __typeof__(spw_gpu_momentum) *momentum;
 } spw_gpu_calls;
 
 /* What a plugin and the program must agree on: raised when spw_gpu.h or the list changes in place; sizes catch the rest. */

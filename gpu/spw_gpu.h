@@ -607,7 +607,14 @@ double spw_gpu_orthogonal_flops(uint64_t rows, uint64_t cols, uint32_t steps);
  * and layouts these are. Only for devices that the host cannot address (info.host_addressable false); in memory that it can
  * address it updates by itself.
  */
-typedef enum spw_gpu_rule { SPW_RULE_ADAM, SPW_RULE_ADAGRAD, SPW_RULE_LION, SPW_RULE_SGD, SPW_RULE_COUNT } spw_gpu_rule;
+typedef enum spw_gpu_rule {
+    SPW_RULE_ADAM,
+    SPW_RULE_ADAGRAD,
+    SPW_RULE_LION,
+    SPW_RULE_SGD,
+    SPW_RULE_MUON, /* its second half, which does not scale gradients: grad_scale 1 */
+    SPW_RULE_COUNT
+} spw_gpu_rule;
 typedef struct spw_gpu_update {
     spw_gpu_rule rule;
     spw_dtype weight_dtype, grad_dtype;
@@ -633,6 +640,13 @@ typedef struct spw_gpu_update_range {
  */
 void spw_gpu_update_state(spw_gpu_queue *q, const spw_gpu_update *update, const spw_gpu_update_range *ranges,
                           uint32_t range_count, uint64_t *nonfinite);
+/*
+ * The first half of Muon's step, likewise with the bits of spw_opt_momentum(). Reads neither weights nor update->grad.
+ *   grad     (elems) in/out, device memory; elems a multiple of 4096, in which at most 7 ranges end
+ *   squares  (elems / 4096) host memory, once the queue has passed
+ */
+void spw_gpu_momentum(spw_gpu_queue *q, const spw_gpu_update *update, void *grad, const spw_gpu_update_range *ranges,
+                      uint32_t range_count, double *squares, uint64_t *nonfinite);
 
 #ifdef __cplusplus
 }

@@ -100,7 +100,7 @@ steps_alike(const parity *p, const spw_optimizer *o, spw_state_format f, spw_dty
         for (int k = 0; k < RANGES; k++) {
             const spw_opt_coef *c = &coef[k % 2];
             host[k] = (spw_opt_range){ends[k], c};
-            there[k] = (spw_gpu_update_range){.end = ends[k], .grad_scale = c->grad_scale};
+            there[k] = (spw_gpu_update_range){.end = ends[k], .grad_scale = o == &spw_opt_muon ? 1 : c->grad_scale};
             memcpy(there[k].c, c->c, sizeof there[k].c);
         }
         draw_gradient(g, grad_dtype, N, step + (uint64_t)f * 10, step == 4);
@@ -150,16 +150,86 @@ steps_alike(const parity *p, const spw_optimizer *o, spw_state_format f, spw_dty
     free(x);
 }
 
+/* Muon's first half, three times: the momentum, what is left in the gradient, sums of squares and counts. */
+static void
+momenta_alike(const parity *p, spw_state_format f, spw_dtype grad_dtype, bool nesterov)
+{
+    enum { N = 5 * 4096, RANGES = 9, SUMS = N / 4096 };
+    static const uint64_t ends[RANGES] = {48, 128, 704, 1152, 4096, 5120, 8192, 12352, N};
+    uint64_t record_bytes = spw_state_record_bytes(f, &spw_opt_muon, N), grad_bytes = N * spw_dtype_bytes(grad_dtype);
+    char *r = need(record_bytes), *g = need(grad_bytes), *back = need(record_bytes + grad_bytes);
+    double want[SUMS], squares[SUMS];
+    void *device = NULL;
+    spw_gpu_queue *q = NULL;
+    spw_error err = {0};
+    memset(r, 0, record_bytes);
+    assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_H2D, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(p->gpu, &device, record_bytes + grad_bytes, NULL), SPW_OK);
+    spw_gpu_write_bytes(q, device, r, record_bytes);
+    for (uint64_t step = 1; step <= 4; step++) {
+        spw_opt_coef coef[2];
+        spw_opt_range host[RANGES];
+        spw_gpu_update_range there[RANGES];
+        spw_opt_chunk chunk = {.format = f, .elems = N, .record = r, .grad = g, .grad_dtype = grad_dtype};
+        uint64_t bad = 0, want_bad;
+        spw_gpu_update u;
+        for (int k = 0; k < 2; k++) {
+            spw_opt_hp hp = {
+                .lr = 1e-2, .momentum = 0.95 - 0.3 * k, .nesterov = nesterov, .step = step, .grad_scale = 0.37};
+            assert_int_equal(spw_opt_prepare(&coef[k], &spw_opt_muon, &hp, &err), SPW_OK);
+        }
+        for (int k = 0; k < RANGES; k++) {
+            host[k] = (spw_opt_range){ends[k], &coef[k % 2]};
+            there[k] = (spw_gpu_update_range){.end = ends[k], .grad_scale = coef[k % 2].grad_scale};
+            memcpy(there[k].c, coef[k % 2].c, sizeof there[k].c);
+        }
+        draw_gradient(g, grad_dtype, N, step + (uint64_t)f * 10, step == 4);
+        spw_gpu_write_bytes(q, (char *)device + record_bytes, g, grad_bytes);
+        u = update_of(f, &spw_opt_muon, &coef[0]);
+        u.grad_dtype = grad_dtype;
+        u.elems = N;
+        u.record = device;
+        spw_gpu_momentum(q, &u, (char *)device + record_bytes, there, RANGES, squares, &bad);
+        spw_gpu_queue_sync(q);
+        want_bad = spw_opt_momentum(&chunk, g, host, RANGES, want);
+        if (bad != want_bad || (step == 4) != (bad > 0))
+            fail_msg("step %llu: %llu gradients are not finite, not %llu", (unsigned long long)step,
+                     (unsigned long long)bad, (unsigned long long)want_bad);
+        if (step == 4)
+            break;
+        spw_gpu_read_bytes(q, back, device, record_bytes + grad_bytes);
+        if (memcmp(back, r, record_bytes) != 0 || memcmp(back + record_bytes, g, grad_bytes) != 0 ||
+            memcmp(squares, want, sizeof want) != 0)
+            fail_msg(
+                "momentum in %s, %s gradients, step %llu: other bytes than cpu_adam's in the record (%d), the gradient "
+                "(%d) or the sums of squares (%d)",
+                spw_state_name(f), spw_dtype_name(grad_dtype), (unsigned long long)step,
+                memcmp(back, r, record_bytes) != 0, memcmp(back + record_bytes, g, grad_bytes) != 0,
+                memcmp(squares, want, sizeof want) != 0);
+    }
+    assert_int_equal(spw_gpu_check(p->gpu, &err), SPW_OK);
+    spw_gpu_free(p->gpu, device);
+    spw_gpu_queue_destroy(q);
+    free(r);
+    free(g);
+    free(back);
+}
+
 /* Every optimizer in every format and type of gradient has the bytes of cpu_adam, across ranges that share a group of 64. */
 void
 parity_update(const parity *p)
 {
-    static const spw_optimizer *const all[] = {&spw_opt_adam, &spw_opt_adagrad, &spw_opt_lion, &spw_opt_sgd};
+    static const spw_optimizer *const all[] = {&spw_opt_adam, &spw_opt_adagrad, &spw_opt_lion, &spw_opt_sgd,
+                                               &spw_opt_muon};
     static const spw_dtype grads[] = {SPW_F32, SPW_BF16, SPW_F16};
-    for (int o = 0; o < 4; o++)
+    for (int o = 0; o < 5; o++)
         for (int f = 0; f < SPW_STATE_COUNT; f++)
             for (int nearest = 0; nearest < (spw_state_exact((spw_state_format)f) ? 1 : 2); nearest++)
-                steps_alike(p, all[o], (spw_state_format)f, grads[(o + f) % 3], nearest);
-    for (int g = 0; g < 3; g++)
+                if (all[o] != &spw_opt_muon || spw_state_exact((spw_state_format)f))
+                    steps_alike(p, all[o], (spw_state_format)f, grads[(o + f) % 3], nearest);
+    for (int g = 0; g < 3; g++) {
         steps_alike(p, &spw_opt_adam, SPW_STATE_SPLIT, grads[g], false);
+        momenta_alike(p, SPW_STATE_SPLIT, grads[g], g % 2);
+        momenta_alike(p, SPW_STATE_FP32, grads[g], true);
+    }
 }

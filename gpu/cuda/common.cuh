@@ -34,6 +34,8 @@ struct f16 {
 };
 template <class E> inline constexpr bool is_bf16 = false;
 template <> inline constexpr bool is_bf16<bf16> = true;
+template <class E> inline constexpr bool is_f16 = false;
+template <> inline constexpr bool is_f16<f16> = true;
 
 SPW_DEVICE float
 widen(float x)

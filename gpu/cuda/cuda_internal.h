@@ -111,6 +111,7 @@ typedef struct cuda_event {
 SPW_GPU_CALLS(X)
 #undef X
 extern "C" __typeof__(spw_gpu_update_state) spw__cuda_update_state;
+extern "C" __typeof__(spw_gpu_momentum) spw__cuda_momentum;
 
 /* Keeps the device's first error. */
 void spw__cuda_fail(cuda_gpu *gpu, spw_status status, const char *what);

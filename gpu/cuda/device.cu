@@ -420,7 +420,8 @@ const spw_gpu_calls spw__cuda_calls = {SPW_GPU_ABI, cuda_open,
 #define X(name) spw__cuda_##name,
                                        SPW_GPU_CALLS(X)
 #undef X
-                                           spw__cuda_update_state};
+                                           spw__cuda_update_state,
+                                       spw__cuda_momentum};
 
 extern "C" __attribute__((visibility("default"))) const spw_gpu_calls *spw_gpu_plugin(void);
 const spw_gpu_calls *

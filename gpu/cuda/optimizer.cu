@@ -3,13 +3,14 @@
 #include "optimizer.cuh"
 
 static_assert((int)SPW_RULE_ADAM == UPDATE_ADAM && (int)SPW_RULE_ADAGRAD == UPDATE_ADAGRAD &&
-                  (int)SPW_RULE_LION == UPDATE_LION && (int)SPW_RULE_SGD == UPDATE_SGD && SPW_RULE_COUNT == 4,
+                  (int)SPW_RULE_LION == UPDATE_LION && (int)SPW_RULE_SGD == UPDATE_SGD &&
+                  (int)SPW_RULE_MUON == UPDATE_MUON && SPW_RULE_COUNT == 5,
               "rules");
 
 static void
 find_arrays(update_args *a, const spw_gpu_update *u)
 {
-    uint32_t count = u->rule == SPW_RULE_ADAM ? 2 : 1;
+    uint32_t count = u->rule == SPW_RULE_ADAM ? 2 : u->rule == SPW_RULE_MUON ? 0 : 1;
     char *at = (char *)u->record;
     a->first = u->first;
     a->weights = u->weights;
@@ -53,23 +54,42 @@ launch(cuda_queue *q, const spw_gpu_update *u, const update_args *a)
 }
 
 /*
- * Where the kernels count: in the caller's memory, if the device knows it, for they add to it only when something is wrong. Else in scratch
- * memory, and every update has to clear and deliver it, which takes as long as the update.
+ * Where the kernels count: in the caller's memory, if the device knows it, for they add to it only when something is wrong. Else in
+ * `scratch`, and every update has to clear and deliver it, which takes as long as the update.
  */
 static unsigned long long *
-find_count(cuda_queue *q, uint64_t *nonfinite, bool *deliver)
+find_count(cuda_queue *q, uint64_t *nonfinite, void *scratch)
 {
     cudaPointerAttributes known;
-    unsigned long long *count;
-    *deliver = false;
     if (spw__cuda_refused(cudaPointerGetAttributes(&known, nonfinite)) == cudaSuccess &&
         known.type == cudaMemoryTypeHost && known.devicePointer != NULL)
         return (unsigned long long *)known.devicePointer;
-    *deliver = true;
-    count = (unsigned long long *)spw__cuda_scratch(q, sizeof *count);
-    if (count != NULL)
-        (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(count, 0, sizeof *count, q->stream), "zero");
-    return count;
+    if (scratch != NULL)
+        (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(scratch, 0, sizeof *nonfinite, q->stream), "zero");
+    return (unsigned long long *)scratch;
+}
+
+/* As many ranges from r on as a launch takes; returns where they end: whole multiples of `each`. */
+static uint64_t
+take_ranges(update_range *out, uint64_t elems, const spw_gpu_update_range *ranges, uint32_t range_count, uint32_t r,
+            uint64_t each)
+{
+    uint32_t n = range_count - r < (uint32_t)UPDATE_RANGES ? range_count - r : (uint32_t)UPDATE_RANGES;
+    for (uint32_t k = 0; k < n; k++) {
+        out[k].end = ranges[r + k].end;
+        out[k].grad_scale = ranges[r + k].grad_scale;
+        memcpy(out[k].c, ranges[r + k].c, sizeof out[k].c);
+    }
+    return r + n < range_count ? ranges[r + n - 1].end / each * each : elems;
+}
+
+/* The first that does not end before `at`: a launch may begin in the middle of one. */
+static uint32_t
+range_at(const spw_gpu_update_range *ranges, uint32_t range_count, uint32_t r, uint64_t at)
+{
+    while (r < range_count && ranges[r].end <= at)
+        r++;
+    return r;
 }
 
 void
@@ -77,28 +97,53 @@ spw__cuda_update_state(spw_gpu_queue *queue, const spw_gpu_update *u, const spw_
                        uint32_t range_count, uint64_t *nonfinite)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
+    void *scratch = spw__cuda_scratch(q, sizeof *nonfinite);
     update_args a;
-    bool deliver;
     SPW_ASSERT(u->elems % UPDATE_GROUP == 0 && range_count > 0 && ranges[range_count - 1].end == u->elems);
     memset(&a, 0, sizeof a);
-    a.nonfinite = find_count(q, nonfinite, &deliver);
+    a.nonfinite = find_count(q, nonfinite, scratch);
     if (a.nonfinite == NULL)
         return;
     find_arrays(&a, u);
-    for (uint32_t r = 0; r < range_count;) {
-        uint32_t n = range_count - r < (uint32_t)UPDATE_RANGES ? range_count - r : (uint32_t)UPDATE_RANGES;
-        for (uint32_t k = 0; k < n; k++) {
-            a.ranges[k].end = ranges[r + k].end;
-            a.ranges[k].grad_scale = ranges[r + k].grad_scale;
-            memcpy(a.ranges[k].c, ranges[r + k].c, sizeof a.ranges[k].c);
-        }
-        a.end = r + n < range_count ? ranges[r + n - 1].end / UPDATE_GROUP * UPDATE_GROUP : u->elems;
+    for (uint32_t r = 0; a.begin < u->elems; a.begin = a.end, r = range_at(ranges, range_count, r, a.begin)) {
+        a.end = take_ranges(a.ranges, u->elems, ranges, range_count, r, UPDATE_GROUP);
         SPW_ASSERT(a.end > a.begin); /* a group belongs to a few ranges at most */
         launch(q, u, &a);
-        while (r < range_count && ranges[r].end <= a.end) /* the next launch may begin in the middle of one */
-            r++;
-        a.begin = a.end;
     }
-    if (deliver)
+    if (a.nonfinite == scratch)
+        spw__cuda_deliver(q, nonfinite, scratch, sizeof *nonfinite);
+}
+
+void
+spw__cuda_momentum(spw_gpu_queue *queue, const spw_gpu_update *u, void *grad, const spw_gpu_update_range *ranges,
+                   uint32_t range_count, double *squares, uint64_t *nonfinite)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    const uint64_t sum_bytes = u->elems / MOMENTUM_ELEMS * sizeof(double);
+    char *scratch = (char *)spw__cuda_scratch(q, sum_bytes + sizeof *nonfinite);
+    momentum_args a;
+    uint64_t end;
+    SPW_ASSERT(u->elems % MOMENTUM_ELEMS == 0 && range_count > 0 && ranges[range_count - 1].end == u->elems);
+    SPW_ASSERT(u->moment_bytes == sizeof(float));
+    if (scratch == NULL)
+        return;
+    memset(&a, 0, sizeof a);
+    a.grad = grad;
+    a.moment = (float *)((char *)u->record + u->elems * u->low_bytes);
+    a.nonfinite = find_count(q, nonfinite, scratch + sum_bytes);
+    for (uint32_t r = 0; a.begin < u->elems; a.begin = end, r = range_at(ranges, range_count, r, a.begin)) {
+        end = take_ranges(a.ranges, u->elems, ranges, range_count, r, MOMENTUM_ELEMS);
+        SPW_ASSERT(end > a.begin);
+        a.sums = (double *)scratch + a.begin / MOMENTUM_ELEMS;
+        unsigned blocks = (unsigned)((end - a.begin) / MOMENTUM_ELEMS);
+        if (u->grad_dtype == SPW_F32)
+            LAUNCH(q, blocks, UPDATE_THREADS, 0, (momentum_kernel<float>), a);
+        else if (u->grad_dtype == SPW_BF16)
+            LAUNCH(q, blocks, UPDATE_THREADS, 0, (momentum_kernel<bf16>), a);
+        else
+            LAUNCH(q, blocks, UPDATE_THREADS, 0, (momentum_kernel<f16>), a);
+    }
+    spw__cuda_deliver(q, squares, scratch, sum_bytes);
+    if ((char *)a.nonfinite == scratch + sum_bytes)
         spw__cuda_deliver(q, nonfinite, a.nonfinite, sizeof *nonfinite);
 }

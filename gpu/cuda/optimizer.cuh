@@ -9,7 +9,8 @@
 #include "common.cuh"
 
 enum { UPDATE_THREADS = 256, UPDATE_EACH = 4, UPDATE_RANGES = 8, UPDATE_GROUP = 64, UPDATE_PAIR = 2 };
-enum { UPDATE_ADAM, UPDATE_ADAGRAD, UPDATE_LION, UPDATE_SGD };
+enum { UPDATE_ADAM, UPDATE_ADAGRAD, UPDATE_LION, UPDATE_SGD, UPDATE_MUON };
+enum { MOMENTUM_ELEMS = 4096, MOMENTUM_LANES = 16 };
 enum { UPDATE_GRAD_F32, UPDATE_GRAD_BF16, UPDATE_GRAD_F16 };
 enum { UPDATE_MOMENT_F32, UPDATE_MOMENT_BF16, UPDATE_MOMENT_INT8 };
 
@@ -23,7 +24,7 @@ struct update_args {
     uint64_t begin, end, first;
     void *weights, *low;
     const void *grad;
-    void *moment[2];               /* NULL: the rule has one */
+    void *moment[2];               /* NULL: the rule has one, or none */
     uint16_t *scale[2];            /* of groups; 8 bits only */
     unsigned long long *nonfinite; /* may be host memory: added to by the device alone, and rarely */
     uint32_t key;
@@ -59,6 +60,8 @@ update_element(int rule, const float *c, float g, float *w, float *m, float *v)
         float sign = u > 0.0f ? c[5] : u < 0.0f ? -c[5] : __fmul_rn(u, 0.0f); /* NaN stays NaN */
         *w = canonical(__fsub_rn(__fmul_rn(*w, c[4]), sign));
         *m = canonical(__fmaf_rn(c[2], *m, __fmul_rn(c[3], g)));
+    } else if (rule == UPDATE_MUON) {
+        *w = canonical(__fmaf_rn(-c[0], g, __fmul_rn(*w, c[1])));
     } else {
         float d;
         g = c[3] != 0.0f ? __fmaf_rn(c[3], *w, g) : g;
@@ -246,7 +249,7 @@ load_raw(update_raw *x, const update_args &a, uint64_t i)
                                : 0;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            bool there = j == 0 || a.moment[1] != NULL;
+            bool there = a.moment[j] != NULL;
             if (CODE == UPDATE_MOMENT_F32)
                 x->moment[j][e] = there ? __float_as_uint(((const float *)a.moment[j])[i]) : 0;
             else if (CODE == UPDATE_MOMENT_BF16)
@@ -274,7 +277,7 @@ __launch_bounds__(UPDATE_THREADS) update_kernel(const __grid_constant__ update_a
     /* A warp's first group; its next one lies behind those of the block's other warps. */
     uint64_t at = a.begin + (uint64_t)blockIdx.x * (UPDATE_THREADS * UPDATE_EACH) + threadIdx.x / 32 * UPDATE_GROUP +
                   threadIdx.x % 32;
-    bool two = a.moment[1] != NULL;
+    bool one = a.moment[0] != NULL, two = a.moment[1] != NULL;
     if (at >= a.end)
         return; /* the whole warp */
 #pragma unroll
@@ -301,14 +304,69 @@ __launch_bounds__(UPDATE_THREADS) update_kernel(const __grid_constant__ update_a
             if (bad != 0 && threadIdx.x % 32 == 0)
                 atomicAdd(a.nonfinite, (unsigned long long)__popc(bad));
             w = master_of<LOW>(raw[k].high[e], raw[k].low[e]);
-            m[e] = moment_of<CODE>(raw[k].moment[0][e], raw[k].scale[0], a.is_unsigned[0]);
+            m[e] = one ? moment_of<CODE>(raw[k].moment[0][e], raw[k].scale[0], a.is_unsigned[0]) : 0.0f;
             v[e] = two ? moment_of<CODE>(raw[k].moment[1][e], raw[k].scale[1], a.is_unsigned[1]) : 0.0f;
             update_element(a.rule, a.ranges[r].c, g, &w, &m[e], &v[e]);
             store_master<W, LOW>(a.weights, a.low, i, w);
         }
-        store_moments<CODE>(a, 0, first, m);
+        if (one)
+            store_moments<CODE>(a, 0, first, m);
         if (two)
             store_moments<CODE>(a, 1, first, v);
+    }
+}
+
+/* ---------------------------------------------------------------- Muon's first half */
+
+/* A launch: elements [begin, end) of a chunk, whole 4096s. */
+struct momentum_args {
+    uint64_t begin;
+    void *grad;
+    float *moment;
+    double *sums; /* of squares, one per 4096 elements from begin on */
+    unsigned long long *nonfinite;
+    update_range ranges[UPDATE_RANGES];
+};
+
+/* A block of threads for 4096 elements. The sum has the order of spw_sumsq(). */
+template <class G>
+__global__ void
+__launch_bounds__(UPDATE_THREADS) momentum_kernel(const __grid_constant__ momentum_args a)
+{
+    __shared__ float made[MOMENTUM_ELEMS];
+    __shared__ double lanes[MOMENTUM_LANES];
+    const uint64_t first = a.begin + (uint64_t)blockIdx.x * MOMENTUM_ELEMS;
+    unsigned long long bad = 0;
+    int r = 0;
+    for (int i = (int)threadIdx.x; i < MOMENTUM_ELEMS; i += UPDATE_THREADS) {
+        const uint64_t at = first + (uint64_t)i;
+        while (a.ranges[r].end <= at)
+            r++;
+        const float *c = a.ranges[r].c, scale = a.ranges[r].grad_scale, m = a.moment[at];
+        float g = __fmul_rn(widen(((G *)a.grad)[at]), scale);
+        float x = canonical(__fmaf_rn(c[2], __fsub_rn(g, m), m));
+        bad += (__float_as_uint(g) & 0x7fffffffu) >= 0x7f800000u;
+        g = canonical(c[4] != 0.0f ? __fmaf_rn(c[3], __fsub_rn(x, g), g) : x);
+        g = is_f16<G> ? __fmul_rn(g, __fdiv_rn(1.0f, scale)) : g;
+        a.moment[at] = x;
+        narrow((G *)a.grad + at, g);
+        made[i] = g;
+    }
+    if (bad > 0)
+        atomicAdd(a.nonfinite, bad);
+    __syncthreads();
+    if (threadIdx.x < MOMENTUM_LANES) {
+        double sum = 0;
+        for (int i = (int)threadIdx.x; i < MOMENTUM_ELEMS; i += MOMENTUM_LANES)
+            sum += (double)made[i] * (double)made[i];
+        lanes[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        double sum = 0;
+        for (int j = 0; j < MOMENTUM_LANES; j++)
+            sum += lanes[j];
+        a.sums[blockIdx.x] = sum;
     }
 }
 

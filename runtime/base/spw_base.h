@@ -319,22 +319,34 @@ void spw_convert(void *dst, spw_dtype dst_type, const void *src, spw_dtype src_t
 
 /*
  * Sum of squares in fp64, in 16 lanes that are added in turn at the end: an order that depends on n alone. Here, so
- * that files built for one instruction set make it with theirs; each product is exact, so the bits are the same.
+ * that files built for one instruction set make it with theirs; each product is exact, so the bits are the same. In pieces of whole
+ * 16 elements, the last of any number, it is the sum of the whole.
  */
-static inline double
-spw_sumsq(const float *x, uint64_t n)
+enum { SPW_SUM_LANES = 16 };
+static inline void
+spw_sumsq_add(double lane[SPW_SUM_LANES], const float *x, uint64_t n)
 {
-    enum { LANE_COUNT = 16 };
-    double lane[LANE_COUNT] = {0}, sum = 0;
     uint64_t i = 0;
-    for (; i + LANE_COUNT <= n; i += LANE_COUNT)
-        for (int j = 0; j < LANE_COUNT; j++)
+    for (; i + SPW_SUM_LANES <= n; i += SPW_SUM_LANES)
+        for (int j = 0; j < SPW_SUM_LANES; j++)
             lane[j] += (double)x[i + j] * (double)x[i + j];
     for (int j = 0; i < n; i++, j++)
         lane[j] += (double)x[i] * (double)x[i];
-    for (int j = 0; j < LANE_COUNT; j++)
+}
+static inline double
+spw_sumsq_end(const double lane[SPW_SUM_LANES])
+{
+    double sum = 0;
+    for (int j = 0; j < SPW_SUM_LANES; j++)
         sum += lane[j];
     return sum;
+}
+static inline double
+spw_sumsq(const float *x, uint64_t n)
+{
+    double lane[SPW_SUM_LANES] = {0};
+    spw_sumsq_add(lane, x, n);
+    return spw_sumsq_end(lane);
 }
 
 /* ---------------------------------------------------------------- checksums */
