@@ -71,7 +71,7 @@ struct chunk {
 typedef struct unit {
     spw_store_unit plan;
     void *grad;
-    bool on_device;      /* its updates run in the h2d queue, and grad is device memory */
+    bool on_device;      /* its updates, or both their halves, run in the h2d queue, and grad is device memory */
     bool spare;          /* some of its chunks may be updated before the gate opens */
     bool direct;         /* used where it lies (spw_store_direct): no place in the cache, nothing to gather */
     uint64_t generation; /* all chunks have reached it */
@@ -272,6 +272,13 @@ uint32_t spw__store_code_bits(const spw_store_config *cfg, const spw_store_chunk
 bool spw__store_on_device(const spw_store_config *cfg, uint32_t unit_idx); /* all of the unit is there, or nothing */
 spw_status spw__store_check_config(const spw_store_config *cfg, spw_error *err);
 spw_status spw__store_carve(spw_store *s, spw_error *err);
+
+/* What a unit's jobs do now. */
+static inline unit_op
+spw__half_op(const unit *u)
+{
+    return u->half == H_FIRST ? OP_PREPARE : u->op;
+}
 
 static inline const spw_store_record *
 spw__record_of(const spw_store_config *cfg, uint32_t unit_idx)

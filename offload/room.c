@@ -368,12 +368,12 @@ spw__store_check_config(const spw_store_config *cfg, spw_error *err)
                 err, SPW_EINVAL,
                 "chunk %u of unit %u: of a unit's records on nvme all are updated ahead of the gate or none", i,
                 c->unit_idx);
-        if (u->whole &&
-            (!u->trainable || u->spills || c->spare || spw__store_on_device(cfg, c->unit_idx) || cfg->prepare == NULL))
+        if (u->whole && (!u->trainable || u->spills || c->spare || cfg->prepare == NULL ||
+                         (spw__store_on_device(cfg, c->unit_idx) && cfg->prepare_device == NULL)))
             return SPW_RAISE(
                 err, SPW_EINVAL,
-                "chunk %u of unit %u: an update in two halves needs a gradient in host memory, and runs when "
-                "the gate is open",
+                "chunk %u of unit %u: an update in two halves needs a gradient that stays in memory, functions for "
+                "both, and runs when the gate is open",
                 i, c->unit_idx);
         if (u->spills && (!u->trainable || cfg->chunks[i].record_tier != SPW_TIER_NVME || cfg->grad_window_count == 0))
             return SPW_RAISE(err, SPW_EINVAL,

@@ -80,7 +80,7 @@ typedef struct spw_store_unit {
     bool coded;            /* its weights are stored as codes where there are any (code_bits); not trainable then */
     /*
      * Its update has two halves: the first leaves in its gradient what the second begins with once somebody has changed that as a whole
-     * (spw_store_config.whole). It has a gradient in host memory, and no chunk that is spare.
+     * (spw_store_config.whole). It has a gradient in memory, host's or device's, and no chunk that is spare.
      */
     bool whole;
 } spw_store_unit;
@@ -118,14 +118,14 @@ typedef spw_status (*spw_store_update_fn)(void *ctx, uint32_t chunk_idx, spw_sto
  * makes the error of it.
  */
 typedef void (*spw_store_device_fn)(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record,
-                                    const void *grad, uint64_t *bad);
+                                    void *grad, uint64_t *bad);
 typedef spw_status (*spw_store_bad_fn)(void *ctx, uint32_t chunk_idx, uint64_t bad, spw_error *err);
 enum { SPW_RECORD_PARTS_MAX = 8 };
 /* An update's first half: as spw_store_update_fn, of the record and the gradient alone. */
 typedef spw_status (*spw_store_prepare_fn)(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint64_t first,
                                            uint64_t count, spw_error *err);
 /*
- * What lies between the halves of a unit's update: changes grad (unit elems, grad_dtype, host memory), maybe in queues only, and calls
+ * What lies between the halves of a unit's update: changes grad (unit elems, grad_dtype, where spw_store_grad() is), maybe in queues only, and calls
  * spw_store_whole_done() once that is done, before or after it returns. Called in the thread that waits in the store, or calls
  * spw_store_help(), without any lock; one unit after the other, lowest first.
  */
@@ -165,8 +165,9 @@ typedef struct spw_store_config {
     const char *job; /* NULL: unique to this process */
     uint32_t rank;
     spw_aio_options aio;
-    spw_store_update_fn update, undo;  /* undo: where chunks in memory are updated before the gate opens */
-    spw_store_device_fn update_device; /* for units on a device that the host cannot address, with bad_fn */
+    spw_store_update_fn update, undo; /* undo: where chunks in memory are updated before the gate opens */
+    /* For units on a device that the host cannot address, with bad_fn; prepare_device: the first half of those that are whole, without weights. */
+    spw_store_device_fn update_device, prepare_device;
     spw_store_bad_fn bad_fn;
     spw_store_prepare_fn prepare; /* for units that are whole */
     spw_store_whole_fn whole; /* NULL: the caller takes them himself, in an order of his own (spw_store_whole_take) */

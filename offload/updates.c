@@ -36,8 +36,10 @@ updates_done(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, 
 {
     chunk *c = arg, *next;
     spw_store *s = c->store;
+    unit_op op;
     spw__store_chaos_delay(s, c->idx);
     pthread_mutex_lock(&s->lock);
+    op = spw__half_op(&s->units[c->plan.unit_idx]);
     s->copies_inflight--;
     s->ended++;
     spw_timeline_add(SPW_LANE_ADAM, name, unit_idx, begin_ns, end_ns);
@@ -49,7 +51,7 @@ updates_done(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, 
         if (err.status != SPW_OK)
             spw__store_poison(s, &err);
         else
-            spw__store_finish_job(s, c, OP_UPDATE);
+            spw__store_finish_job(s, c, op);
     }
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
@@ -76,19 +78,21 @@ end_together(spw_store *s)
  * it was said to be ready. A chunk that the snapshot lacks goes to a worker first, which hands it back.
  */
 static void
-start_on_device(spw_store *s, chunk *c)
+start_on_device(spw_store *s, const unit *u, chunk *c)
 {
+    bool first_half = u->half == H_FIRST;
     if (s->together_head == NULL) {
         s->copies_inflight++;
         spw_gpu_span_begin(s->h2d, "update");
     }
     spw__store_push_job(&s->together_head, &s->together_tail, c);
-    c->w = W_UPDATING;
+    c->w = first_half ? c->w : W_UPDATING;
     c->r = R_UPDATING;
     c->started = true;
     s->bad[c->idx] = 0;
-    s->cfg.update_device(s->cfg.update_ctx, c->idx, s->h2d, c->weights, c->record, spw__store_grad_of(s, c),
-                         &s->bad[c->idx]);
+    (first_half ? s->cfg.prepare_device : s->cfg.update_device)(s->cfg.update_ctx, c->idx, s->h2d,
+                                                                first_half ? NULL : c->weights, c->record,
+                                                                spw__store_grad_of(s, c), &s->bad[c->idx]);
     s->together_elems += c->plan.elems;
     if (s->together_elems >= TOGETHER_ELEMS)
         end_together(s);
@@ -132,7 +136,7 @@ start_job(spw_store *s, unit *u, chunk *c)
         c->pins--;
     }
     if (u->on_device && u->op == OP_UPDATE && !spw__snap_wants(c)) {
-        start_on_device(s, c);
+        start_on_device(s, u, c);
         return;
     }
     if (u->op == OP_VISIT)

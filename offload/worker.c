@@ -165,7 +165,7 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, bool ahead, sums *count, 
         SPW_TRY(take_snapshot(s, c, count, err));
         verify = false; /* it has been */
     }
-    if (op == OP_UPDATE && u->on_device) /* it runs elsewhere, once the chunk is handed back */
+    if ((op == OP_UPDATE || op == OP_PREPARE) && u->on_device) /* it runs elsewhere, once the chunk is handed back */
         return SPW_OK;
     for (uint64_t first = 0, n; first < c->plan.elems && st == SPW_OK; first += n) {
         n = piece_at(c, first);
@@ -397,7 +397,7 @@ static void
 change(spw_store *s, chunk *c, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
-    unit_op op = u->half == H_FIRST ? OP_PREPARE : u->op;
+    unit_op op = spw__half_op(u);
     bool snap = spw__snap_wants(c), ahead = c->ahead, refused;
     uint64_t begin;
     pthread_mutex_unlock(&s->lock);
@@ -409,7 +409,7 @@ change(spw_store *s, chunk *c, sums *count, spw_error *err)
     s->stats.update_busy_ns += spw_now_ns() - begin;
     spw_timeline_add(SPW_LANE_ADAM, op == OP_UPDATE ? "update" : "sweep", c->plan.unit_idx, begin, spw_now_ns());
     s->stats.no_room += refused = op == OP_UPDATE && ahead && c->rest > 0;
-    if (err->status == SPW_OK && ((op == OP_UPDATE && u->on_device) || refused))
+    if (err->status == SPW_OK && (((op == OP_UPDATE || op == OP_PREPARE) && u->on_device) || refused))
         hand_back(s, c);
     else if (err->status == SPW_OK)
         spw__store_finish_job(s, c, op);

@@ -166,6 +166,7 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .update = spw__update_chunk,
                           .undo = spw__undo_chunk,
                           .update_device = spw__update_on_device,
+                          .prepare_device = spw__take_momentum_on_device,
                           .bad_fn = spw__raise_nonfinite,
                           .prepare = spw__take_momentum,
                           .whole = e->layout.parts > 1 ? NULL : spw__make_orthogonal,

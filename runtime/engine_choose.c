@@ -89,8 +89,8 @@ spw__settle_choices(spw_engine *e, const spw_engine_options *o)
                   (!e->device_updates || c->run.grad_dtype == SPW_F32) && strcmp(c->run.gradients, "nvme") != 0 &&
                   c->run.delayed_update == 0;
     e->may_fill = !e->inference && !e->host_addressable && !e->device_updates && e->optimizer->rule == NULL &&
-                  !e->layout.whole && c->zero.offload_optimizer != SPW_TIER_DEVICE &&
-                  strcmp(c->run.fill_device, "never") != 0 && c->run.delayed_update == 0;
+                  c->zero.offload_optimizer != SPW_TIER_DEVICE && strcmp(c->run.fill_device, "never") != 0 &&
+                  c->run.delayed_update == 0;
 }
 
 /* ---------------------------------------------------------------- rates */

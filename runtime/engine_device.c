@@ -24,14 +24,8 @@ settle_state(spw_engine *e, spw_error *err)
                          "need the weights there; set zero_optimization.offload_optimizer.device to cpu (or nvme), or "
                          "offload_param.device to none",
                          name);
-    some = !e->inference &&
-           (records || c->zero.optimizer_ratio < 1 ||
-            (strcmp(c->run.fill_device, "always") == 0 && e->optimizer->rule == NULL && !e->layout.whole));
-    if (some && e->layout.whole)
-        return SPW_RAISE(err, SPW_EUNSUPPORTED,
-                         "Muon's state on device %s: it is updated by the host; set "
-                         "zero_optimization.offload_optimizer.device to cpu (or nvme), and its ratio to 1",
-                         name);
+    some = !e->inference && (records || c->zero.optimizer_ratio < 1 ||
+                             (strcmp(c->run.fill_device, "always") == 0 && e->optimizer->rule == NULL));
     if (some && e->optimizer->rule != NULL)
         return SPW_RAISE(err, SPW_EUNSUPPORTED,
                          "optimizer %s on device %s: it is a function of the host's; set "

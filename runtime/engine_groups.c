@@ -210,31 +210,56 @@ _Static_assert((int)SPW_OPT_ADAM == (int)SPW_RULE_ADAM && (int)SPW_OPT_ADAGRAD =
                    (int)SPW_OPT_MUON == (int)SPW_RULE_MUON,
                "gpu has cpu_adam's rules");
 
-void
-spw__update_on_device(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record,
-                      const void *grad, uint64_t *bad)
+static spw_gpu_update
+device_update(const spw_engine *e, uint32_t chunk_idx, void *weights, void *record, const void *grad)
 {
-    const spw_engine *e = ctx;
     const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
-    const spw_opt_range *ranges = e->ranges + e->range_first[chunk_idx];
-    uint32_t count = e->range_first[chunk_idx + 1] - e->range_first[chunk_idx];
+    const spw_opt_coef *coef = e->ranges[e->range_first[chunk_idx]].coef;
     spw_state_format f = e->config.run.state_format;
-    spw_gpu_update u = {.rule = (spw_gpu_rule)e->optimizer->builtin,
-                        .weight_dtype = spw_state_weight_dtype(f),
-                        .grad_dtype = e->config.run.grad_dtype,
-                        .low_bytes = spw_state_low_bytes(f),
-                        .moment_bytes = spw_state_moment_bytes(f),
-                        .elems = c->elems,
-                        .weights = weights,
-                        .record = record,
-                        .grad = grad,
-                        .nearest = ranges[0].coef->nearest,
-                        .key = ranges[0].coef->key,
-                        .first = e->layout.bases[c->unit_idx] + c->first};
+    return (spw_gpu_update){.rule = (spw_gpu_rule)spw__engine_optimizer(e, c->unit_idx)->builtin,
+                            .weight_dtype = spw_state_weight_dtype(f),
+                            .grad_dtype = e->config.run.grad_dtype,
+                            .low_bytes = spw_state_low_bytes(f),
+                            .moment_bytes = spw_state_moment_bytes(f),
+                            .elems = c->elems,
+                            .weights = weights,
+                            .record = record,
+                            .grad = grad,
+                            .nearest = coef->nearest,
+                            .key = coef->key,
+                            .first = e->layout.bases[c->unit_idx] + c->first};
+}
+
+/* Of a chunk, in device_ranges; scaled: the gradient is as it was made. Returns how many. */
+static uint32_t
+ranges_for_device(const spw_engine *e, uint32_t chunk_idx, bool scaled)
+{
+    const spw_opt_range *ranges = e->ranges + e->range_first[chunk_idx];
+    const uint32_t count = e->range_first[chunk_idx + 1] - e->range_first[chunk_idx];
     for (uint32_t k = 0; k < count; k++) {
         spw_gpu_update_range *r = &e->device_ranges[k];
-        *r = (spw_gpu_update_range){.end = ranges[k].end, .grad_scale = ranges[k].coef->grad_scale};
+        *r = (spw_gpu_update_range){.end = ranges[k].end, .grad_scale = scaled ? ranges[k].coef->grad_scale : 1};
         memcpy(r->c, ranges[k].coef->c, sizeof r->c);
     }
+    return count;
+}
+
+void
+spw__update_on_device(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record, void *grad,
+                      uint64_t *bad)
+{
+    const spw_engine *e = ctx;
+    const spw_gpu_update u = device_update(e, chunk_idx, weights, record, grad);
+    const uint32_t count = ranges_for_device(e, chunk_idx, u.rule != SPW_RULE_MUON);
     spw_gpu_update_state(queue, &u, e->device_ranges, count, bad);
+}
+
+void
+spw__take_momentum_on_device(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record,
+                             void *grad, uint64_t *bad)
+{
+    const spw_engine *e = ctx;
+    const spw_gpu_update u = device_update(e, chunk_idx, weights, record, grad);
+    const uint32_t count = ranges_for_device(e, chunk_idx, true);
+    spw_gpu_momentum(queue, &u, grad, e->device_ranges, count, spw__chunk_squares(e, chunk_idx, 0), bad);
 }

@@ -309,6 +309,8 @@ spw_status spw__orthogonal_all(spw_engine *e, spw_error *err);
 spw_status spw__take_momentum(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint64_t first, uint64_t count,
                               spw_error *err);
 void spw__make_orthogonal(void *ctx, uint32_t unit_idx, void *grad);
+/* Where the sums of squares go of what the first half leaves of the chunk from its element `first` on. */
+double *spw__chunk_squares(const spw_engine *e, uint32_t chunk_idx, uint64_t first);
 
 /* ---------------------------------------------------------------- engine_groups.c: who takes which coefficients */
 
@@ -321,9 +323,11 @@ spw_status spw__update_chunk(void *ctx, uint32_t chunk_idx, spw_store_state *sta
                              uint64_t count, spw_error *err);
 spw_status spw__undo_chunk(void *ctx, uint32_t chunk_idx, spw_store_state *state, const void *grad, uint64_t first,
                            uint64_t count, spw_error *err);
-/* The store's spw_store_device_fn and spw_store_bad_fn. */
-void spw__update_on_device(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record,
-                           const void *grad, uint64_t *bad);
+/* The store's functions of the device, and its spw_store_bad_fn. */
+void spw__update_on_device(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record, void *grad,
+                           uint64_t *bad);
+void spw__take_momentum_on_device(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record,
+                                  void *grad, uint64_t *bad);
 /* The chunk as cpu_adam takes it. */
 spw_opt_chunk spw__opt_chunk(const spw_engine *e, uint32_t chunk_idx, const spw_store_state *state, const void *grad,
                              uint64_t first, uint64_t count);

@@ -4,7 +4,7 @@
  * that off the masters. What comes between is done by the thread that computes, whenever it waits for weights or has passed a block: in the
  * order of the next forward pass, which so begins when its first units are done.
  *
- * A matrix crosses the link twice, as gradients do, in their type. Between ranks that have a part of a unit each, all get all of it, and each
+ * A matrix crosses the link twice, as gradients do, in their type; where the unit's state is on the device nothing crosses. Between ranks that have a part of a unit each, all get all of it, and each
  * makes those matrices orthogonal of which it has something, all before the next forward pass, for they must take units in one order.
  */
 #include "engine_internal.h"
@@ -86,6 +86,7 @@ typedef struct unit_parts {
     char *base;
     uint64_t part_elems, stride;
     const double *squares;
+    bool on_device; /* base is its memory */
 } unit_parts;
 
 static const double *
@@ -157,18 +158,23 @@ own_squares(const spw_engine *e, uint32_t unit_idx)
     return e->partials + e->unit_partial[unit_idx];
 }
 
+double *
+spw__chunk_squares(const spw_engine *e, uint32_t chunk_idx, uint64_t first)
+{
+    const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
+    return own_squares(e, c->unit_idx) + (c->first - e->layout.units[c->unit_idx].first + first) / 4096;
+}
+
 spw_status
 spw__take_momentum(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint64_t first, uint64_t count,
                    spw_error *err)
 {
     const spw_engine *e = ctx;
-    const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
     const spw_store_state state = {.record = record};
     const spw_opt_chunk chunk = spw__opt_chunk(e, chunk_idx, &state, grad, first, count);
     const uint32_t at = e->range_first[chunk_idx];
-    const uint64_t block = (c->first - e->layout.units[c->unit_idx].first + first) / 4096;
     uint64_t bad = spw_opt_momentum(&chunk, grad, e->ranges + at, e->range_first[chunk_idx + 1] - at,
-                                    own_squares(e, c->unit_idx) + block);
+                                    spw__chunk_squares(e, chunk_idx, first));
     return bad > 0 ? spw__raise_nonfinite(ctx, chunk_idx, bad, err) : SPW_OK;
 }
 
@@ -181,11 +187,15 @@ bring(spw_engine *e, int turn, const unit_parts *x, const spw_place *at)
     orthogonal *o = &e->orthogonal;
     for (uint64_t done = 0, n; done < at->elems; done += n) {
         const uint64_t from = at->first + done, part = from / x->part_elems, in = from % x->part_elems;
+        const char *grad = x->base + part * x->stride + grad_bytes(e, in);
+        char *to = o->matrix[turn] + done * e->compute_bytes;
         n = x->part_elems - in < at->elems - done ? x->part_elems - in : at->elems - done;
-        spw_gpu_copy_h2d(o->link, o->matrix[turn] + done * e->compute_bytes, e->compute_dtype,
-                         x->base + part * x->stride + grad_bytes(e, in), e->config.run.grad_dtype, n);
+        if (x->on_device)
+            spw_gpu_copy_d2d(o->link, to, e->compute_dtype, grad, e->config.run.grad_dtype, n, NULL);
+        else
+            spw_gpu_copy_h2d(o->link, to, e->compute_dtype, grad, e->config.run.grad_dtype, n);
     }
-    e->h2d_bytes += grad_bytes(e, at->elems);
+    e->h2d_bytes += x->on_device ? 0 : grad_bytes(e, at->elems);
     spw_gpu_event_record(o->came[turn], o->link);
 }
 
@@ -195,13 +205,15 @@ take_back(spw_engine *e, int turn, uint32_t id, char *grad)
 {
     orthogonal *o = &e->orthogonal;
     const spw_place *at = &e->layout.places[id];
+    const bool stays = spw_store_grad_on_device(e->store, at->unit_idx);
     uint64_t first, end;
     (void)spw__layout_own_whole(&e->layout, id, &first, &end);
+    grad += grad_bytes(e, first - e->layout.units[at->unit_idx].first);
     spw_gpu_event_wait(o->made[turn], o->link);
-    spw_gpu_copy_d2h(o->link, grad + grad_bytes(e, first - e->layout.units[at->unit_idx].first),
-                     e->config.run.grad_dtype, o->matrix[turn] + (first - at->first) * e->compute_bytes,
-                     e->compute_dtype, end - first, NULL);
-    e->d2h_bytes += grad_bytes(e, end - first);
+    (stays ? spw_gpu_copy_d2d : spw_gpu_copy_d2h)(o->link, grad, e->config.run.grad_dtype,
+                                                  o->matrix[turn] + (first - at->first) * e->compute_bytes,
+                                                  e->compute_dtype, end - first, NULL);
+    e->d2h_bytes += stays ? 0 : grad_bytes(e, end - first);
 }
 
 static void
@@ -256,7 +268,9 @@ void
 spw__make_orthogonal(void *ctx, uint32_t unit_idx, void *grad)
 {
     spw_engine *e = ctx;
-    make(e, unit_idx, &(unit_parts){grad, e->layout.units[unit_idx].elems, 0, own_squares(e, unit_idx)}, grad);
+    const unit_parts x = {grad, e->layout.units[unit_idx].elems, 0, own_squares(e, unit_idx),
+                          spw_store_grad_on_device(e->store, unit_idx)};
+    make(e, unit_idx, &x, grad);
 }
 
 void
@@ -273,9 +287,15 @@ meet(spw_engine *e, uint32_t unit_idx, int half, const void *grad, unit_parts *x
     orthogonal *o = &e->orthogonal;
     const uint64_t part = e->layout.units[unit_idx].elems, stride = spw__orthogonal_stride(e, unit_idx);
     char *all = o->shared + (uint64_t)half * half_bytes(e), *own = all + e->layout.part * stride;
-    *x = (unit_parts){all, part, stride, NULL};
+    *x = (unit_parts){all, part, stride, NULL, false};
     spw_gpu_event_sync(o->read[half]);
-    memcpy(own, grad, grad_bytes(e, part));
+    if (spw_store_grad_on_device(e->store, unit_idx)) {
+        spw_gpu_copy_d2h(o->link, own, e->config.run.grad_dtype, grad, e->config.run.grad_dtype, part, NULL);
+        spw_gpu_queue_sync(o->link);
+        e->d2h_bytes += grad_bytes(e, part);
+    } else {
+        memcpy(own, grad, grad_bytes(e, part));
+    }
     memcpy(own + grad_bytes(e, part), own_squares(e, unit_idx), part / 4096 * sizeof(double));
     return spw_all_gather(spw__ranks_get_channels(e->ranks)->reduces, unit_idx, all, stride, err);
 }

@@ -129,8 +129,11 @@ bool spw__plan_disks_have_room(const spw_plan *plan, const plan_input *in);
 /* plan_traffic.c. Updates need not wait for the norm. */
 bool spw__plan_early_gate(const plan_input *in);
 uint32_t spw__plan_records_on_nvme(const plan_input *in, uint32_t unit_idx); /* chunks */
-/* Of matrices that Muon takes whole, without padding: those of which this rank has something, and what it has. */
-uint64_t spw__plan_whole_elems(const plan_input *in, uint64_t *own);
+/* Of matrices that Muon takes whole, elements: what this rank has, and what crosses the link between the halves of their updates. */
+typedef struct plan_whole {
+    uint64_t own, h2d, d2h;
+} plan_whole;
+plan_whole spw__plan_whole(const plan_input *in);
 /* A step of the plan so far, with disks of that pace. */
 spw_status spw__plan_rehearse(const spw_plan *plan, const plan_input *in, double pace, rehearsal *out, spw_error *err);
 /* Fills in what a step moves. */

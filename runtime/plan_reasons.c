@@ -198,7 +198,6 @@ explain_device(spw_plan *p, const plan_input *in)
     bool all = p->cache_device >= spw__layout_all_on_device(in->layout) * in->compute_bytes;
     const spw_config *c = in->config;
     double share = p->trained > 0 ? (double)p->trained_device / (double)p->trained : 0;
-    uint64_t own;
     if (p->device_budget == SPW_AUTO)
         decide(p, "spillway.device_memory", spw_format_bytes(value, sizeof value, p->device_bytes),
                "auto: activations and working memory of this batch, and the gathered units below");
@@ -236,12 +235,12 @@ explain_device(spw_plan *p, const plan_input *in)
     if (in->gather_all)
         decide(p, "weights", "with their records",
                "updates run where the records are; the device has the gathered units above");
-    (void)spw__plan_whole_elems(in, &own);
     if (in->layout->whole)
         decide(p, "optimizer.type", "Muon",
                "matrices between embeddings and head, %.0f %% of the parameters, keep one moment, and the device makes "
                "it orthogonal in %.2g operations a step; the others take AdamW",
-               100 * (double)(own * in->layout->parts) / (double)in->layout->params, in->orthogonal_flops);
+               100 * (double)(spw__plan_whole(in).own * in->layout->parts) / (double)in->layout->params,
+               in->orthogonal_flops);
     explain_ahead(p, in);
     explain_zeropp(p, in);
     explain_codes(p, in);

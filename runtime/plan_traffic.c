@@ -75,20 +75,26 @@ pieces_elems(const plan_input *in)
     return elems;
 }
 
-uint64_t
-spw__plan_whole_elems(const plan_input *in, uint64_t *own)
+/* Between ranks all of a matrix comes to each that has some of it; out of a device goes what it has of a unit, padding too. */
+plan_whole
+spw__plan_whole(const plan_input *in)
 {
     const spw_layout *l = in->layout;
-    uint64_t touched = 0;
-    *own = 0;
+    plan_whole w = {0};
     for (uint32_t id = 0; id < l->param_count && l->whole; id++) {
+        const bool there = in->device_updates && spw__layout_record_tier(l, l->places[id].unit_idx) == SPW_TIER_DEVICE;
         uint64_t first, end;
         if (!spw__layout_own_whole(l, id, &first, &end))
             continue;
-        touched += l->places[id].elems;
-        *own += end - first;
+        w.own += end - first;
+        w.h2d += there && l->parts == 1 ? 0 : l->places[id].elems;
+        w.d2h += there ? 0 : end - first;
     }
-    return touched;
+    for (uint32_t u = 0; u < l->unit_count && l->parts > 1; u++)
+        w.d2h += l->units[u].whole && in->device_updates && spw__layout_record_tier(l, u) == SPW_TIER_DEVICE
+                     ? l->units[u].elems
+                     : 0;
+    return w;
 }
 
 uint32_t
@@ -110,8 +116,7 @@ spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes, leave = in->holds ? 1 : in->passes;
     const uint64_t returning = in->piece_returns * pieces_elems(in) * in->grad_bytes;
-    uint64_t orthogonal_out; /* elements; more go in where ranks have parts of matrices */
-    const uint64_t orthogonal_in = spw__plan_whole_elems(in, &orthogonal_out);
+    const plan_whole between = spw__plan_whole(in);
     const uint32_t leaves = first_that_leaves(in);
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];
@@ -122,8 +127,8 @@ spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
         }
         SPW_TRY(spw__plan_rehearse(p, in, spw_paces[in->trial != NULL ? SPW_PACE_DEFAULT : k], &r, err));
         t->h2d = r.h2d + (leave - 1) * grads + returning +
-                 orthogonal_in * in->grad_bytes; /* sums of earlier passes go back in */
-        t->d2h = leave * grads + returning + orthogonal_out * in->grad_bytes;
+                 between.h2d * in->grad_bytes; /* sums of earlier passes go back in */
+        t->d2h = leave * grads + returning + between.d2h * in->grad_bytes;
         memcpy(t->path_read, r.path_read, sizeof t->path_read);
         spw__plan_activations_traffic(in, t);
         for (uint32_t i = 0; i < in->layout->chunk_count; i++) {

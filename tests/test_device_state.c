@@ -37,10 +37,13 @@ static void
 test_same_bits(void **state)
 {
     static const char *const types[] = {"AdamW", "Lion", "SGD", "Adagrad"};
+    static const spw_state_format muons[] = {SPW_STATE_SPLIT, SPW_STATE_FP32, SPW_STATE_MIXED};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
-    for (int f = 0; f < SPW_STATE_COUNT; f++) {
+    for (int v = 0; v < SPW_STATE_COUNT + 3; v++) {
+        const bool muon = v >= SPW_STATE_COUNT;
+        const spw_state_format f = muon ? muons[v - SPW_STATE_COUNT] : (spw_state_format)v;
         if (SANITIZED && f != SPW_STATE_SPLIT)
             continue; /* what differs between formats is shown without them */
         double want[STEPS], got[STEPS];
@@ -53,9 +56,11 @@ test_same_bits(void **state)
             const double ratio[] = {1, 1, 1, 0.5, 1, 1, 0.4, 0.3}; /* the host updates so much of it */
             spw_config c;
             uint64_t sum;
-            device_config(&c, (spw_state_format)f);
+            device_config(&c, f);
             snprintf(c.optimizer.type, sizeof c.optimizer.type, "%s", types[f % 4]);
             c.optimizer.momentum = 0.9;
+            if (muon)
+                tiny_muon(&c);
             c.zero.offload_param = weights[k];
             c.zero.offload_optimizer = records[k];
             c.zero.optimizer_ratio = ratio[k];
@@ -73,9 +78,8 @@ test_same_bits(void **state)
             if (k > 0 && (memcmp(want, got, sizeof want) != 0 || sum != digest))
                 fail_msg("%s, weights on %s, records on %s, ratio %g: losses end with %.17g, not %.17g; digest %llx, "
                          "not %llx",
-                         spw_state_name((spw_state_format)f), spw_tier_name(weights[k]), spw_tier_name(records[k]),
-                         ratio[k], got[STEPS - 1], want[STEPS - 1], (unsigned long long)sum,
-                         (unsigned long long)digest);
+                         spw_state_name(f), spw_tier_name(weights[k]), spw_tier_name(records[k]), ratio[k],
+                         got[STEPS - 1], want[STEPS - 1], (unsigned long long)sum, (unsigned long long)digest);
         }
     }
     tiny_dir_remove(dir);
@@ -613,8 +617,7 @@ fill_ones(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void
 
 /* Weights become 2. */
 static void
-write_twos(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record, const void *grad,
-           uint64_t *bad)
+write_twos(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record, void *grad, uint64_t *bad)
 {
     direct_ctx *d = ctx;
     (void)chunk_idx;

@@ -239,11 +239,6 @@ draw_placement(uint64_t at, rig *r)
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 20, 2) == 0 ? "always" : "auto");
     if (c->zero.offload_optimizer == SPW_TIER_NVME && whole && c->run.expert_turns < 2)
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[random_pick(at, 21, 3)]);
-    if (strcmp(c->optimizer.type, "Muon") == 0) { /* what the host updates */
-        c->zero.optimizer_ratio = 1;
-        if (strcmp(c->run.device, "cpu") != 0 && c->zero.offload_optimizer == SPW_TIER_DEVICE)
-            c->zero.offload_optimizer = SPW_TIER_HOST;
-    }
     if (c->run.delayed_update > 0) { /* what the host updates, with gradients in its memory */
         c->zero.offload_optimizer = random_pick(at, 37, 2) == 0 ? SPW_TIER_HOST : SPW_TIER_NVME;
         c->zero.optimizer_ratio = 1;

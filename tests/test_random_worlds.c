@@ -40,15 +40,10 @@ draw_frozen(uint64_t run, spw_config *c, const world *w)
     }
 }
 
-/* Updates run where records are, and Muon's in host memory. */
+/* Updates run where records are. */
 static void
 keep_together(spw_config *c, const world *w)
 {
-    if (w->plugin != NULL && strcmp(c->optimizer.type, "Muon") == 0) {
-        c->zero.optimizer_ratio = 1;
-        if (c->zero.offload_optimizer == SPW_TIER_DEVICE)
-            c->zero.offload_optimizer = SPW_TIER_HOST;
-    }
     if (w->plugin != NULL && c->zero.offload_optimizer == SPW_TIER_DEVICE)
         c->zero.offload_param = SPW_TIER_DEVICE;
 }
