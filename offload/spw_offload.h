@@ -310,7 +310,10 @@ void spw_store_step_go(spw_store *store);
 void spw_store_step_skip(spw_store *store);
 /* Does what lies between the halves of updates, of the units that have come to it. Never waits for another one. */
 void spw_store_help(spw_store *store);
-/* Waits until this unit has come to it, and hands its gradient out, to be changed as spw_store_whole_fn does. Nothing else may wait for it then. */
+/*
+ * Waits until this unit has come to it, and hands its gradient out, to be changed as spw_store_whole_fn does. Nothing else may wait for it
+ * then. The lowest comes first, in a step of SPW_STEP_EARLY the highest: those further on may have to wait for its records' slots.
+ */
 spw_status spw_store_whole_take(spw_store *store, uint32_t unit_idx, void **grad, spw_error *err);
 void spw_store_whole_done(spw_store *store, uint32_t unit_idx); /* any thread, also from a queue's notify */
 /* Waits until all updates that were released have finished and reached their tier's memory. */

@@ -185,13 +185,35 @@ gradient_ready(spw_store *s, const unit *u, chunk *c)
     return c->g == G_WINDOW || c->g == G_THERE;
 }
 
-/* False: its records are to stay in memory from its first half to its second, and others' are there now. */
+/* Its records are to stay in memory from its first half to its second, and do not yet. */
+static bool
+is_to_hold(const spw_store *s, const unit *u)
+{
+    return u->op == OP_UPDATE && u->half == H_FIRST && !u->holding && u->on_nvme > 0 &&
+           spw_store_holds(s->cfg.record_slot_count, u->on_nvme);
+}
+
+/*
+ * Units whose second halves begin in an order of the caller's hold their records in that order (spw_store_whole_take): what one after it
+ * held would not come back before it is taken itself.
+ */
+static bool
+is_next_to_hold(const spw_store *s, const unit *u)
+{
+    const unit *first = s->mode == SPW_STEP_EARLY ? u + 1 : s->units;
+    const unit *end = s->mode == SPW_STEP_EARLY ? s->units + s->unit_count : u;
+    while (s->cfg.whole == NULL && first < end && !is_to_hold(s, first))
+        first++;
+    return s->cfg.whole != NULL || first == end;
+}
+
+/* False: others' records are in the slots that its own are to have. */
 static bool
 may_begin(spw_store *s, unit *u)
 {
-    if (u->half != H_FIRST || u->holding || !spw_store_holds(s->cfg.record_slot_count, u->on_nvme))
+    if (!is_to_hold(s, u))
         return true;
-    if (!spw_store_holds(s->cfg.record_slot_count, s->holding + u->on_nvme))
+    if (!spw_store_holds(s->cfg.record_slot_count, s->holding + u->on_nvme) || !is_next_to_hold(s, u))
         return false;
     u->holding = true;
     s->holding += u->on_nvme;

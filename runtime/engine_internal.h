@@ -304,7 +304,7 @@ spw_status spw__orthogonal_open(spw_engine *e, spw_error *err);          /* it h
 void spw__orthogonal_close(spw_engine *e);                               /* before the store */
 void spw__orthogonal_help(spw_engine *e); /* makes what has come to it; waits for nothing */
 /* Where ranks have parts of units, collective: all of a step's. All ranks take units in the same order. */
-spw_status spw__orthogonal_all(spw_engine *e, spw_error *err);
+spw_status spw__orthogonal_all(spw_engine *e, bool early, spw_error *err);
 /* The store's spw_store_prepare_fn and spw_store_whole_fn; ctx is the engine. */
 spw_status spw__take_momentum(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint64_t first, uint64_t count,
                               spw_error *err);

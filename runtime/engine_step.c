@@ -277,7 +277,7 @@ decide(spw_engine *e, uint32_t micro_batches, double lr, spw_step_mode mode, spw
     e->updates++;
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->generations[u] += e->takes_part[u];
-    return spw__orthogonal_all(e, err);
+    return spw__orthogonal_all(e, mode == SPW_STEP_EARLY, err);
 }
 
 static spw_status

@@ -300,13 +300,15 @@ meet(spw_engine *e, uint32_t unit_idx, int half, const void *grad, unit_parts *x
     return spw_all_gather(spw__ranks_get_channels(e->ranks)->reduces, unit_idx, all, stride, err);
 }
 
-/* All gradients have been summed by now, so nobody else is on that channel. */
+/* All gradients have been summed by now, so nobody else is on that channel. early: first halves began as gradients came, with the highest. */
 spw_status
-spw__orthogonal_all(spw_engine *e, spw_error *err)
+spw__orthogonal_all(spw_engine *e, bool early, spw_error *err)
 {
+    const uint32_t count = e->layout.whole && e->layout.parts > 1 ? e->layout.unit_count : 0;
     spw_status st = SPW_OK;
     int half = 0;
-    for (uint32_t u = 0; u < e->layout.unit_count && e->layout.whole && e->layout.parts > 1 && st == SPW_OK; u++) {
+    for (uint32_t k = 0; k < count && st == SPW_OK; k++) {
+        const uint32_t u = early ? count - 1 - k : k;
         uint64_t begin = spw_now_ns();
         unit_parts x;
         void *grad;

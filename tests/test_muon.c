@@ -327,6 +327,9 @@ test_ranks(void **unused)
                     {"stage 0", 0, 0, SPW_TIER_DEVICE, SPW_TIER_DEVICE, 0},
                     {"stage 1, records on nvme", 1, 0, SPW_TIER_DEVICE, SPW_TIER_NVME, 0},
                     {"stage 3, nvme, one slot", 3, 1, SPW_TIER_NVME, SPW_TIER_NVME, 0},
+                    {"stage 3, nvme, 5 slots", 3, 5, SPW_TIER_NVME, SPW_TIER_NVME, 78}, /* records wait in some */
+                    {"stage 3, nvme, 8 slots", 3, 8, SPW_TIER_NVME, SPW_TIER_NVME, 79},
+                    {"stage 3, nvme, 11 slots", 3, 11, SPW_TIER_NVME, SPW_TIER_NVME, 0},
                     {"stage 3, nvme, delays", 3, 0, SPW_TIER_NVME, SPW_TIER_NVME, 77}};
     outcome *one = outcome_new(), *first = outcome_new(), *other = outcome_new();
     char dir[256];
