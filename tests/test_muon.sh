@@ -67,15 +67,19 @@ check "of some state less than of all of it" [ "$(moved some.late d2h)" -gt 0 -a
 on bf16 "" narrow --set spillway.grad_dtype=bf16 --set spillway.fill_device=never
 on bf16 late narrow.there "${there[@]}" --set spillway.grad_dtype=bf16
 check "gradients of 16 bits, on the device: the same numbers" same narrow narrow.there
-# Between ranks, which share memory in two halves: of 8 layers each is written again while something else is made.
-deep=(-n 3 --set spillway.fill_device=never --set gradient_accumulation_steps=1 --set train_micro_batch_size_per_gpu=1 --set model.num_hidden_layers=8)
+# Between ranks, which share memory in two halves: of 6 layers each is written again while something else is made. Matrices have more than
+# 4096 elements, so that several ranks have parts of one.
+deep=(-n 3 --set spillway.fill_device=never --set gradient_accumulation_steps=1 --set train_micro_batch_size_per_gpu=1 --set model.num_hidden_layers=6
+      --set model.hidden_size=96 --set model.intermediate_size=144)
 on fp32 "" ranks "${deep[@]}"
 for streams in late odd; do
+    export SPW_EMULATE_WAIT_US=400 # nor does anybody wait for a stream at once
     on fp32 $streams ranks.$streams "${deep[@]}" --set spillway.chaos_seed=8
     check "3 ranks, $streams streams: the same numbers" same ranks ranks.$streams
     on fp32 $streams ranks.there.$streams "${deep[@]}" "${there[@]}" --set spillway.chaos_seed=9
     check "3 ranks, $streams streams, all on the device: the same numbers" same ranks ranks.there.$streams
 done
+unset SPW_EMULATE_WAIT_US
 on fp32 late early --set gradient_clipping=1e9
 on fp32 late open --set gradient_clipping=0
 check "updates that begin with the gradients: the same losses" cmp <(losses early | cut -d' ' -f1) <(losses open | cut -d' ' -f1)

@@ -438,7 +438,8 @@ copy_wait(unsigned groups_left)
  * A stream is a list of work. It runs as far as somebody waits for: at once by default, and late, when a thread synchronises
  * with it, with SPW_EMULATE_STREAMS=late. A wait that the caller forgot then reads what has not been written. With "odd" every
  * second stream is late and the others run ahead: then a forgotten wait overwrites what is still to be read. A number draws which
- * stream goes on, and how far, whenever something is submitted. Work that needs another process is tried again and again, by
+ * stream goes on, and how far, whenever something is submitted. SPW_EMULATE_WAIT_US: who waits for an event, above all threads that tell what
+ * has passed, comes so many microseconds late. Work that needs another process is tried again and again, by
  * whoever waits, and never under the lock meanwhile. Memory of streams is never freed, as events may point at them.
  */
 struct emulated_stream {
@@ -899,7 +900,10 @@ cudaEventSynchronize(cudaEvent_t event)
 {
     emulated_stream *stream;
     uint64_t mark;
+    static const char *const late = getenv("SPW_EMULATE_WAIT_US");
     called();
+    if (late != NULL)
+        usleep((useconds_t)strtoul(late, NULL, 10));
     {
         std::lock_guard<std::recursive_mutex> hold(device);
         stream = event->stream;
