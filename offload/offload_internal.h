@@ -280,6 +280,12 @@ spw__half_op(const unit *u)
     return u->half == H_FIRST ? OP_PREPARE : u->op;
 }
 
+static inline bool
+spw__op_changes(unit_op op) /* an update, or the first half of one */
+{
+    return op == OP_UPDATE || op == OP_PREPARE;
+}
+
 static inline const spw_store_record *
 spw__record_of(const spw_store_config *cfg, uint32_t unit_idx)
 {

@@ -125,8 +125,8 @@ enum { SPW_RECORD_PARTS_MAX = 8 };
 typedef spw_status (*spw_store_prepare_fn)(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint64_t first,
                                            uint64_t count, spw_error *err);
 /*
- * What lies between the halves of a unit's update: changes grad (unit elems, grad_dtype, where spw_store_grad() is), maybe in queues only, and calls
- * spw_store_whole_done() once that is done, before or after it returns. Called in the thread that waits in the store, or calls
+ * What lies between the halves of a unit's update: changes grad (unit elems, grad_dtype, where spw_store_grad() is), maybe in queues only,
+ * and calls spw_store_whole_done() once that is done, before or after it returns. Called in the thread that waits in the store, or calls
  * spw_store_help(), without any lock; one unit after the other, lowest first.
  */
 typedef void (*spw_store_whole_fn)(void *ctx, uint32_t unit_idx, void *grad);
@@ -166,7 +166,7 @@ typedef struct spw_store_config {
     uint32_t rank;
     spw_aio_options aio;
     spw_store_update_fn update, undo; /* undo: where chunks in memory are updated before the gate opens */
-    /* For units on a device that the host cannot address, with bad_fn; prepare_device: the first half of those that are whole, without weights. */
+    /* For units on a device that the host cannot address, with bad_fn; prepare_device: of those that are whole the first half, without weights. */
     spw_store_device_fn update_device, prepare_device;
     spw_store_bad_fn bad_fn;
     spw_store_prepare_fn prepare; /* for units that are whole */

@@ -80,7 +80,8 @@ end_together(spw_store *s)
 static void
 start_on_device(spw_store *s, const unit *u, chunk *c)
 {
-    bool first_half = u->half == H_FIRST;
+    const bool first_half = u->half == H_FIRST;
+    const spw_store_device_fn fn = first_half ? s->cfg.prepare_device : s->cfg.update_device;
     if (s->together_head == NULL) {
         s->copies_inflight++;
         spw_gpu_span_begin(s->h2d, "update");
@@ -90,9 +91,8 @@ start_on_device(spw_store *s, const unit *u, chunk *c)
     c->r = R_UPDATING;
     c->started = true;
     s->bad[c->idx] = 0;
-    (first_half ? s->cfg.prepare_device : s->cfg.update_device)(s->cfg.update_ctx, c->idx, s->h2d,
-                                                                first_half ? NULL : c->weights, c->record,
-                                                                spw__store_grad_of(s, c), &s->bad[c->idx]);
+    fn(s->cfg.update_ctx, c->idx, s->h2d, first_half ? NULL : c->weights, c->record, spw__store_grad_of(s, c),
+       &s->bad[c->idx]);
     s->together_elems += c->plan.elems;
     if (s->together_elems >= TOGETHER_ELEMS)
         end_together(s);
@@ -200,11 +200,13 @@ is_to_hold(const spw_store *s, const unit *u)
 static bool
 is_next_to_hold(const spw_store *s, const unit *u)
 {
-    const unit *first = s->mode == SPW_STEP_EARLY ? u + 1 : s->units;
-    const unit *end = s->mode == SPW_STEP_EARLY ? s->units + s->unit_count : u;
-    while (s->cfg.whole == NULL && first < end && !is_to_hold(s, first))
+    const bool early = s->mode == SPW_STEP_EARLY;
+    const unit *first = early ? u + 1 : s->units, *end = early ? s->units + s->unit_count : u;
+    if (s->cfg.whole != NULL)
+        return true;
+    while (first < end && !is_to_hold(s, first))
         first++;
-    return s->cfg.whole != NULL || first == end;
+    return first == end;
 }
 
 /* False: others' records are in the slots that its own are to have. */

@@ -145,7 +145,7 @@ static spw_status
 run_job(spw_store *s, chunk *c, unit_op op, bool snap, bool ahead, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
-    char *grad = op == OP_UPDATE || op == OP_PREPARE ? spw__store_grad_of(s, c) : NULL;
+    char *grad = spw__op_changes(op) ? spw__store_grad_of(s, c) : NULL;
     spw_store_state state = state_of(s, c, ahead);
     bool verify = c->record_fresh && s->cfg.integrity, writes = op != OP_VISIT && s->cfg.integrity;
     bool grad_read = grad != NULL && c->g == G_THERE && s->cfg.integrity;
@@ -165,7 +165,7 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, bool ahead, sums *count, 
         SPW_TRY(take_snapshot(s, c, count, err));
         verify = false; /* it has been */
     }
-    if ((op == OP_UPDATE || op == OP_PREPARE) && u->on_device) /* it runs elsewhere, once the chunk is handed back */
+    if (spw__op_changes(op) && u->on_device) /* it runs elsewhere, once the chunk is handed back */
         return SPW_OK;
     for (uint64_t first = 0, n; first < c->plan.elems && st == SPW_OK; first += n) {
         n = piece_at(c, first);
@@ -404,12 +404,12 @@ change(spw_store *s, chunk *c, sums *count, spw_error *err)
     begin = spw_now_ns();
     (void)run_job(s, c, op, snap, ahead, count, err);
     pthread_mutex_lock(&s->lock);
-    if (err->status == SPW_OK && snap && (op == OP_UPDATE || op == OP_PREPARE || s->snap_sweep))
+    if (err->status == SPW_OK && snap && (spw__op_changes(op) || s->snap_sweep))
         snapshot_has(s, c);
     s->stats.update_busy_ns += spw_now_ns() - begin;
     spw_timeline_add(SPW_LANE_ADAM, op == OP_UPDATE ? "update" : "sweep", c->plan.unit_idx, begin, spw_now_ns());
     s->stats.no_room += refused = op == OP_UPDATE && ahead && c->rest > 0;
-    if (err->status == SPW_OK && (((op == OP_UPDATE || op == OP_PREPARE) && u->on_device) || refused))
+    if (err->status == SPW_OK && ((spw__op_changes(op) && u->on_device) || refused))
         hand_back(s, c);
     else if (err->status == SPW_OK)
         spw__store_finish_job(s, c, op);

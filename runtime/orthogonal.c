@@ -4,8 +4,9 @@
  * that off the masters. What comes between is done by the thread that computes, whenever it waits for weights or has passed a block: in the
  * order of the next forward pass, which so begins when its first units are done.
  *
- * A matrix crosses the link twice, as gradients do, in their type; where the unit's state is on the device nothing crosses. Between ranks that have a part of a unit each, all get all of it, and each
- * makes those matrices orthogonal of which it has something, all before the next forward pass, for they must take units in one order.
+ * A matrix crosses the link twice, as gradients do, in their type; where the unit's state is on the device nothing crosses. Between ranks
+ * that have a part of a unit each, all get all of it, through host memory, and each makes those matrices orthogonal of which it has
+ * something, all before the next forward pass, for they must take units in one order.
  */
 #include "engine_internal.h"
 #include <math.h>
