@@ -212,8 +212,11 @@ explain_device(spw_plan *p, const plan_input *in)
         decide(p, "gradients on the device", "one at a time",
                "device memory does not hold a second buffer: each leaves before the next block's is begun");
     if (share == 1)
-        decide(p, "updates", "on the device", "all state is there%s: no gradient and no record crosses the link",
-               in->fills ? ", which has room for it (spillway.fill_device)" : "");
+        decide(p, "updates", "on the device", "all state is there%s: no gradient and no record crosses the link%s",
+               in->fills ? ", which has room for it (spillway.fill_device)" : "",
+               spw__plan_whole(in).d2h > 0
+                   ? ", but for Muon's matrices, whose parts ranks bring together in host memory"
+                   : "");
     snprintf(value, sizeof value, "%.0f %% on the device", 100 * share);
     if (share > 0 && share < 1)
         decide(p, "updates", value, "%s%s: state of the first units is there, the host updates the others meanwhile",

@@ -80,6 +80,19 @@ for streams in late odd; do
     check "3 ranks, $streams streams, all on the device: the same numbers" same ranks ranks.there.$streams
 done
 unset SPW_EMULATE_WAIT_US
+# On devices that NCCL links nothing else crosses: as many bytes as planned.
+planned() { # -n RANKS OVERRIDES...
+     SPW_CUDA_PLUGIN=$plugin SPW_CUDA_COMPUTE=fp32 "$spw" plan "$dir/c.json" --no-measure --json --set spillway.device=cuda --set spillway.ranks=3 "${@:3}" >"$dir/out" 2>&1; }
+between=("${deep[@]}" "${there[@]}" --set spillway.eval_interval=0)
+SPW_EMULATE_DEVICES=4 SPW_NCCL=$(realpath "$build/emulated/libnccl.so.2") on fp32 "" ranks.linked "${between[@]}"
+check "3 linked ranks, all on the device: the same losses" cmp <(losses ranks | grep ' ' | cut -d' ' -f1) <(losses ranks.linked | cut -d' ' -f1)
+check "is planned" planned "${between[@]}"
+for way in h2d d2h; do
+    want=$(sed -n 's/^ *"'$way'": \([0-9][0-9]*\),*$/\1/p' "$dir/out" | head -n 1)
+    echo "# $way: $(moved ranks.linked $way), planned ${want:-nothing}"
+    check "and crosses as planned, $way" [ "${want:-0}" -gt 0 -a "$(moved ranks.linked $way)" = "${want:-0}" ]
+done
+check "as plan says" grep -q "but for Muon's matrices, whose parts ranks bring together in host memory" "$dir/out"
 on fp32 late early --set gradient_clipping=1e9
 on fp32 late open --set gradient_clipping=0
 check "updates that begin with the gradients: the same losses" cmp <(losses early | cut -d' ' -f1) <(losses open | cut -d' ' -f1)

@@ -318,7 +318,7 @@ __launch_bounds__(UPDATE_THREADS) update_kernel(const __grid_constant__ update_a
 
 /* ---------------------------------------------------------------- Muon's first half */
 
-/* A launch: elements [begin, end) of a chunk, whole 4096s. */
+/* A launch: elements of a chunk from begin on, 4096 for each block of threads. */
 struct momentum_args {
     uint64_t begin;
     void *grad;
