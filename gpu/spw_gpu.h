@@ -643,7 +643,7 @@ void spw_gpu_update_state(spw_gpu_queue *q, const spw_gpu_update *update, const 
 /*
  * The first half of Muon's step, likewise with the bits of spw_opt_momentum(). Reads neither weights nor update->grad.
  *   grad     (elems) in/out, device memory; elems a multiple of 4096, in which at most 7 ranges end
- *   squares  (elems / 4096) host memory, once the queue has passed
+ *   squares  (elems / 4096) host memory, as nonfinite is
  */
 void spw_gpu_momentum(spw_gpu_queue *q, const spw_gpu_update *update, void *grad, const spw_gpu_update_range *ranges,
                       uint32_t range_count, double *squares, uint64_t *nonfinite);

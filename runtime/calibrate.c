@@ -239,13 +239,16 @@ measure_copies(const calibration *c, const char *unused, double rates[2], spw_er
         st = spw_gpu_alloc(gpu, &device, elems * 4, err);
     if (st == SPW_OK) {
         uint32_t at_once = calls_at_once(gpu);
-        bool pinned = spw_gpu_pin_host(gpu, host.base, host.bytes, NULL) == SPW_OK; /* as a store's memory is */
+        bool pinned = spw_gpu_pin_host(gpu, host.base, host.bytes, NULL) == SPW_OK;      /* as a store's memory is */
+        bool sums_pinned = spw_gpu_pin_host(gpu, sums.base, sums.bytes, NULL) == SPW_OK; /* and an engine's sums */
         rates[0] =
             copy_rate(in, at_once, true, host.base, device, weights, spw_gpu_get_info(gpu)->compute_dtype, elems, NULL);
         rates[1] =
             copy_rate(out, at_once, false, host.base, device, c->config->run.grad_dtype, SPW_F32, elems, sums.base);
         if (pinned)
             spw_gpu_unpin_host(gpu, host.base);
+        if (sums_pinned)
+            spw_gpu_unpin_host(gpu, sums.base);
         st = spw_gpu_check(gpu, err);
     }
     spw_gpu_queue_destroy(in);

@@ -108,6 +108,20 @@ take_memory(spw_engine *e, spw_error *err)
     return fill_tables(e, err);
 }
 
+/* Pinned if that can be: else they come by small copies. */
+static spw_status
+take_partials(spw_engine *e, spw_error *err)
+{
+    const uint64_t bytes = spw__partial_bytes(e);
+    spw_region *memory = &e->partial_memory;
+    if (bytes == 0)
+        return SPW_OK;
+    SPW_TRY(spw_region_map(memory, bytes, SPW_REGION_TABLE, err));
+    e->partials = memory->base;
+    e->partials_pinned = spw_gpu_pin_host(e->gpu, memory->base, memory->bytes, NULL) == SPW_OK;
+    return SPW_OK;
+}
+
 static spw_status
 make_act(spw_engine *e, spw_error *err)
 {
@@ -342,7 +356,6 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
         spw_tape_in_tiles(e->tape, spw_nn_tile_rows(e->B, e->T, spw__tile_tokens(&e->config, e->model)));
     e->future_max = 4 * e->layout.unit_count + 64;
     e->buffers = spw_mem_calloc(e->layout.unit_count + 4 + o->chain_extra, sizeof *e->buffers);
-    e->partials = spw_mem_calloc(spw__layout_trained(&e->layout) / 4096 + 1, sizeof *e->partials);
     e->unit_partial = spw_mem_calloc(e->layout.unit_count + 1, sizeof *e->unit_partial);
     e->chain = spw_mem_calloc(e->chain_max, sizeof *e->chain);
     e->first_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->first_use);
@@ -365,8 +378,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     e->window = spw__documents_bytes(e) > 0 ? spw_mem_zalloc(spw__documents_bytes(e)) : NULL;
     if (!e->flow_lent || (!e->host_addressable && e->losses_host == NULL) ||
         (spw__documents_bytes(e) > 0 && e->window == NULL) || !e->activation_places || !e->notes || !e->buffers ||
-        !e->partials || !e->unit_partial || !e->chain || !e->first_use || !e->last_use || !e->grad_begun ||
-        !e->takes_part || !e->late.units || !e->generations || !e->future)
+        !e->unit_partial || !e->chain || !e->first_use || !e->last_use || !e->grad_begun || !e->takes_part ||
+        !e->late.units || !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->unit_partial[u + 1] =
@@ -385,6 +398,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
         return SPW_OK;
     SPW_TRY(spw__make_ranges(e, err));
     SPW_TRY(take_memory(e, err));
+    SPW_TRY(take_partials(e, err));
     SPW_TRY(make_act(e, err));
     SPW_TRY(spw__orthogonal_open(e, err));
     SPW_TRY(make_store(e, &topology, err));
@@ -585,6 +599,9 @@ spw_engine_destroy(spw_engine *e)
     }
     spw_gpu_event_destroy(e->passed);
     spw_gpu_queue_destroy(e->compute);
+    if (e->partials_pinned)
+        spw_gpu_unpin_host(e->gpu, e->partial_memory.base);
+    spw_region_unmap(&e->partial_memory);
     if (ranks_read(e))
         spw_comm_free(e->comm, e->between);
     if (e->gpu != NULL)
@@ -598,7 +615,6 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->notes);
     spw_mem_free(e->activation_places);
     spw_mem_free(e->flow_lent);
-    spw_mem_free(e->partials);
     spw_mem_free(e->losses_host);
     spw_mem_free(e->window);
     spw_mem_free(e->unit_partial);

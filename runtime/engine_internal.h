@@ -164,7 +164,9 @@ struct spw_engine {
     uint64_t buffer_turn;
     grad_note *notes; /* (unit_count) */
     /* Host. */
-    double *partials;   /* sums of squares, one per 4096 elements of what is trained; once d2h has passed them */
+    double *partials; /* sums of squares, one per 4096 elements of what is trained; once d2h has passed them */
+    spw_region partial_memory;
+    bool partials_pinned; /* the device leaves them there itself */
     int32_t *window;    /* (4, rows) a micro-batch's ids, places, begins and ends on their way to the device; or NULL */
     float *losses_host; /* (micro_max, rows) where device memory cannot be read in place, else NULL */
     uint64_t *unit_partial; /* where a unit's partials start */
@@ -266,6 +268,7 @@ uint64_t spw__cache_bytes(const spw_engine *e);                     /* of all la
 uint64_t spw__cache_width(const spw_engine *e, uint64_t layer_idx); /* elements of a row of keys */
 uint64_t spw__table_positions(const spw_engine *e);                 /* of the rotary table */
 uint64_t spw__rope_elems(const spw_engine *e);
+uint64_t spw__partial_bytes(const spw_engine *e);
 uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a step */
 uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */
 uint64_t spw__sides_bytes(const spw_engine *e);     /* of engine.sides, and of their gradients */

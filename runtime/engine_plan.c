@@ -402,6 +402,12 @@ stage_bytes(const spw_engine *e)
  * Host memory that appears after the plan and outside of arena and device: tables of engine and store, the caller's
  * batches, checkpoints, stacks, BLAS, and library code that is first run then.
  */
+uint64_t
+spw__partial_bytes(const spw_engine *e)
+{
+    return spw__layout_trained(&e->layout) / 4096 * sizeof *e->partials;
+}
+
 static uint64_t
 table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_capacity)
 {
@@ -417,8 +423,8 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
                               .record_slot_count = c->run.record_slots,
                               .file_count = e->in_place.file_count,
                               .aio = spw__engine_aio(c)};
-    uint64_t own = spw__layout_trained(&e->layout) / 4096 * sizeof *e->partials +
-                   MODE_COUNT * trace_capacity * sizeof(uint32_t) + e->future_max * sizeof *e->future +
+    uint64_t own = spw_touched_bytes(spw__partial_bytes(e)) + MODE_COUNT * trace_capacity * sizeof(uint32_t) +
+                   e->future_max * sizeof *e->future +
                    units * (sizeof *e->notes + sizeof *e->buffers + 4 * sizeof(uint64_t)) +
                    (params + 2 * chunks) * sizeof *e->ranges + (chunks + 1) * sizeof *e->range_first;
     own += e->in_place.piece_count * sizeof *e->in_place.pieces;

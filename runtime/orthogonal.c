@@ -4,8 +4,8 @@
  * that off the masters. What comes between is done by the thread that computes, whenever it waits for weights or has passed a block: in the
  * order of the next forward pass, which so begins when its first units are done.
  *
- * A matrix crosses the link twice, as gradients do, in their type; where the unit's state is on the device nothing crosses. Between ranks
- * that have a part of a unit each, all get all of it, through host memory, and each makes those matrices orthogonal of which it has
+ * A matrix crosses the link twice, as gradients do, in their type; where the unit's state is on the device nothing crosses, and what has
+ * the type that the device computes in is made orthogonal where it is. Between ranks that have a part of a unit each, all get all of it, through host memory, and each makes those matrices orthogonal of which it has
  * something, all before the next forward pass, for they must take units in one order.
  */
 #include "engine_internal.h"
@@ -181,15 +181,24 @@ spw__take_momentum(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint
 
 /* ---------------------------------------------------------------- and what comes behind it */
 
+/* Where the device makes it: where the gradient is, if that has its type, and there nothing comes or goes. */
+static char *
+matrix_of(const spw_engine *e, int turn, const unit_parts *x, const spw_place *at)
+{
+    bool in_place = x->on_device && e->config.run.grad_dtype == e->compute_dtype;
+    return in_place ? x->base + grad_bytes(e, at->first) : e->orthogonal.matrix[turn];
+}
+
 /* A parameter from all parts that have some of it. */
 static void
 bring(spw_engine *e, int turn, const unit_parts *x, const spw_place *at)
 {
     orthogonal *o = &e->orthogonal;
-    for (uint64_t done = 0, n; done < at->elems; done += n) {
+    char *matrix = matrix_of(e, turn, x, at);
+    for (uint64_t done = 0, n; done < at->elems && matrix == o->matrix[turn]; done += n) {
         const uint64_t from = at->first + done, part = from / x->part_elems, in = from % x->part_elems;
         const char *grad = x->base + part * x->stride + grad_bytes(e, in);
-        char *to = o->matrix[turn] + done * e->compute_bytes;
+        char *to = matrix + done * e->compute_bytes;
         n = x->part_elems - in < at->elems - done ? x->part_elems - in : at->elems - done;
         if (x->on_device)
             spw_gpu_copy_d2d(o->link, to, e->compute_dtype, grad, e->config.run.grad_dtype, n, NULL);
@@ -202,7 +211,7 @@ bring(spw_engine *e, int turn, const unit_parts *x, const spw_place *at)
 
 /* This rank's stretch of it, to where the gradient was. */
 static void
-take_back(spw_engine *e, int turn, uint32_t id, char *grad)
+take_back(spw_engine *e, int turn, const unit_parts *x, uint32_t id, char *grad)
 {
     orthogonal *o = &e->orthogonal;
     const spw_place *at = &e->layout.places[id];
@@ -211,6 +220,8 @@ take_back(spw_engine *e, int turn, uint32_t id, char *grad)
     (void)spw__layout_own_whole(&e->layout, id, &first, &end);
     grad += grad_bytes(e, first - e->layout.units[at->unit_idx].first);
     spw_gpu_event_wait(o->made[turn], o->link);
+    if (matrix_of(e, turn, x, at) == grad)
+        return;
     (stays ? spw_gpu_copy_d2d : spw_gpu_copy_d2h)(o->link, grad, e->config.run.grad_dtype,
                                                   o->matrix[turn] + (first - at->first) * e->compute_bytes,
                                                   e->compute_dtype, end - first, NULL);
@@ -255,11 +266,11 @@ make(spw_engine *e, uint32_t unit_idx, const unit_parts *x, char *grad)
         if (next < end)
             bring(e, 1 - turn, x, &l->places[l->param_ids[next]]);
         spw_gpu_event_wait(o->came[turn], e->compute);
-        spw_gpu_orthogonalize(e->compute, e->compute_dtype, o->matrix[turn], o->work, p->rows, p->cols,
-                              scale_of(e, x, &l->places[id]), e->config.optimizer.ns_steps,
+        spw_gpu_orthogonalize(e->compute, e->compute_dtype, matrix_of(e, turn, x, &l->places[id]), o->work, p->rows,
+                              p->cols, scale_of(e, x, &l->places[id]), e->config.optimizer.ns_steps,
                               (float)sqrt(tall > 1 ? tall : 1));
         spw_gpu_event_record(o->made[turn], e->compute);
-        take_back(e, turn, id, grad);
+        take_back(e, turn, x, id, grad);
     }
     spw_gpu_span_end(o->link, unit_idx, tell_store, e);
     spw__end_compute(e, &run);

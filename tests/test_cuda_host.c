@@ -4,6 +4,7 @@
  * refuses what a GPU could not do. Streams work as late as they may.
  */
 #include "lib_tiny.h"
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <signal.h>
@@ -64,24 +65,42 @@ expect_counts(const spw_emulate_counts *before, const char *what, uint64_t launc
                  (unsigned long long)(now.sets - before->sets));
 }
 
-/* Sums of squares are one kernel, one copy and one host function, however long the copy is that they come with. */
+/*
+ * Sums of squares are one kernel, one copy and one host function, however long the copy is that they come with; where they go to pinned
+ * memory the kernel alone.
+ */
 static void
 test_sums_in_one(void **state)
 {
     const uint64_t n = 40 * 65536;
     spw_emulate_counts before;
+    double *pageable;
+    spw_region pinned;
     copying c;
     (void)state;
     copying_begin(&c, n);
-    before = tiny_emulated_counts();
-    spw_gpu_copy_d2h(c.q, c.host, SPW_F32, c.device, SPW_F32, n, c.sums);
-    expect_counts(&before, "fp32 to the host", 1, 2, 1, 0);
-    before = tiny_emulated_counts();
-    spw_gpu_copy_d2h(c.q, c.host, SPW_BF16, c.device, SPW_F32, n, c.sums);
-    expect_counts(&before, "fp32 to bf16 on the host", 1 + n * 2 / PIECE, 1 + n * 2 / PIECE, 1, 0);
-    before = tiny_emulated_counts();
-    spw_gpu_copy_d2d(c.q, c.other, SPW_BF16, c.device, SPW_F32, n, c.sums);
-    expect_counts(&before, "fp32 to bf16 on the device", 2, 1, 1, 0);
+    pageable = c.sums;
+    assert_int_equal(spw_region_map(&pinned, n / 4096 * sizeof(double), 0, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_pin_host(gpu, pinned.base, pinned.bytes, NULL), SPW_OK);
+    for (unsigned small = 0; small <= 1; small++) { /* of each there is one */
+        c.sums = small ? pageable : pinned.base;
+        memset(c.sums, 0xff, n / 4096 * sizeof(double));
+        before = tiny_emulated_counts();
+        spw_gpu_copy_d2h(c.q, c.host, SPW_F32, c.device, SPW_F32, n, c.sums);
+        expect_counts(&before, "fp32 to the host", 1, 1 + small, small, 0);
+        before = tiny_emulated_counts();
+        spw_gpu_copy_d2h(c.q, c.host, SPW_BF16, c.device, SPW_F32, n, c.sums);
+        expect_counts(&before, "fp32 to bf16 on the host", 1 + n * 2 / PIECE, n * 2 / PIECE + small, small, 0);
+        before = tiny_emulated_counts();
+        spw_gpu_copy_d2d(c.q, c.other, SPW_BF16, c.device, SPW_F32, n, c.sums);
+        expect_counts(&before, "fp32 to bf16 on the device", 2, small, small, 0);
+        spw_gpu_queue_sync(c.q);
+    }
+    for (uint64_t i = 0; i < n / 4096; i++)
+        assert_true(pageable[i] == 0 && ((const double *)pinned.base)[i] == 0);
+    c.sums = pageable;
+    spw_gpu_unpin_host(gpu, pinned.base);
+    spw_region_unmap(&pinned);
     copying_end(&c);
 }
 
@@ -411,7 +430,7 @@ test_addresses_apart(void **state)
     spw_gpu_queue_destroy(q);
 }
 
-/* What the device counts in pinned memory of the host it counts there: nothing is cleared or copied for it. */
+/* What the device counts and sums in pinned memory of the host comes there by itself: nothing is cleared or copied for it. */
 static void
 test_counts_in_pinned(void **state)
 {
@@ -445,6 +464,16 @@ test_counts_in_pinned(void **state)
     expect_counts(&before, "an update", 1, 0, 0, 0);
     spw_gpu_queue_sync(q);
     assert_int_equal(*bad, N);
+    *bad = 0;
+    before = tiny_emulated_counts();
+    spw_gpu_momentum(q,
+                     &(spw_gpu_update){
+                         .rule = SPW_RULE_MUON, .grad_dtype = SPW_F32, .moment_bytes = 4, .elems = N, .record = device},
+                     (char *)device + (size_t)N * 12, &range, 1, (double *)(void *)(bad + 1), bad);
+    expect_counts(&before, "Muon's first half", 1, 0, 0, 0);
+    spw_gpu_queue_sync(q);
+    assert_int_equal(*bad, N);
+    assert_true(isnan(*(double *)(void *)(bad + 1)));
     spw_gpu_free(gpu, device);
     spw_gpu_queue_destroy(q);
     spw_gpu_unpin_host(gpu, region.base);

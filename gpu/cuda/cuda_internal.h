@@ -146,6 +146,11 @@ spw__cuda_fetch(cuda_queue *q, uint64_t k, uint64_t pieces, uint64_t piece_bytes
 void spw__cuda_release(cuda_queue *q, uint64_t k);
 /* Brings bytes to any host memory, which has them once the queue has passed; src may change after that. */
 void spw__cuda_deliver(cuda_queue *q, void *dst_host, const void *src_device, uint64_t bytes);
+/*
+ * Where kernels reach host memory that is pinned: what they leave there in a few bytes needs neither a copy nor a host function, of which
+ * each stops the stream for microseconds. NULL: it is not pinned.
+ */
+void *spw__cuda_reach(void *host);
 
 /*
  * C(M,N) = A B + onto + bias, all row-major; trans_a: A is (K,M); trans_b: B is (N,K). A and B of compute_dtype, C likewise or

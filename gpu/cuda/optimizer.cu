@@ -54,19 +54,42 @@ launch(cuda_queue *q, const spw_gpu_update *u, const update_args *a)
 }
 
 /*
- * Where the kernels count: in the caller's memory, if the device knows it, for they add to it only when something is wrong. Else in
- * `scratch`, and every update has to clear and deliver it, which takes as long as the update.
+ * What kernels leave for the host: in its memory, if they reach it, for they write to it once for 4096 elements, and count there only when
+ * something is wrong. Else in scratch memory, and every update has to clear and deliver that, which takes as long as the update.
  */
-static unsigned long long *
-find_count(cuda_queue *q, uint64_t *nonfinite, void *scratch)
+typedef struct outcome {
+    unsigned long long *nonfinite;
+    double *squares;
+    char *scratch; /* nonfinite and squares, those that are there; NULL: none are */
+} outcome;
+
+enum { COUNT_BYTES = 256 };
+
+/* squares: NULL with sum_bytes 0. False after a sticky error. */
+static bool
+find_outcome(cuda_queue *q, outcome *out, uint64_t *nonfinite, double *squares, uint64_t sum_bytes)
 {
-    cudaPointerAttributes known;
-    if (spw__cuda_refused(cudaPointerGetAttributes(&known, nonfinite)) == cudaSuccess &&
-        known.type == cudaMemoryTypeHost && known.devicePointer != NULL)
-        return (unsigned long long *)known.devicePointer;
-    if (scratch != NULL)
-        (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(scratch, 0, sizeof *nonfinite, q->stream), "zero");
-    return (unsigned long long *)scratch;
+    out->nonfinite = (unsigned long long *)spw__cuda_reach(nonfinite);
+    out->squares = squares != NULL ? (double *)spw__cuda_reach(squares) : NULL;
+    out->scratch = NULL;
+    if (out->nonfinite != NULL && (squares == NULL || out->squares != NULL))
+        return true;
+    out->scratch = (char *)spw__cuda_scratch(q, COUNT_BYTES + sum_bytes);
+    if (out->scratch == NULL)
+        return false;
+    out->nonfinite = (unsigned long long *)(void *)out->scratch;
+    out->squares = (double *)(void *)(out->scratch + COUNT_BYTES);
+    return spw__cuda_ok(q->gpu, cudaMemsetAsync(out->scratch, 0, sizeof *nonfinite, q->stream), "zero");
+}
+
+static void
+deliver(cuda_queue *q, const outcome *out, uint64_t *nonfinite, double *squares, uint64_t sum_bytes)
+{
+    if (out->scratch == NULL)
+        return;
+    spw__cuda_deliver(q, nonfinite, out->nonfinite, sizeof *nonfinite);
+    if (squares != NULL)
+        spw__cuda_deliver(q, squares, out->squares, sum_bytes);
 }
 
 /* As many ranges from r on as a launch takes; returns where they end: whole multiples of `each`. */
@@ -97,21 +120,20 @@ spw__cuda_update_state(spw_gpu_queue *queue, const spw_gpu_update *u, const spw_
                        uint32_t range_count, uint64_t *nonfinite)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    void *scratch = spw__cuda_scratch(q, sizeof *nonfinite);
     update_args a;
+    outcome out;
     SPW_ASSERT(u->elems % UPDATE_GROUP == 0 && range_count > 0 && ranges[range_count - 1].end == u->elems);
-    memset(&a, 0, sizeof a);
-    a.nonfinite = find_count(q, nonfinite, scratch);
-    if (a.nonfinite == NULL)
+    if (!find_outcome(q, &out, nonfinite, NULL, 0))
         return;
+    memset(&a, 0, sizeof a);
+    a.nonfinite = out.nonfinite;
     find_arrays(&a, u);
     for (uint32_t r = 0; a.begin < u->elems; a.begin = a.end, r = range_at(ranges, range_count, r, a.begin)) {
         a.end = take_ranges(a.ranges, u->elems, ranges, range_count, r, UPDATE_GROUP);
         SPW_ASSERT(a.end > a.begin); /* a group belongs to a few ranges at most */
         launch(q, u, &a);
     }
-    if (a.nonfinite == scratch)
-        spw__cuda_deliver(q, nonfinite, scratch, sizeof *nonfinite);
+    deliver(q, &out, nonfinite, NULL, 0);
 }
 
 void
@@ -120,21 +142,21 @@ spw__cuda_momentum(spw_gpu_queue *queue, const spw_gpu_update *u, void *grad, co
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     const uint64_t sum_bytes = u->elems / MOMENTUM_ELEMS * sizeof(double);
-    char *scratch = (char *)spw__cuda_scratch(q, sum_bytes + sizeof *nonfinite);
     momentum_args a;
+    outcome out;
     uint64_t end;
     SPW_ASSERT(u->elems % MOMENTUM_ELEMS == 0 && range_count > 0 && ranges[range_count - 1].end == u->elems);
     SPW_ASSERT(u->moment_bytes == sizeof(float));
-    if (scratch == NULL)
+    if (!find_outcome(q, &out, nonfinite, squares, sum_bytes))
         return;
     memset(&a, 0, sizeof a);
+    a.nonfinite = out.nonfinite;
     a.grad = grad;
     a.moment = (float *)((char *)u->record + u->elems * u->low_bytes);
-    a.nonfinite = find_count(q, nonfinite, scratch + sum_bytes);
     for (uint32_t r = 0; a.begin < u->elems; a.begin = end, r = range_at(ranges, range_count, r, a.begin)) {
         end = take_ranges(a.ranges, u->elems, ranges, range_count, r, MOMENTUM_ELEMS);
         SPW_ASSERT(end > a.begin);
-        a.sums = (double *)scratch + a.begin / MOMENTUM_ELEMS;
+        a.sums = out.squares + a.begin / MOMENTUM_ELEMS;
         unsigned blocks = (unsigned)((end - a.begin) / MOMENTUM_ELEMS);
         if (u->grad_dtype == SPW_F32)
             LAUNCH(q, blocks, UPDATE_THREADS, 0, (momentum_kernel<float>), a);
@@ -143,7 +165,5 @@ spw__cuda_momentum(spw_gpu_queue *queue, const spw_gpu_update *u, void *grad, co
         else
             LAUNCH(q, blocks, UPDATE_THREADS, 0, (momentum_kernel<f16>), a);
     }
-    spw__cuda_deliver(q, squares, scratch, sum_bytes);
-    if ((char *)a.nonfinite == scratch + sum_bytes)
-        spw__cuda_deliver(q, nonfinite, a.nonfinite, sizeof *nonfinite);
+    deliver(q, &out, nonfinite, squares, sum_bytes);
 }

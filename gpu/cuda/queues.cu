@@ -372,6 +372,15 @@ spw__cuda_deliver(cuda_queue *q, void *dst_host, const void *src_device, uint64_
     }
 }
 
+void *
+spw__cuda_reach(void *host)
+{
+    cudaPointerAttributes known;
+    bool pinned =
+        spw__cuda_refused(cudaPointerGetAttributes(&known, host)) == cudaSuccess && known.type == cudaMemoryTypeHost;
+    return pinned ? known.devicePointer : NULL;
+}
+
 void
 spw__cuda_write_bytes(spw_gpu_queue *queue, void *dst, const void *src, uint64_t bytes)
 {
@@ -449,11 +458,13 @@ sum_bytes_of(uint64_t n)
 static void
 sum_and_deliver(cuda_queue *q, double *sumsq, const void *x, spw_dtype type, uint64_t n)
 {
-    double *sums = (double *)spw__cuda_scratch(q, sum_bytes_of(n));
+    double *reach = (double *)spw__cuda_reach(sumsq);
+    double *sums = reach != NULL ? reach : (double *)spw__cuda_scratch(q, sum_bytes_of(n));
     if (sums == NULL)
         return;
     sum_squares(q, sums, type, x, type, n);
-    spw__cuda_deliver(q, sumsq, sums, sum_bytes_of(n));
+    if (reach == NULL)
+        spw__cuda_deliver(q, sumsq, sums, sum_bytes_of(n));
 }
 
 cudaError_t
@@ -566,7 +577,7 @@ send_converted(cuda_queue *q, char *staging, void *dst, spw_dtype dst_type, cons
 
 /*
  * All sums at once, before the first piece: what a piece costs besides its bytes, a launch, and host functions above all, is time
- * in which the link does nothing. They leave at the end, when nothing waits behind them.
+ * in which the link does nothing. Those that kernels do not reach leave at the end, when nothing waits behind them.
  */
 void
 spw__cuda_copy_d2h(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
@@ -576,22 +587,23 @@ spw__cuda_copy_d2h(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const vo
     uint32_t dst_bytes = spw_dtype_bytes(dst_type);
     bool converts = dst_type != src_type;
     uint64_t piece = converts && n > PIECE_BYTES / dst_bytes ? PIECE_BYTES / dst_bytes : n;
-    uint64_t sum_bytes = sumsq != NULL ? sum_bytes_of(n) : 0, staging_at = spw_round_up(sum_bytes, 256);
+    double *sums = sumsq != NULL ? (double *)spw__cuda_reach(sumsq) : NULL;
+    uint64_t sum_bytes = sumsq != NULL && sums == NULL ? sum_bytes_of(n) : 0, staging_at = spw_round_up(sum_bytes, 256);
     char *scratch = NULL;
     if (n == 0)
         return;
-    if (converts || sumsq != NULL) {
+    if (converts || sum_bytes > 0) {
         scratch = (char *)spw__cuda_scratch(q, staging_at + (converts ? (piece < n ? 2 : 1) * piece * dst_bytes : 0));
         if (scratch == NULL)
             return;
     }
     if (sumsq != NULL)
-        sum_squares(q, (double *)scratch, dst_type, src, src_type, n);
+        sum_squares(q, sums != NULL ? sums : (double *)scratch, dst_type, src, src_type, n);
     if (converts
             ? !send_converted(q, scratch + staging_at, dst, dst_type, src, src_type, n, piece)
             : !spw__cuda_ok(q->gpu, cudaMemcpyAsync(dst, src, n * dst_bytes, cudaMemcpyDefault, q->stream), "copy"))
         return;
-    if (sumsq != NULL)
+    if (sum_bytes > 0)
         spw__cuda_deliver(q, sumsq, scratch, sum_bytes);
 }
 
