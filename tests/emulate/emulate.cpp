@@ -21,9 +21,6 @@
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
 
 namespace emulate
 {
@@ -54,7 +51,6 @@ struct fiber {
     std::vector<copy> copies;   /* late ones, of which so many have arrived */
     std::vector<size_t> groups; /* where each that was committed ends, of which so many have been waited for */
     size_t copies_there, groups_there;
-    void *fake_stack;
 };
 
 struct warp {
@@ -72,16 +68,12 @@ struct machine {
     unsigned arrived, generation, alive;
     fiber *current;
     unsigned next, last; /* those of `order` that are to be tried after it, before the scheduler decides */
-    bool from_scheduler;
     const std::function<void()> *body;
 #if defined(__x86_64__)
     void *sp;
 #else
     ucontext_t context;
 #endif
-    void *fake_stack;
-    const void *stack_bottom;
-    size_t stack_bytes;
 };
 /* One, for grids run under the lock: in a plugin a thread-local one is a call, and with the asan a slow one, for each use. */
 machine &m = *new machine(); /* outlives all users */
@@ -123,22 +115,6 @@ spw_emulate_switch:
 
 namespace
 {
-/* Where a fiber goes on: whoever came from the scheduler knows its stack. */
-void
-arrive(void *fake_stack)
-{
-#if defined(__SANITIZE_ADDRESS__)
-    const void *bottom;
-    size_t bytes;
-    __sanitizer_finish_switch_fiber(fake_stack, &bottom, &bytes);
-    if (m.from_scheduler) {
-        m.stack_bottom = bottom;
-        m.stack_bytes = bytes;
-    }
-#endif
-    (void)fake_stack;
-}
-
 /* The next of those to be tried that can go on; NULL: none. */
 fiber *
 next_ready()
@@ -186,24 +162,20 @@ prepare(fiber *f)
 #endif
 }
 
-/* Lets that thread go on, NULL: the scheduler. */
+/*
+ * Lets that thread go on, NULL: the scheduler. AddressSanitizer is not told: that would take as long as all that threads do, and what it finds
+ * it finds by address; of a stack's bytes it only does not know whose they are.
+ */
 void
-leave(fiber *f, fiber *to, bool last)
+leave(fiber *f, fiber *to)
 {
-    m.from_scheduler = false;
     if (to != NULL)
         prepare(to);
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(last ? NULL : &f->fake_stack, to != NULL ? to->stack : m.stack_bottom,
-                                   to != NULL ? (size_t)STACK_BYTES : m.stack_bytes);
-#endif
-    (void)last;
 #if defined(__x86_64__)
     spw_emulate_switch(&f->sp, to != NULL ? to->sp : m.sp);
 #else
     swapcontext(&f->context, to != NULL ? &to->context : &m.context);
 #endif
-    arrive(f->fake_stack);
 }
 
 void
@@ -227,13 +199,12 @@ void
 fiber_main()
 {
     fiber *f = m.current, *to;
-    arrive(NULL);
     for (run_thread(f); (to = next_ready()) != NULL && !to->begun; run_thread(f)) {
         std::swap(to->stack, f->stack);
         f = to;
         f->begun = true;
     }
-    leave(f, to, true);
+    leave(f, to);
     stop("a finished thread was resumed");
 }
 
@@ -256,7 +227,7 @@ wait_for(const unsigned *counter, unsigned at)
     fiber *f = m.current;
     f->waits_for = counter;
     f->waits_at = at;
-    leave(f, next_ready(), false);
+    leave(f, next_ready());
 }
 
 /* Lets those of order[from, to) go on that can, one after the other. False: none could. */
@@ -268,18 +239,11 @@ run_threads(unsigned from, unsigned to)
     m.last = to;
     if ((f = next_ready()) == NULL)
         return false;
-    m.from_scheduler = true;
     prepare(f);
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(&m.fake_stack, f->stack, STACK_BYTES);
-#endif
 #if defined(__x86_64__)
     spw_emulate_switch(&m.sp, f->sp);
 #else
     swapcontext(&m.context, &f->context);
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(m.fake_stack, NULL, NULL);
 #endif
     return true;
 }
