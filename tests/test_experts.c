@@ -338,12 +338,12 @@ test_many(void **state)
 {
     double half = INFINITY, all = INFINITY;
     (void)state;
-    for (int round = 0; round < 5; round++) {
+    for (int round = 0; round < (SANITIZED ? 1 : 5); round++) {
         half = fmin(half, seconds_of(47));
         all = fmin(all, seconds_of(94));
     }
     print_message("18 thousand parameters %.2f s, 36 thousand %.2f s\n", half, all);
-    assert_true(all < 3 * half);
+    assert_true(SANITIZED || all < 3 * half); /* with them once, for memory */
 }
 
 /* ---------------------------------------------------------------- training */

@@ -18,12 +18,15 @@
 static void
 linear_ref(const ops_subject *s, double *const *in, double *out)
 {
-    uint64_t M = s->d[0], N = s->d[1], K = s->d[2];
+    const uint64_t M = s->d[0], N = s->d[1], K = s->d[2];
+    const bool in_out = (s->flags & SPW_OP_W_IN_OUT) != 0;
+    const uint64_t each = in_out ? N : 1;
     for (uint64_t m = 0; m < M; m++)
         for (uint64_t n = 0; n < N; n++) {
+            const double *x = in[0] + m * K, *w = in[1] + (in_out ? n : n * K);
             double sum = in[2][n];
             for (uint64_t k = 0; k < K; k++)
-                sum += in[0][m * K + k] * in[1][s->flags & SPW_OP_W_IN_OUT ? k * N + n : n * K + k];
+                sum += x[k] * w[k * each];
             out[m * N + n] = sum;
         }
 }
