@@ -349,7 +349,7 @@ __launch_bounds__(UPDATE_THREADS) momentum_kernel(const __grid_constant__ moment
         g = canonical(c[4] != 0.0f ? __fmaf_rn(c[3], __fsub_rn(x, g), g) : x);
         g = is_f16<G> ? __fmul_rn(g, __fdiv_rn(1.0f, scale)) : g;
         a.moment[at] = x;
-        narrow((G *)a.grad + at, g);
+        store_weight((G *)a.grad, at, g); /* rounded as cpu_adam does: what lies in the middle upwards */
         made[i] = g;
     }
     if (bad > 0)
