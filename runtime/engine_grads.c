@@ -125,11 +125,11 @@ static grad_buffer *
 free_buffer(spw_engine *e, uint32_t unit_idx)
 {
     const uint64_t elems = spw__grad_elems(e, unit_idx);
+    const uint32_t kind = spw__grad_kind(e, unit_idx);
     grad_buffer *best = NULL;
     for (uint32_t i = 0; i < e->buffer_count; i++) {
         grad_buffer *b = &e->buffers[i];
-        bool fits = b->unit_idx == UINT32_MAX && b->owner == UINT32_MAX && b->elems >= elems &&
-                    b->in_turns == spw__in_turns(e, unit_idx);
+        bool fits = b->unit_idx == UINT32_MAX && b->owner == UINT32_MAX && b->elems >= elems && b->kind == kind;
         if (b->owner == unit_idx)
             return b->unit_idx == UINT32_MAX ? b : NULL;
         if (fits && (best == NULL || b->turn < best->turn))

@@ -13,10 +13,9 @@ typedef struct grad_buffer {
     float *data;
     float *at; /* where the unit's is made: data, or the store's memory, if it stays on the device as it is made */
     uint64_t elems;
-    uint32_t unit_idx; /* UINT32_MAX: free */
-    uint32_t owner;    /* it is kept for this unit, which several blocks use; UINT32_MAX: any other unit's */
-    bool
-        in_turns; /* it is for units that come in turns, while another unit's gradient is being made; else for others */
+    uint32_t unit_idx;   /* UINT32_MAX: free */
+    uint32_t owner;      /* it is kept for this unit, which several blocks use; UINT32_MAX: any other unit's */
+    uint32_t kind;       /* of those units it is for */
     uint64_t turn, job;  /* between ranks: it is free when the reduce thread has done so many */
     spw_gpu_event *sent; /* its last copy to the store */
     spw_gpu_event *made; /* what is to be copied */
@@ -341,6 +340,12 @@ spw_status spw__raise_nonfinite(void *ctx, uint32_t chunk_idx, uint64_t bad, spw
 uint32_t spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out);
 /* Does the unit come while its block is computed, and go when its turn is over? */
 bool spw__in_turns(const spw_engine *e, uint32_t unit_idx);
+/*
+ * Gradients that are made at the same time have buffers of different kinds: what comes at once, of what comes in turns the first unit of
+ * each that is trained, and the one beside it (vectors beside matrices that are taken whole).
+ */
+enum { GRAD_AT_ONCE, GRAD_OF_TURN, GRAD_BESIDE, GRAD_KINDS };
+uint32_t spw__grad_kind(const spw_engine *e, uint32_t unit_idx);
 /* Of the gradient of a piece, which leaves with each of its turns: how often it does in a step. */
 uint64_t spw__piece_leaves(const spw_engine *e, uint32_t unit_idx);
 /* Of these, a block_units() list, the first that comes in a turn, behind those that come at once: count if none does. */

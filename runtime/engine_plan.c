@@ -101,12 +101,11 @@ piece_returns(const spw_engine *e, uint64_t passes)
 }
 
 static uint64_t
-add_grad_buffer(spw_engine *e, uint64_t elems, uint32_t owner, bool in_turns)
+add_grad_buffer(spw_engine *e, uint64_t elems, uint32_t owner, uint32_t kind)
 {
     if (elems == 0)
         return 0;
-    e->buffers[e->buffer_count++] =
-        (grad_buffer){.elems = elems, .unit_idx = UINT32_MAX, .owner = owner, .in_turns = in_turns};
+    e->buffers[e->buffer_count++] = (grad_buffer){.elems = elems, .unit_idx = UINT32_MAX, .owner = owner, .kind = kind};
     return elems * sizeof(float);
 }
 
@@ -121,29 +120,26 @@ spw__made_there(const spw_engine *e)
  * that are taken whole). The others' gradients are made in turn in the largest one and in a second one, which need hold only the smaller of
  * any two neighbours; single: in the largest alone, which each leaves before the next begins. Passes that hold them have one for each unit.
  * users: of each unit. What comes in turns has its gradient made while the block's other one is being made, and sent when its turn is
- * over, whoever uses it later: in one or two more.
+ * over, whoever uses it later: in one or two more, of each kind.
  */
 static uint64_t
 size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bool single)
 {
-    uint64_t largest = 0, second = 0, before = 0, turn = 0, bytes = 0;
+    uint64_t largest = 0, second = 0, before = 0, turns[GRAD_KINDS] = {0}, bytes = 0;
     uint32_t last = UINT32_MAX;
     e->buffer_count = 0;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
         const uint32_t block = e->model->params[e->layout.param_ids[e->layout.param_first[u]]].owner_block;
+        const uint32_t kind = spw__grad_kind(e, u);
         uint64_t elems = spw__grad_elems(e, u);
         if (!e->layout.units[u].trainable)
             continue;
-        if (e->holds) {
-            bytes += add_grad_buffer(e, elems, u, false);
+        if (!e->holds && kind != GRAD_AT_ONCE) {
+            turns[kind] = elems > turns[kind] ? elems : turns[kind];
             continue;
         }
-        if (spw__in_turns(e, u)) {
-            turn = elems > turn ? elems : turn;
-            continue;
-        }
-        if (users[u] > 1 || block == last) {
-            bytes += add_grad_buffer(e, elems, u, false);
+        if (e->holds || users[u] > 1 || block == last) {
+            bytes += add_grad_buffer(e, elems, u, kind);
             continue;
         }
         last = block;
@@ -151,13 +147,15 @@ size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bo
         second = (elems < before ? elems : before) > second ? (elems < before ? elems : before) : second;
         before = elems;
     }
-    bytes += add_grad_buffer(e, largest, UINT32_MAX, false);
+    bytes += add_grad_buffer(e, largest, UINT32_MAX, GRAD_AT_ONCE);
     for (uint32_t k = 0; k < chain_extra; k++) /* in any order */
-        bytes += add_grad_buffer(e, largest, UINT32_MAX, false);
+        bytes += add_grad_buffer(e, largest, UINT32_MAX, GRAD_AT_ONCE);
     if (!single)
-        bytes += add_grad_buffer(e, chain_extra > 0 ? largest : second, UINT32_MAX, false);
-    for (int k = 0; k < (single ? 1 : 2); k++)
-        bytes += add_grad_buffer(e, turn, UINT32_MAX, true);
+        bytes += add_grad_buffer(e, chain_extra > 0 ? largest : second, UINT32_MAX, GRAD_AT_ONCE);
+    for (uint32_t kind = GRAD_OF_TURN; kind < GRAD_KINDS; kind++) {
+        for (int k = 0; k < (single ? 1 : 2); k++)
+            bytes += add_grad_buffer(e, turns[kind], UINT32_MAX, kind);
+    }
     return bytes;
 }
 

@@ -26,6 +26,18 @@ turn_of(const spw_engine *e, uint32_t unit_idx)
                                         : (e->model->params[id].expert - 1) / e->turn_experts;
 }
 
+uint32_t
+spw__grad_kind(const spw_engine *e, uint32_t unit_idx)
+{
+    uint32_t kind = GRAD_OF_TURN;
+    if (!spw__in_turns(e, unit_idx))
+        return GRAD_AT_ONCE;
+    for (uint32_t u = unit_idx; u-- > 0 && spw__in_turns(e, u) && turn_of(e, u) == turn_of(e, unit_idx);)
+        kind += e->layout.units[u].trainable;
+    SPW_ASSERT(kind < GRAD_KINDS || !e->layout.units[unit_idx].trainable);
+    return kind;
+}
+
 /* Those come last, in their order. */
 static bool
 is_later(const spw_layout *l, uint32_t unit_idx)

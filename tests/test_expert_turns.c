@@ -131,6 +131,14 @@ half_frozen(rig *r)
     rig_freeze(r, "*.experts.*.gate_proj.weight");
 }
 
+/* Two units in each turn, both trained: matrices are taken whole, and vectors are not. */
+static void
+muon(rig *r)
+{
+    clipped(r);
+    tiny_muon(&r->c);
+}
+
 static void
 lora_and_codes(rig *r)
 {
@@ -147,6 +155,7 @@ test_same_bits(void **state)
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_MIXED, accumulated);
     compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT_INT8, half_frozen); /* noise by the element's place */
     compare(SPW_FAMILY_GPT_OSS, SPW_STATE_SPLIT, clipped);
+    compare(SPW_FAMILY_GPT_OSS, SPW_STATE_MIXED, muon);
     compare(SPW_FAMILY_GLM4_MOE, SPW_STATE_SPLIT_INT8,
             clipped); /* a layer without experts, and a vector that is frozen */
     compare(SPW_FAMILY_DEEPSEEK_V3, SPW_STATE_SPLIT, accumulated);

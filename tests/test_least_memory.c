@@ -122,6 +122,32 @@ test_smallest_device(void **state)
     }
 }
 
+/* Muon's matrices and what is beside them have gradients at the same time, those of experts that come in turns too. */
+static void
+test_least_with_muon(void **state)
+{
+    static const spw_family families[] = {SPW_FAMILY_GPT2, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_GPT_OSS};
+    (void)state;
+    for (uint32_t i = 0; i < 12; i++) {
+        rig r;
+        spw_step_result s;
+        rig_config(&r, families[i % 3], SPW_STATE_MIXED, i / 3 % 2 ? SPW_TIER_NVME : SPW_TIER_DEVICE);
+        tiny_muon(&r.c);
+        r.c.accumulation = 1;
+        r.c.run.chunk_elems = 4096;
+        r.c.run.expert_turns = i % 3 == 0 ? 0 : i < 6 ? 2 : 64;
+        r.c.run.device_memory = 4096;
+        assert_int_equal(rig_begin(&r), SPW_ENOFIT);
+        r.c.run.device_memory = rig_least_named(&r, "device_memory");
+        rig_close(&r);
+        memset(&r.err, 0, sizeof r.err);
+        rig_need(&r, rig_begin(&r));
+        for (uint64_t step = 0; step < 2; step++)
+            rig_need(&r, rig_step(&r, step, &s));
+        rig_remove(&r);
+    }
+}
+
 /* max_in_cpu and the buffer keys set the number of staging slots, as documented; never more than there are chunks. */
 static void
 test_staging_keys(void **state)
@@ -158,9 +184,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budgets),
-        cmocka_unit_test(test_least_device),
-        cmocka_unit_test(test_smallest_device),
+        cmocka_unit_test(test_budgets),         cmocka_unit_test(test_least_device),
+        cmocka_unit_test(test_smallest_device), cmocka_unit_test(test_least_with_muon),
         cmocka_unit_test(test_staging_keys),
     };
     return cmocka_run_group_tests_name("least_memory", tests, NULL, NULL);
