@@ -11,16 +11,15 @@
 #include "engine_internal.h"
 #include <math.h>
 
-/* Of the parameter that takes most. */
+/* Of the parameter that takes most, whoever has something of it: all ranks plan as much. */
 static void
 largest(const spw_engine *e, uint64_t *matrix, uint64_t *work)
 {
-    uint64_t first, end;
     *matrix = *work = 0;
     for (uint32_t id = 0; id < e->layout.param_count; id++) {
         const spw_param *p = &e->model->params[id];
         uint64_t bytes = spw_round_up(p->rows * p->cols * e->compute_bytes, 256), needs;
-        if (!spw__layout_own_whole(&e->layout, id, &first, &end))
+        if (!e->layout.units[e->layout.places[id].unit_idx].whole)
             continue;
         needs = spw_gpu_orthogonal_bytes(e->compute_dtype, p->rows, p->cols);
         *matrix = bytes > *matrix ? bytes : *matrix;

@@ -169,20 +169,22 @@ swap_bytes(const spw_plan *p, uint32_t rank)
 
 /* What the plan of a device that is far too small names. */
 static uint64_t
-least_device(const spw_config *config, const spw_model *model)
+least_device(const world *w, const spw_config *config, const spw_model *model)
 {
     static spw_config c;
     static spw_plan p;
     spw_engine *e = NULL;
     c = *config;
     c.run.device_memory = 4096;
-    assert_int_equal(
-        spw_engine_create(
-            &e,
-            &(spw_engine_options){
-                .config = &c, .model = model, .plan_only = true, .process_bytes = TINY_PROCESS_BYTES, .plan_out = &p},
-            NULL),
-        SPW_ENOFIT);
+    assert_int_equal(spw_engine_create(&e,
+                                       &(spw_engine_options){.config = &c,
+                                                             .model = model,
+                                                             .plan_only = true,
+                                                             .local_ranks = w->per_host,
+                                                             .process_bytes = TINY_PROCESS_BYTES,
+                                                             .plan_out = &p},
+                                       NULL),
+                     SPW_ENOFIT);
     assert_int_equal(p.lack, SPW_LACK_DEVICE);
     return p.least_bytes;
 }
@@ -261,7 +263,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
         SPW_TRY(channel_bytes(comm, &z, &channels, err));
     regions = spw_region_bytes_live() + channels;
     if (w->least_device || (last && w->last_least))
-        c.run.device_memory = least_device(&c, model);
+        c.run.device_memory = least_device(w, &c, model);
     if (rank == 0 && w->alone)
         SPW_TRY(plan_alone(w, &c, model, err));
     if (w->load != NULL)

@@ -251,6 +251,25 @@ test_late_start(void **state)
     outcome_free(late);
 }
 
+/* What a plan of one rank calls the least is enough for each, whichever matrices it makes orthogonal. */
+static void
+test_least(void **state)
+{
+    static const spw_family families[] = {SPW_FAMILY_LLAMA, SPW_FAMILY_DEEPSEEK_V3};
+    (void)state;
+    for (uint32_t k = 0; k < 4; k++) {
+        outcome *out = outcome_new();
+        spw_config c;
+        ranks_config(&c, SPW_STATE_MIXED);
+        tiny_muon(&c);
+        c.zero.stage = 3;
+        c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
+        world_run(&(world){
+            .ranks = 2 + k / 2, .steps = 1, .config = &c, .family = families[k % 2], .least_device = true, .out = out});
+        outcome_free(out);
+    }
+}
+
 /* Gradients rounded to bf16 before they are summed: other bits than fp32's, the same in every stage, and near. */
 static void
 test_comm_dtype(void **state)
@@ -621,13 +640,14 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worlds),       cmocka_unit_test(test_llama_no_clipping),
-        cmocka_unit_test(test_passes),       cmocka_unit_test(test_frozen),
-        cmocka_unit_test(test_comm_dtype),   cmocka_unit_test(test_elastic),
-        cmocka_unit_test(test_dropout),      cmocka_unit_test(test_late_start),
-        cmocka_unit_test(test_resume_exact), cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_held),         cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_own_budgets),  cmocka_unit_test(test_copies_together),
+        cmocka_unit_test(test_worlds),          cmocka_unit_test(test_llama_no_clipping),
+        cmocka_unit_test(test_passes),          cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_least),           cmocka_unit_test(test_comm_dtype),
+        cmocka_unit_test(test_elastic),         cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_late_start),      cmocka_unit_test(test_resume_exact),
+        cmocka_unit_test(test_bytes),           cmocka_unit_test(test_held),
+        cmocka_unit_test(test_overlap),         cmocka_unit_test(test_own_budgets),
+        cmocka_unit_test(test_copies_together),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
