@@ -282,6 +282,13 @@ spw_gpu_linear_add(spw_gpu_queue *q, act *y, const act *onto, const act *x, cons
 }
 
 void
+spw_gpu_product(spw_gpu_queue *q, act *y, const act *onto, float by, const act *x, const act *w, float scale,
+                uint64_t M, uint64_t N, uint64_t K, unsigned flags)
+{
+    q->calls->product(q, y, onto, by, x, w, scale, M, N, K, flags);
+}
+
+void
 spw_gpu_linear_gelu(spw_gpu_queue *q, act *y, act *gelu_in, const act *x, const act *w, const act *b, uint64_t M,
                     uint64_t N, uint64_t K, unsigned flags)
 {

@@ -17,7 +17,7 @@ extern "C" {
     X(close) X(get_info) X(check) X(alloc) X(free) X(work_bytes) X(product_bytes) X(bytes_live) \
     X(bytes_peak) X(pin_host) X(unpin_host) X(queue_create) X(queue_destroy) X(queue_sync) X(queue_notify) \
     X(span_begin) X(span_end) X(event_create) X(event_destroy) X(event_record) X(event_wait) X(event_sync) X(copy_h2d) X(copy_d2h) \
-    X(copy_d2d) X(encode) X(decode) X(decode_h2d) X(write_bytes) X(read_bytes) X(zero) X(add) X(add_scaled) X(add_scaled_by) X(linear) X(linear_add) X(linear_gelu) X(linear_backward) X(linear_gelu_backward) X(fp8_scale) X(fp8_encode) X(fp8_product) \
+    X(copy_d2d) X(encode) X(decode) X(decode_h2d) X(write_bytes) X(read_bytes) X(zero) X(add) X(add_scaled) X(add_scaled_by) X(linear) X(linear_add) X(product) X(linear_gelu) X(linear_backward) X(linear_gelu_backward) X(fp8_scale) X(fp8_encode) X(fp8_product) \
     X(embedding) X(embedding_backward) X(layernorm) X(layernorm_backward) X(rmsnorm) X(rmsnorm_backward) \
     X(rope) X(rope_at) X(copy_heads) X(sum_heads) X(attention) X(attention_backward) X(attention_cached) \
     X(conv) X(conv_backward) X(conv_cached) X(delta) X(delta_backward) X(delta_cached) X(curve) X(curve_backward) \

@@ -10,28 +10,27 @@
 static const float A = 3.4445f, B = -4.7750f, C = 2.0315f;
 
 typedef struct shape {
-    uint64_t rows, cols, least; /* least: the smaller of the two */
+    uint64_t least; /* of rows and cols */
     uint64_t act_bytes;
 } shape;
 
 static shape
 shape_of(spw_dtype type, uint64_t rows, uint64_t cols)
 {
-    return (shape){rows, cols, rows < cols ? rows : cols, spw_dtype_bytes(type)};
+    return (shape){rows < cols ? rows : cols, spw_dtype_bytes(type)};
 }
 
 static uint64_t
-square_bytes(const shape *s, uint64_t each)
+square_bytes(const shape *s)
 {
-    return spw_round_up(s->least * s->least * each, 256);
+    return spw_round_up(s->least * s->least * s->act_bytes, 256);
 }
 
 uint64_t
 spw_gpu_orthogonal_bytes(spw_dtype type, uint64_t rows, uint64_t cols)
 {
     shape s = shape_of(type, rows, cols);
-    return spw_round_up(rows * cols * s.act_bytes, 256) + 2 * square_bytes(&s, s.act_bytes) +
-           (rows > cols ? square_bytes(&s, sizeof(float)) : 0);
+    return spw_round_up(rows * cols * s.act_bytes, 256) + 2 * square_bytes(&s);
 }
 
 double
@@ -41,34 +40,32 @@ spw_gpu_orthogonal_flops(uint64_t rows, uint64_t cols, uint32_t steps)
     return steps * (4 * n * all + 2 * n * n * n);
 }
 
+/* Factors before and behind are those of the first and the last step's products: nothing is read for them alone. */
 void
 spw_gpu_orthogonalize(spw_gpu_queue *q, spw_dtype type, act *x, void *work, uint64_t rows, uint64_t cols, float scale,
                       uint32_t steps, float scale_out)
 {
     const shape s = shape_of(type, rows, cols);
     const uint64_t n = s.least, elems = rows * cols;
+    const bool tall = rows > cols;
     char *at = (char *)work + spw_round_up(elems * s.act_bytes, 256);
-    act *from = x, *to = work, *gram = at, *square = at + square_bytes(&s, s.act_bytes);
-    float *wide = (float *)(void *)(at + 2 * square_bytes(&s, s.act_bytes));
-    spw_gpu_add_scaled(q, x, NULL, x, scale, elems);
+    act *from = x, *to = work, *gram = at, *poly = at + square_bytes(&s);
+    SPW_ASSERT(steps > 0);
     for (uint32_t k = 0; k < steps; k++) {
+        const float in = k == 0 ? scale : 1.0f, out = k + 1 == steps ? in * scale_out : in;
         act *swap = from;
-        if (rows > cols) {
-            spw_gpu_linear_backward(q, NULL, wide, NULL, from, from, NULL, rows, n, n, SPW_OP_SET_DW);
-            spw_gpu_copy_d2d(q, gram, type, wide, SPW_F32, n * n, NULL);
-        } else {
-            spw_gpu_linear(q, gram, from, from, NULL, n, n, cols, 0);
-        }
-        spw_gpu_linear(q, square, gram, gram, NULL, n, n, n, 0); /* it is symmetric */
-        spw_gpu_add_scaled(q, gram, NULL, gram, B, n * n);
-        spw_gpu_add_scaled(q, gram, gram, square, C, n * n);
-        spw_gpu_add_scaled(q, to, NULL, from, A, elems);
-        if (rows > cols)
-            spw_gpu_linear_add(q, to, to, from, gram, NULL, rows, n, n, 0);
+        if (tall)
+            spw_gpu_product(q, gram, NULL, 0, from, from, in * in, n, n, rows, SPW_OP_X_IN_OUT | SPW_OP_W_IN_OUT);
         else
-            spw_gpu_linear_add(q, to, to, gram, from, NULL, n, cols, n, SPW_OP_W_IN_OUT);
+            spw_gpu_product(q, gram, NULL, 0, from, from, in * in, n, n, cols, 0);
+        spw_gpu_product(q, poly, gram, B, gram, gram, C, n, n, n, 0); /* they are symmetric */
+        if (tall)
+            spw_gpu_product(q, to, from, A * out, from, poly, out, rows, n, n, 0);
+        else
+            spw_gpu_product(q, to, from, A * out, poly, from, out, n, cols, n, SPW_OP_W_IN_OUT);
         from = to;
         to = swap;
     }
-    spw_gpu_add_scaled(q, x, NULL, from, scale_out, elems);
+    if (from != x)
+        spw_gpu_copy_d2d(q, x, type, from, type, elems, NULL);
 }

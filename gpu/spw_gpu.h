@@ -195,6 +195,7 @@ enum {
     SPW_OP_ACC_DX2 = 4,  /* the second input's gradient (db, dup) is added to */
     SPW_OP_BY_ROW = 8,   /* linear: a row of y has the same bits whatever M is; for a few rows at a time */
     SPW_OP_SET_DW = 16,  /* linear, head: dw is written, whatever was there: neither zeros nor another reading of it */
+    SPW_OP_X_IN_OUT = 32 /* product: x is (K, M) */
 };
 
 void spw_gpu_zero(spw_gpu_queue *q, void *p, uint64_t bytes);
@@ -216,6 +217,12 @@ void spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const 
 /* The same onto what is there: y = onto + x w^T + b. y may be onto, but not with SPW_OP_BY_ROW. */
 void spw_gpu_linear_add(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *w, const act *b, uint64_t M,
                         uint64_t N, uint64_t K, unsigned flags);
+/*
+ * y(M,N) = scale x w^T + by onto, in fp32 and rounded once. onto NULL: nothing, whatever `by` is. y is none of the others. Flags
+ * SPW_OP_W_IN_OUT and SPW_OP_X_IN_OUT.
+ */
+void spw_gpu_product(spw_gpu_queue *q, act *y, const act *onto, float by, const act *x, const act *w, float scale,
+                     uint64_t M, uint64_t N, uint64_t K, unsigned flags);
 /* gelu_in = x w^T + b, y = gelu(gelu_in). */
 void spw_gpu_linear_gelu(spw_gpu_queue *q, act *y, act *gelu_in, const act *x, const act *w, const act *b, uint64_t M,
                          uint64_t N, uint64_t K, unsigned flags);
@@ -590,9 +597,10 @@ void spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, ui
  * spw_gpu_orthogonalize - x (rows, cols) becomes scale_out times a matrix with its singular vectors whose singular values are near 1
  * (0.7 to 1.2 after 5 steps; smaller where they were below a thousandth of the sum of all squares' root).
  *   type   the device's compute type
- *   scale  1 / (the root of the sum of x's squares + something): singular values must not be above 1 when it begins
+ *   scale  1 / (the root of the sum of x's squares + something): singular values times it must not be above 1,
+ *          and squares of it and of x must not leave fp32's range
  *   work   spw_gpu_orthogonal_bytes() of device memory
- * Of spw_gpu_linear() and others: rounded to type after each.
+ *   steps  1 or more, each three of spw_gpu_product(): rounded to type after each
  * Source  Jordan et al. 2024, Muon (kellerjordan.github.io/posts/muon); Bernstein and Newhouse 2024 (2409.20325).
  */
 void spw_gpu_orthogonalize(spw_gpu_queue *q, spw_dtype type, act *x, void *work, uint64_t rows, uint64_t cols,

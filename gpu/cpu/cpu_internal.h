@@ -103,7 +103,10 @@ uint32_t spw__cpu_parts(uint64_t n, uint64_t grain);
 /* Makes OpenBLAS ready, with kernels for this CPU's instructions; what it calls those. Any thread, but at the first call none may
  * be inside OpenBLAS. */
 const char *spw__cpu_gemm_open(void);
-/* C(M,N) = op(A) op(B) + beta C, row-major, cut by shape over the pool. */
+/* C(M,N) = alpha op(A) op(B) + beta C, row-major, cut by shape over the pool; spw__cpu_gemm(): with alpha 1. */
+void
+spw__cpu_gemm_scaled(spw_gpu_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, float alpha,
+                     const float *A, uint64_t lda, const float *B, uint64_t ldb, float beta, float *C, uint64_t ldc);
 void spw__cpu_gemm(spw_gpu_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const float *A,
                    uint64_t lda, const float *B, uint64_t ldb, float beta, float *C, uint64_t ldc);
 /* The same on the calling thread alone. */

@@ -55,7 +55,7 @@ struct gemm {
     bool trans_a, trans_b, cut_rows;
     uint64_t M, N, K, lda, ldb, ldc, slice;
     const float *A, *B;
-    float *C, beta;
+    float *C, alpha, beta;
 };
 
 static void
@@ -66,10 +66,11 @@ gemm_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     uint64_t n = dim - first < g->slice ? dim - first : g->slice;
     (void)worker_idx;
     if (g->cut_rows)
-        spw__cpu_gemm_here(g->trans_a, g->trans_b, n, g->N, g->K, 1.0f, g->A + (g->trans_a ? first : first * g->lda),
-                           g->lda, g->B, g->ldb, g->beta, g->C + first * g->ldc, g->ldc);
+        spw__cpu_gemm_here(g->trans_a, g->trans_b, n, g->N, g->K, g->alpha,
+                           g->A + (g->trans_a ? first : first * g->lda), g->lda, g->B, g->ldb, g->beta,
+                           g->C + first * g->ldc, g->ldc);
     else
-        spw__cpu_gemm_here(g->trans_a, g->trans_b, g->M, n, g->K, 1.0f, g->A, g->lda,
+        spw__cpu_gemm_here(g->trans_a, g->trans_b, g->M, n, g->K, g->alpha, g->A, g->lda,
                            g->B + (g->trans_b ? first * g->ldb : first), g->ldb, g->beta, g->C + first, g->ldc);
 }
 
@@ -95,11 +96,18 @@ spw__cpu_product_bytes(const spw_gpu *gpu, uint32_t thread_idx, uint64_t M, uint
 }
 
 void
-spw__cpu_gemm(spw_gpu_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const float *A,
-              uint64_t lda, const float *B, uint64_t ldb, float beta, float *C, uint64_t ldc)
+spw__cpu_gemm_scaled(spw_gpu_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, float alpha,
+                     const float *A, uint64_t lda, const float *B, uint64_t ldb, float beta, float *C, uint64_t ldc)
 {
-    struct gemm g = {trans_a, trans_b, M >= N, M, N, K, lda, ldb, ldc, 0, A, B, C, beta};
+    struct gemm g = {trans_a, trans_b, M >= N, M, N, K, lda, ldb, ldc, 0, A, B, C, alpha, beta};
     uint64_t dim = g.cut_rows ? M : N;
     g.slice = slice_of(M, N, K);
     spw__cpu_run(q, (uint32_t)((dim + g.slice - 1) / g.slice), gemm_part, &g);
+}
+
+void
+spw__cpu_gemm(spw_gpu_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const float *A,
+              uint64_t lda, const float *B, uint64_t ldb, float beta, float *C, uint64_t ldc)
+{
+    spw__cpu_gemm_scaled(q, trans_a, trans_b, M, N, K, 1.0f, A, lda, B, ldb, beta, C, ldc);
 }

@@ -386,6 +386,17 @@ spw__cpu_linear_add(spw_gpu_queue *q, act *y, const act *onto, const act *x, con
 }
 
 void
+spw__cpu_product(spw_gpu_queue *q, act *y, const act *onto, float by, const act *x, const act *w, float scale,
+                 uint64_t M, uint64_t N, uint64_t K, unsigned flags)
+{
+    bool in_out = flags & SPW_OP_W_IN_OUT, turned = flags & SPW_OP_X_IN_OUT;
+    if (onto != NULL)
+        run(q, &(args){.out = y, .a = onto, .rows = M, .cols = N}, M, row_grain(N), onto_part);
+    spw__cpu_gemm_scaled(q, turned, !in_out, M, N, K, scale, x, turned ? M : K, w, in_out ? N : K,
+                         onto != NULL ? by : 0.0f, y, N);
+}
+
+void
 spw__cpu_linear_gelu(spw_gpu_queue *q, act *y, act *gelu_in, const act *x, const act *w, const act *b, uint64_t M,
                      uint64_t N, uint64_t K, unsigned flags)
 {

@@ -309,7 +309,7 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
     uintptr_t low = ((uintptr_t)p->A | (uintptr_t)p->B | (uintptr_t)p->C | (uintptr_t)p->onto | (uintptr_t)p->bias |
                      (uintptr_t)p->gelu_in | 16) &
                     31;
-    const float one = 1.0f, beta = p->onto != NULL ? 1.0f : 0.0f;
+    const float beta = p->onto != NULL ? p->by : 0.0f;
     const void *onto = p->onto != NULL ? p->onto : p->C;
     cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
     plan_key key;
@@ -320,6 +320,7 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
     memset(&key, 0, sizeof key);
     key.once = !p->f32_out && !spw__cuda_is_f32(q) && (p->onto != NULL || p->bias != NULL) && !p->rounds_twice;
     key.in_place = key.once && p->onto == p->C;
+    SPW_ASSERT(!key.in_place || (p->scale == 1.0f && p->by == 1.0f));
     key.M = p->M;
     key.N = p->N;
     key.K = p->K;
@@ -357,7 +358,7 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
             st = b->cublasLtMatmulDescSetAttribute_(way->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->a_scale,
                                                     sizeof p->a_scale);
         if (st == CUBLAS_STATUS_SUCCESS)
-            st = b->cublasLtMatmul_(b->handle, way->desc, key.in_place ? b->one : &one, p->B, way->a, p->A, way->b,
+            st = b->cublasLtMatmul_(b->handle, way->desc, key.in_place ? b->one : &p->scale, p->B, way->a, p->A, way->b,
                                     key.in_place ? b->one : &beta, onto, way->c, p->C, way->c, &way->algo,
                                     q->blas_workspace, way->workspace_bytes, q->stream);
         if (st == CUBLAS_STATUS_NOT_SUPPORTED || st == CUBLAS_STATUS_INVALID_VALUE)

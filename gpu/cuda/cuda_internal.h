@@ -153,7 +153,7 @@ void spw__cuda_deliver(cuda_queue *q, void *dst_host, const void *src_device, ui
 void *spw__cuda_reach(void *host);
 
 /*
- * C(M,N) = A B + onto + bias, all row-major; trans_a: A is (K,M); trans_b: B is (N,K). A and B of compute_dtype, C likewise or
+ * C(M,N) = scale A B + by onto + bias, all row-major; trans_a: A is (K,M); trans_b: B is (N,K). A and B of compute_dtype, C likewise or
  * fp32. Then what `after` says: C gets gelu() of that and gelu_in the sum itself, or C gets it times gelu'(gelu_in).
  */
 typedef enum cuda_after { AFTER_NOTHING, AFTER_GELU, AFTER_GELU_BACKWARD } cuda_after;
@@ -163,8 +163,9 @@ typedef struct cuda_product {
     uint64_t M, N, K;
     const void *A, *B;
     void *C;
+    float scale, by;
     uint64_t a_stride, c_stride; /* elements from row to row; 0: dense */
-    const void *onto;            /* as C; may be C. NULL: nothing */
+    const void *onto;            /* as C; may be C where both factors are 1. NULL: nothing */
     const void *bias;            /* (N) of compute_dtype; NULL: none */
     bool rounds_twice; /* in 16 bits A B may be rounded before onto is added: faster, where A is no better itself */
     void *gelu_in;     /* (M,N) of compute_dtype */
@@ -173,7 +174,7 @@ typedef struct cuda_product {
     spw_fp8 a_format, b_format;
 } cuda_product;
 static inline cuda_product
-spw__cuda_product(void *C, const void *A, const void *B, uint64_t M, uint64_t N, uint64_t K)
+spw__cuda_dense_product(void *C, const void *A, const void *B, uint64_t M, uint64_t N, uint64_t K)
 {
     cuda_product p = {};
     p.C = C;
@@ -182,6 +183,7 @@ spw__cuda_product(void *C, const void *A, const void *B, uint64_t M, uint64_t N,
     p.M = M;
     p.N = N;
     p.K = K;
+    p.scale = p.by = 1.0f;
     return p;
 }
 void spw__cuda_gemm(cuda_queue *q, const cuda_product *p);

@@ -78,7 +78,7 @@ void
 spw__cuda_fp8_product(spw_gpu_queue *queue, const spw_fp8_product *p)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    cuda_product way = spw__cuda_product(p->y, p->a.codes, p->b.codes, p->M, p->N, p->K);
+    cuda_product way = spw__cuda_dense_product(p->y, p->a.codes, p->b.codes, p->M, p->N, p->K);
     SPW_ASSERT(p->M % 16 == 0 && p->N % 16 == 0 && p->K % 16 == 0);
     way.trans_b = true;
     way.f32_out = p->f32_out;

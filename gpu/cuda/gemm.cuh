@@ -10,12 +10,12 @@
 
 enum { GEMM_TILE = 64, GEMM_DEPTH = 16, GEMM_THREADS = 256 };
 
-/* C(M,N) = A B + onto + bias; A at (m a_row + k a_col), B at (k b_row + n b_col). 4 by 4 elements per thread. */
+/* C(M,N) = scale A B + by onto + bias; A at (m a_row + k a_col), B at (k b_row + n b_col). 4 by 4 elements per thread. */
 template <class T, class O>
 __global__ void
 __launch_bounds__(GEMM_THREADS)
-    gemm_kernel(O *C, const T *A, const T *B, const O *onto, const T *bias, uint64_t M, uint64_t N, uint64_t K,
-                uint64_t a_row, uint64_t a_col, uint64_t b_row, uint64_t b_col, uint64_t c_row)
+    gemm_kernel(O *C, const T *A, const T *B, const O *onto, const T *bias, float scale, float by, uint64_t M,
+                uint64_t N, uint64_t K, uint64_t a_row, uint64_t a_col, uint64_t b_row, uint64_t b_col, uint64_t c_row)
 {
     __shared__ __align__(16) float a[GEMM_DEPTH][GEMM_TILE + 4], b[GEMM_DEPTH][GEMM_TILE + 4]; /* read by fours */
     uint64_t m0 = (uint64_t)blockIdx.x * GEMM_TILE, n0 = (uint64_t)blockIdx.y * GEMM_TILE;
@@ -48,8 +48,8 @@ __launch_bounds__(GEMM_THREADS)
         for (int j = 0; j < 4; j++) {
             uint64_t m = m0 + ty * 4 + (unsigned)i, n = n0 + tx * 4 + (unsigned)j;
             if (m < M && n < N) {
-                float v = sum[i][j] + (bias != NULL ? widen(bias[n]) : 0.0f);
-                narrow(C + m * c_row + n, onto != NULL ? widen(onto[m * c_row + n]) + v : v);
+                float v = scale * sum[i][j] + (bias != NULL ? widen(bias[n]) : 0.0f);
+                narrow(C + m * c_row + n, onto != NULL ? by * widen(onto[m * c_row + n]) + v : v);
             }
         }
 }

@@ -11,7 +11,7 @@ own_gemm(cuda_queue *q, const cuda_product *p)
     dim3 grid(spw__cuda_blocks(p->M, GEMM_TILE), spw__cuda_blocks(p->N, GEMM_TILE));
     uint64_t a_stride = p->a_stride > 0 ? p->a_stride : p->trans_a ? p->M : p->K;
     LAUNCH(q, grid, GEMM_THREADS, 0, (gemm_kernel<T, O>), (O *)p->C, (const T *)p->A, (const T *)p->B,
-           (const O *)p->onto, (const T *)p->bias, p->M, p->N, p->K, p->trans_a ? 1 : a_stride,
+           (const O *)p->onto, (const T *)p->bias, p->scale, p->by, p->M, p->N, p->K, p->trans_a ? 1 : a_stride,
            p->trans_a ? a_stride : 1, p->trans_b ? 1 : p->N, p->trans_b ? p->K : 1,
            p->c_stride > 0 ? p->c_stride : p->N);
 }
@@ -75,7 +75,7 @@ void
 spw__cuda_linear(spw_gpu_queue *queue, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N,
                  uint64_t K, unsigned flags)
 {
-    cuda_product p = spw__cuda_product(y, x, w, M, N, K);
+    cuda_product p = spw__cuda_dense_product(y, x, w, M, N, K);
     p.bias = b;
     linear(spw__cuda_queue_of(queue), &p, flags);
 }
@@ -84,7 +84,7 @@ void
 spw__cuda_linear_add(spw_gpu_queue *queue, act *y, const act *onto, const act *x, const act *w, const act *b,
                      uint64_t M, uint64_t N, uint64_t K, unsigned flags)
 {
-    cuda_product p = spw__cuda_product(y, x, w, M, N, K);
+    cuda_product p = spw__cuda_dense_product(y, x, w, M, N, K);
     SPW_ASSERT((flags & SPW_OP_BY_ROW) == 0 || y != onto);
     p.onto = onto;
     p.bias = b;
@@ -94,11 +94,25 @@ spw__cuda_linear_add(spw_gpu_queue *queue, act *y, const act *onto, const act *x
 }
 
 void
+spw__cuda_product(spw_gpu_queue *queue, act *y, const act *onto, float by, const act *x, const act *w, float scale,
+                  uint64_t M, uint64_t N, uint64_t K, unsigned flags)
+{
+    cuda_product p = spw__cuda_dense_product(y, x, w, M, N, K);
+    SPW_ASSERT(y != onto && y != x && y != w);
+    p.onto = onto;
+    p.by = by;
+    p.scale = scale;
+    p.trans_a = (flags & SPW_OP_X_IN_OUT) != 0;
+    p.trans_b = (flags & SPW_OP_W_IN_OUT) == 0;
+    spw__cuda_gemm(spw__cuda_queue_of(queue), &p);
+}
+
+void
 spw__cuda_linear_gelu(spw_gpu_queue *queue, act *y, act *gelu_in, const act *x, const act *w, const act *b, uint64_t M,
                       uint64_t N, uint64_t K, unsigned flags)
 {
     bool by_row = (flags & SPW_OP_BY_ROW) != 0;
-    cuda_product p = spw__cuda_product(by_row ? gelu_in : y, x, w, M, N, K);
+    cuda_product p = spw__cuda_dense_product(by_row ? gelu_in : y, x, w, M, N, K);
     p.after = by_row ? AFTER_NOTHING : AFTER_GELU;
     p.bias = b;
     p.gelu_in = gelu_in;
@@ -113,8 +127,9 @@ linear_backward(cuda_queue *q, act *dx, float *dw, float *db, const act *dy, con
                 const act *w, uint64_t M, uint64_t N, uint64_t K, unsigned flags)
 {
     bool in_out = (flags & SPW_OP_W_IN_OUT) != 0;
-    cuda_product of_w = in_out ? spw__cuda_product(dw, x, dy, K, N, M) : spw__cuda_product(dw, dy, x, N, K, M);
-    cuda_product of_x = spw__cuda_product(dx, dy, w, M, K, N);
+    cuda_product of_w =
+        in_out ? spw__cuda_dense_product(dw, x, dy, K, N, M) : spw__cuda_dense_product(dw, dy, x, N, K, M);
+    cuda_product of_x = spw__cuda_dense_product(dx, dy, w, M, K, N);
     of_w.trans_a = of_w.f32_out = true;
     of_w.onto = flags & SPW_OP_SET_DW ? NULL : dw;
     of_x.trans_b = in_out;

@@ -512,7 +512,7 @@ head_open(head *h, spw_gpu_queue *queue, const act *w, act *logits, uint64_t V, 
 static void
 make_logits(const head *h, act *logits, const void *x, const act *w, uint64_t m, uint64_t columns)
 {
-    cuda_product p = spw__cuda_product(logits, x, w, m, columns, h->C);
+    cuda_product p = spw__cuda_dense_product(logits, x, w, m, columns, h->C);
     p.trans_b = true;
     p.c_stride = h->stride;
     spw__cuda_gemm(h->q, &p);
@@ -521,7 +521,7 @@ make_logits(const head *h, act *logits, const void *x, const act *w, uint64_t m,
 static void
 make_dx(const head *h, void *dx, bool f32_out, bool onto, const act *logits, const act *w, uint64_t m, uint64_t columns)
 {
-    cuda_product p = spw__cuda_product(dx, logits, w, m, h->C, columns);
+    cuda_product p = spw__cuda_dense_product(dx, logits, w, m, h->C, columns);
     p.f32_out = f32_out;
     p.a_stride = h->stride;
     p.onto = onto ? dx : NULL;
@@ -533,7 +533,7 @@ make_dx(const head *h, void *dx, bool f32_out, bool onto, const act *logits, con
 static void
 make_dw(const head *h, float *dw, bool onto, const act *logits, const void *x, uint64_t m, uint64_t columns)
 {
-    cuda_product p = spw__cuda_product(dw, logits, x, columns, h->C, m);
+    cuda_product p = spw__cuda_dense_product(dw, logits, x, columns, h->C, m);
     p.trans_a = p.f32_out = true;
     p.a_stride = h->stride;
     p.onto = onto ? dw : NULL;
