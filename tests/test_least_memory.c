@@ -56,6 +56,18 @@ test_budgets(void **state)
     }
 }
 
+/* With the least device memory, as it is named where there is far too little. */
+static void
+begin_on_least(rig *r)
+{
+    r->c.run.device_memory = 4096;
+    assert_int_equal(rig_begin(r), SPW_ENOFIT);
+    r->c.run.device_memory = rig_least_named(r, "spillway.device_memory");
+    rig_close(r);
+    memset(&r->err, 0, sizeof r->err);
+    rig_need(r, rig_begin(r));
+}
+
 /*
  * The least device memory that is named is enough for every shape of blocks: the last one uses its own small unit and the
  * tied embedding, which needs one gap in the device's cache however the units before it came to lie.
@@ -72,12 +84,7 @@ test_least_device(void **state)
             r.c.model.layers = layers;
             r.c.model.vocab = vocab;
             r.c.gradient_clipping = layers % 2;
-            r.c.run.device_memory = 4096;
-            assert_int_equal(rig_begin(&r), SPW_ENOFIT);
-            r.c.run.device_memory = rig_least_named(&r, "spillway.device_memory");
-            rig_close(&r);
-            memset(&r.err, 0, sizeof r.err);
-            rig_need(&r, rig_begin(&r));
+            begin_on_least(&r);
             for (uint64_t s = 0; s < 3; s++)
                 assert_int_equal(rig_step(&r, s, &result), SPW_OK);
             rig_remove(&r);
@@ -106,13 +113,10 @@ test_smallest_device(void **state)
             r.c.model.vocab = 64 << i % 7;
             r.c.model.layers = 1 + i % 3;
             r.c.gradient_clipping = i % 2;
-            if (small) {
-                r.c.run.device_memory = 4096;
-                assert_int_equal(rig_begin(&r), SPW_ENOFIT);
-                r.c.run.device_memory = rig_least_named(&r, "device_memory");
-                rig_close(&r);
-            }
-            rig_need(&r, rig_begin(&r));
+            if (small)
+                begin_on_least(&r);
+            else
+                rig_need(&r, rig_begin(&r));
             for (uint64_t step = 0; step < 3; step++)
                 assert_int_equal(rig_step(&r, step, &s), SPW_OK);
             loss[small] = s.loss;
@@ -136,12 +140,7 @@ test_least_with_muon(void **state)
         r.c.accumulation = 1;
         r.c.run.chunk_elems = 4096;
         r.c.run.expert_turns = i % 3 == 0 ? 0 : i < 6 ? 2 : 64;
-        r.c.run.device_memory = 4096;
-        assert_int_equal(rig_begin(&r), SPW_ENOFIT);
-        r.c.run.device_memory = rig_least_named(&r, "device_memory");
-        rig_close(&r);
-        memset(&r.err, 0, sizeof r.err);
-        rig_need(&r, rig_begin(&r));
+        begin_on_least(&r);
         for (uint64_t step = 0; step < 2; step++)
             rig_need(&r, rig_step(&r, step, &s));
         rig_remove(&r);
