@@ -355,7 +355,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     if (e->cache_slots == 0) /* of this size for shorter contexts too, which then need no more memory */
         spw_tape_in_tiles(e->tape, spw_nn_tile_rows(e->B, e->T, spw__tile_tokens(&e->config, e->model)));
     e->future_max = 4 * e->layout.unit_count + 64;
-    e->buffers = spw_mem_calloc(e->layout.unit_count + 2 * GRAD_KINDS + o->chain_extra, sizeof *e->buffers);
+    e->buffers = spw_mem_calloc(e->layout.unit_count + GRAD_KINDS * (2 + o->chain_extra), sizeof *e->buffers);
     e->unit_partial = spw_mem_calloc(e->layout.unit_count + 1, sizeof *e->unit_partial);
     e->chain = spw_mem_calloc(e->chain_max, sizeof *e->chain);
     e->first_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->first_use);

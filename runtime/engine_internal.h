@@ -341,10 +341,10 @@ uint32_t spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out
 /* Does the unit come while its block is computed, and go when its turn is over? */
 bool spw__in_turns(const spw_engine *e, uint32_t unit_idx);
 /*
- * Gradients that are made at the same time have buffers of different kinds: what comes at once, of what comes in turns the first unit of
- * each that is trained, and the one beside it (vectors beside matrices that are taken whole).
+ * Gradients that are made at the same time have buffers of different kinds: what comes at once, what comes in turns, and beside either's
+ * matrices that are taken whole the rest of what is trained.
  */
-enum { GRAD_AT_ONCE, GRAD_OF_TURN, GRAD_BESIDE, GRAD_KINDS };
+enum { GRAD_AT_ONCE, GRAD_BESIDE, GRAD_OF_TURN, GRAD_BESIDE_OF_TURN, GRAD_KINDS };
 uint32_t spw__grad_kind(const spw_engine *e, uint32_t unit_idx);
 /* Of the gradient of a piece, which leaves with each of its turns: how often it does in a step. */
 uint64_t spw__piece_leaves(const spw_engine *e, uint32_t unit_idx);

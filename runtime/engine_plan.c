@@ -116,45 +116,36 @@ spw__made_there(const spw_engine *e)
 }
 
 /*
- * Gradient buffers: one of its own for a unit with several users, and for what a block trains beside its first unit (vectors beside matrices
- * that are taken whole). The others' gradients are made in turn in the largest one and in a second one, which need hold only the smaller of
- * any two neighbours; single: in the largest alone, which each leaves before the next begins. Passes that hold them have one for each unit.
- * users: of each unit. What comes in turns has its gradient made while the block's other one is being made, and sent when its turn is
- * over, whoever uses it later: in one or two more, of each kind.
+ * Gradient buffers: one of its own for a unit with several users. The others' gradients are made in turn, those of a kind in the largest
+ * one and in a second one, which need hold only the smaller of any two neighbours; single: in the largest alone, which each leaves before
+ * the next begins. Passes that hold them have one for each unit. users: of each unit. What comes in turns has its gradient sent when its
+ * turn is over, whoever uses it later.
  */
 static uint64_t
 size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bool single)
 {
-    uint64_t largest = 0, second = 0, before = 0, turns[GRAD_KINDS] = {0}, bytes = 0;
-    uint32_t last = UINT32_MAX;
+    uint64_t largest[GRAD_KINDS] = {0}, second[GRAD_KINDS] = {0}, before[GRAD_KINDS] = {0}, bytes = 0;
     e->buffer_count = 0;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
-        const uint32_t block = e->model->params[e->layout.param_ids[e->layout.param_first[u]]].owner_block;
         const uint32_t kind = spw__grad_kind(e, u);
-        uint64_t elems = spw__grad_elems(e, u);
+        uint64_t elems = spw__grad_elems(e, u), smaller = elems < before[kind] ? elems : before[kind];
         if (!e->layout.units[u].trainable)
             continue;
-        if (!e->holds && kind != GRAD_AT_ONCE) {
-            turns[kind] = elems > turns[kind] ? elems : turns[kind];
-            continue;
-        }
-        if (e->holds || users[u] > 1 || block == last) {
+        if (e->holds || (users[u] > 1 && kind <= GRAD_BESIDE)) {
             bytes += add_grad_buffer(e, elems, u, kind);
             continue;
         }
-        last = block;
-        largest = elems > largest ? elems : largest;
-        second = (elems < before ? elems : before) > second ? (elems < before ? elems : before) : second;
-        before = elems;
+        largest[kind] = elems > largest[kind] ? elems : largest[kind];
+        second[kind] = smaller > second[kind] ? smaller : second[kind];
+        before[kind] = elems;
     }
-    bytes += add_grad_buffer(e, largest, UINT32_MAX, GRAD_AT_ONCE);
-    for (uint32_t k = 0; k < chain_extra; k++) /* in any order */
-        bytes += add_grad_buffer(e, largest, UINT32_MAX, GRAD_AT_ONCE);
-    if (!single)
-        bytes += add_grad_buffer(e, chain_extra > 0 ? largest : second, UINT32_MAX, GRAD_AT_ONCE);
-    for (uint32_t kind = GRAD_OF_TURN; kind < GRAD_KINDS; kind++) {
-        for (int k = 0; k < (single ? 1 : 2); k++)
-            bytes += add_grad_buffer(e, turns[kind], UINT32_MAX, kind);
+    for (uint32_t kind = 0; kind < GRAD_KINDS; kind++) {
+        const uint32_t any_order = kind <= GRAD_BESIDE ? chain_extra : 0;
+        for (uint32_t k = 0; k < 1 + any_order; k++)
+            bytes += add_grad_buffer(e, largest[kind], UINT32_MAX, kind);
+        if (!single)
+            bytes += add_grad_buffer(e, any_order > 0 || kind > GRAD_BESIDE ? largest[kind] : second[kind], UINT32_MAX,
+                                     kind);
     }
     return bytes;
 }

@@ -26,16 +26,21 @@ turn_of(const spw_engine *e, uint32_t unit_idx)
                                         : (e->model->params[id].expert - 1) / e->turn_experts;
 }
 
+/* The block whose own a unit's parameters are. */
+static uint32_t
+owner_of(const spw_engine *e, uint32_t unit_idx)
+{
+    return e->model->params[e->layout.param_ids[e->layout.param_first[unit_idx]]].owner_block;
+}
+
 uint32_t
 spw__grad_kind(const spw_engine *e, uint32_t unit_idx)
 {
-    uint32_t kind = GRAD_OF_TURN;
-    if (!spw__in_turns(e, unit_idx))
-        return GRAD_AT_ONCE;
-    for (uint32_t u = unit_idx; u-- > 0 && spw__in_turns(e, u) && turn_of(e, u) == turn_of(e, unit_idx);)
-        kind += e->layout.units[u].trainable;
-    SPW_ASSERT(kind < GRAD_KINDS || !e->layout.units[unit_idx].trainable);
-    return kind;
+    const spw_layout *l = &e->layout;
+    const bool turns = spw__in_turns(e, unit_idx);
+    bool beside = unit_idx > 0 && !l->units[unit_idx].whole && l->units[unit_idx - 1].whole &&
+                  owner_of(e, unit_idx - 1) == owner_of(e, unit_idx) && spw__in_turns(e, unit_idx - 1) == turns;
+    return turns ? (beside ? GRAD_BESIDE_OF_TURN : GRAD_OF_TURN) : beside ? GRAD_BESIDE : GRAD_AT_ONCE;
 }
 
 /* Those come last, in their order. */

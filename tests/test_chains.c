@@ -10,9 +10,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* Blocks permuted, left out and repeated from step to step: the same bits from disk in little memory as on the device. */
 static void
-test_changing_chain(void **state)
+changing_chain(bool muon)
 {
     static const uint32_t chains[][8] = {{5, 0, 1, 2, 3, 4},       {5, 0, 3, 1, 2, 4}, {4, 0, 2, 1, 4},
                                          {7, 0, 1, 1, 2, 3, 1, 4}, {3, 0, 3, 4},       {5, 0, 2, 3, 1, 4},
@@ -20,12 +19,13 @@ test_changing_chain(void **state)
     enum { STEPS = 16 };
     double want[STEPS];
     uint64_t want_digest = 0;
-    (void)state;
     for (int k = 0; k < 4; k++) {
         rig r;
         uint64_t digest;
         rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, k == 0 ? SPW_TIER_DEVICE : SPW_TIER_NVME);
         r.chain_extra = 4;
+        if (muon)
+            tiny_muon(&r.c);
         if (k == 2) {
             r.c.run.weight_slots = r.c.run.record_slots = 2;
             r.c.run.chunk_elems = 4096;
@@ -58,6 +58,15 @@ test_changing_chain(void **state)
         assert_true(digest == want_digest);
         rig_remove(&r);
     }
+}
+
+/* Blocks permuted, left out and repeated from step to step: the same bits from disk in little memory as on the device. */
+static void
+test_changing_chain(void **state)
+{
+    (void)state;
+    changing_chain(false);
+    changing_chain(true); /* two gradients a block */
 }
 
 /*
