@@ -55,6 +55,8 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
     for (uint32_t b = 0; b < e->model->block_count; b++) {
         bool head = b + 1 == e->model->block_count;
         spw_tape_reset(e->tape, NULL, 0, false);
+        if (e->cache_slots > 0 && positions == 1) /* as spw__engine_extend() does */
+            spw_tape_use_cache(e->tape, NULL, 0, NULL, true);
         SPW_TRY(dry_run(e, b, &batch, logit_rows, false, err));
         note_most(bytes_out, spw_tape_arena_used(e->tape));
         if (e->inference)

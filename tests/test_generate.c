@@ -822,6 +822,49 @@ test_plan(void **state)
     }
 }
 
+/* Adapters of all linear weights; more sequences than tokens of a prompt that come at once: the same bits beside others as alone. */
+static void
+test_adapters(void **state)
+{
+    enum { SLOTS = 24, V = 64 };
+    spw_config c;
+    spw_model_config m;
+    spw_model *model = NULL;
+    spw_generator *g = NULL;
+    spw_error err = {0};
+    float alone[V];
+    (void)state;
+    configure(&c, &m, SPW_STATE_FP32, false);
+    assert_true(m.vocab <= V);
+    c.model = m;
+    c.run.lora = (spw_lora){.rank = 4, .alpha = 6};
+    c.run.lora_targets.count = 1;
+    strcpy(c.run.lora_targets.item[0], "*");
+    DONE(spw_model_from_config(&model, &c, &err));
+    for (uint32_t id = 0; id < model->param_count; id++) {
+        if (model->params[id].adapter) /* B is not 0, as after training */
+            model->params[id].init = SPW_INIT_NORMAL, model->params[id].init_std = 0.3f;
+    }
+    DONE(spw_generator_create(
+        &g, &(spw_generator_options){.config = &c, .model = model, .slots = SLOTS, .positions = 9, .piece = 2}, &err));
+    DONE(spw_engine_init_params(spw_generator_engine(g), 9, &err));
+    for (uint32_t beside = 0; beside < SLOTS; beside += SLOTS - 1) {
+        for (uint32_t k = 0; k <= beside; k++) {
+            int32_t prompt[5];
+            spw_generator_clear(g, k);
+            make_prompt(prompt, 5, k, m.vocab);
+            DONE(spw_generator_feed(g, k, prompt, 5, &err));
+        }
+        while (spw_generator_logits(g, 0) == NULL)
+            DONE(spw_generator_forward(g, &err));
+        if (beside == 0)
+            memcpy(alone, spw_generator_logits(g, 0), m.vocab * sizeof *alone);
+        assert_memory_equal(alone, spw_generator_logits(g, 0), m.vocab * sizeof *alone);
+    }
+    spw_generator_destroy(g);
+    spw_model_destroy(model);
+}
+
 /* The k-th allocation fails, for every k: an error, nothing left behind, and then it works. */
 static void
 test_memory(void **state)
@@ -861,6 +904,7 @@ main(void)
         cmocka_unit_test(test_transformers), cmocka_unit_test(test_batch),        cmocka_unit_test(test_tiers),
         cmocka_unit_test(test_reads),        cmocka_unit_test(test_seeds),        cmocka_unit_test(test_losses),
         cmocka_unit_test(test_refusals),     cmocka_unit_test(test_plan),         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_adapters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-enum { SEQUENCES = 2, POSITIONS = 20, ROWS = SEQUENCES * POSITIONS, ARENA = 4 << 20 };
+enum { SEQUENCES = 2, POSITIONS = 20, ROWS = SEQUENCES * POSITIONS, RANK = 4, ARENA = 4 << 20 };
 
 typedef struct layer {
     spw_model *model;
@@ -44,8 +44,9 @@ draw(uint64_t n, uint64_t key)
 }
 
 static void
-open_layer(layer *l, spw_family family, uint32_t block_idx, double dropout)
+open_adapted_layer(layer *l, spw_family family, uint32_t block_idx, double dropout, bool adapted)
 {
+    static const char *const all[] = {"*"};
     spw_model_config c;
     spw_error err = {0};
     memset(l, 0, sizeof *l);
@@ -53,6 +54,10 @@ open_layer(layer *l, spw_family family, uint32_t block_idx, double dropout)
     c.dropout = family == SPW_FAMILY_GPT2 || family == SPW_FAMILY_PHI3 ? dropout : 0;
     c.qk_norm |= family == SPW_FAMILY_QWEN3;
     assert_int_equal(spw_model_build(&l->model, &c, &err), SPW_OK);
+    if (adapted)
+        assert_int_equal(
+            spw_model_add_lora(l->model, &(spw_lora){.rank = RANK, .alpha = 0.5, .dropout = dropout}, all, 1, &err),
+            SPW_OK);
     l->block = &l->model->blocks[block_idx];
     assert_int_equal(spw_gpu_open(&l->gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, &err), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&l->queue, l->gpu, SPW_QUEUE_COMPUTE, &err), SPW_OK);
@@ -71,6 +76,12 @@ open_layer(layer *l, spw_family family, uint32_t block_idx, double dropout)
         assert_non_null(l->grads[k]);
         l->grad_elems += p->rows * p->cols;
     }
+}
+
+static void
+open_layer(layer *l, spw_family family, uint32_t block_idx, double dropout)
+{
+    open_adapted_layer(l, family, block_idx, dropout, false);
 }
 
 static void
@@ -173,16 +184,26 @@ static const spw_family families[] = {
     SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,     SPW_FAMILY_GPT_OSS, SPW_FAMILY_GLM4_MOE,   SPW_FAMILY_DEEPSEEK_V2,
     SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_MINIMAX_M2, SPW_FAMILY_OLMO3,   SPW_FAMILY_NEOX,       SPW_FAMILY_OPT,
     SPW_FAMILY_STARCODER2,  SPW_FAMILY_STABLELM,   SPW_FAMILY_QWEN3_5, SPW_FAMILY_QWEN3_NEXT, SPW_FAMILY_GEMMA4};
+enum { FAMILIES = sizeof families / sizeof families[0] };
+
+/* Of 2 FAMILIES: each without adapters, then each with. */
+static void
+open_each(layer *l, size_t k)
+{
+    const spw_family family = families[k % FAMILIES];
+    const bool drops = k % FAMILIES == 0 || family == SPW_FAMILY_PHI3;
+    open_adapted_layer(l, family, layer_of(family), drops ? 0.1 : 0, k >= FAMILIES);
+}
 
 static void
 test_kept(void **state)
 {
     (void)state;
-    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+    for (size_t k = 0; k < 2 * FAMILIES; k++) {
         layer l;
         float *want, *got, *other;
         uint64_t used, bytes;
-        open_layer(&l, families[f], layer_of(families[f]), f == 0 || families[f] == SPW_FAMILY_PHI3 ? 0.1 : 0);
+        open_each(&l, k);
         bytes = (ROWS * l.model->config.width + l.grad_elems) * sizeof(float);
         spw_tape_reset(l.tape, l.arena, ARENA, true);
         want = backward(&l, forward(&l, true));
@@ -208,10 +229,9 @@ test_kept(void **state)
 
 /* A block's last product is not computed again for backward, unless somebody asks for the block's output: the same gradients. */
 static void
-test_put_off(void **state)
+put_off(bool adapted)
 {
     static const spw_family some[] = {SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_GEMMA3, SPW_FAMILY_MIXTRAL};
-    (void)state;
     for (size_t f = 0; f < sizeof some / sizeof some[0]; f++) {
         layer l;
         spw_value *y;
@@ -219,7 +239,7 @@ test_put_off(void **state)
         float *want, *got;
         uint64_t product, flops, used;
         bool last_is_product = some[f] == SPW_FAMILY_GPT2 || some[f] == SPW_FAMILY_LLAMA;
-        open_layer(&l, some[f], layer_of(some[f]), 0);
+        open_adapted_layer(&l, some[f], layer_of(some[f]), 0, adapted);
         product = last_is_product ? 2 * ROWS * l.model->config.width * l.model->config.mlp_width : 0;
         spw_tape_reset(l.tape, l.arena, ARENA, true);
         y = forward(&l, true);
@@ -232,12 +252,20 @@ test_put_off(void **state)
         got = backward(&l, forward(&l, true));
         assert_memory_equal(want, got, (ROWS * l.model->config.width + l.grad_elems) * sizeof(float));
         assert_int_equal(spw_tape_linear_flops(l.tape), flops - product);
-        if (last_is_product) /* and needs no memory */
+        if (last_is_product && !adapted) /* and needs no memory; an adapter's part, onto which it is, has it already */
             assert_int_equal(used - spw_tape_arena_used(l.tape), spw_round_up(ROWS * l.model->config.width * 4, 256));
         free(want);
         free(got);
         close_layer(&l);
     }
+}
+
+static void
+test_put_off(void **state)
+{
+    (void)state;
+    put_off(false);
+    put_off(true); /* the wide matrix' product beside the last adapter */
 }
 
 /* Numbers of two calls of a layer, which differ by rounding alone; linear attention divides by lengths of queries and keys. */
@@ -318,13 +346,13 @@ test_tiles(void **state)
 {
     static const uint64_t each[] = {1, 6, 7, 16, POSITIONS, POSITIONS + 1};
     (void)state;
-    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+    for (size_t k = 0; k < 2 * FAMILIES; k++) {
         layer l;
         float *want, *want_y;
         spw_error err = {0};
         spw_value *y;
         uint64_t whole;
-        open_layer(&l, families[f], layer_of(families[f]), f == 0 || families[f] == SPW_FAMILY_PHI3 ? 0.1 : 0);
+        open_each(&l, k);
         want_y = malloc(ROWS * l.model->config.width * sizeof *want_y);
         assert_non_null(want_y);
         spw_tape_reset(l.tape, l.arena, ARENA, false);
@@ -399,7 +427,7 @@ static void
 test_begun(void **state)
 {
     (void)state;
-    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+    for (size_t f = 0; f < FAMILIES; f++) {
         for (uint32_t block = 1; block <= 4;
              block += 3) { /* a layer; the head, which makes its gradients in the forward pass */
             layer l;
@@ -495,7 +523,7 @@ graph(spw_tape *t, int number, spw_value *x, spw_value **w, bool plain)
         return spw_nn_add(t, spw_nn_linear_add(t, b, a, w[1], NULL, 0), b);
     case 6:
         a = spw_nn_linear_add(t, x, spw_nn_linear(t, x, w[0], NULL, 0), w[1], NULL, 0);
-        return spw_nn_add_scaled(t, a, spw_nn_linear(t, x, w[2], NULL, 0), 0.5f);
+        return spw_nn_linear_onto(t, a, spw_nn_scale(t, x, 0.5f), w[2], NULL, 0);
     case 7: a = spw_nn_linear_add(t, x, x, w[0], NULL, 0); return spw_nn_linear_add(t, a, a, w[1], NULL, 0);
     case 8: return spw_nn_add_scaled_by(t, x, x, w[4]);
     case 9:

@@ -156,25 +156,6 @@ spw__add_backward(spw_tape *t, const spw__op *o)
     spw__tape_hand_over(t, o->in[0], o->out);
 }
 
-spw_value *
-spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale)
-{
-    spw_value *y;
-    spw__op *o;
-    if (a == NULL || b == NULL || a->rows != b->rows || a->cols != b->cols)
-        return spw__tape_fail(t);
-    y = spw__tape_value(t, a->rows, a->cols, a->data);
-    if (y == NULL || (o = spw__tape_op(t, T_ADD_SCALED, y)) == NULL)
-        return spw__tape_fail(t);
-    y->there = a->there;
-    if (spw__tape_computes(t) && !y->there)
-        spw_gpu_add_scaled(t->queue, y->data, a->data, b->data, scale, y->rows * y->cols);
-    o->in[0] = a;
-    o->in[1] = b;
-    o->p = scale;
-    return y;
-}
-
 float
 spw_nn_rounded(const spw_tape *t, float x)
 {
@@ -189,24 +170,23 @@ spw_nn_scale(spw_tape *t, spw_value *x, float scale)
 {
     spw_value *y = x == NULL ? NULL : spw__tape_value(t, x->rows, x->cols, NULL);
     spw__op *o;
-    if (y == NULL || (o = spw__tape_op(t, T_ADD_SCALED, y)) == NULL)
+    if (y == NULL || (o = spw__tape_op(t, T_SCALE, y)) == NULL)
         return spw__tape_fail(t);
     if (spw__tape_computes(t))
         spw_gpu_add_scaled(t->queue, y->data, NULL, x->data, scale, y->rows * y->cols);
-    o->in[1] = x; /* onto nothing */
+    o->in[0] = x;
     o->p = scale;
     return y;
 }
 
 void
-spw__add_scaled_backward(spw_tape *t, const spw__op *o)
+spw__scale_backward(spw_tape *t, const spw__op *o)
 {
     const spw_value *y = o->out;
     unsigned acc = 0;
-    act *d2 = spw__tape_grad(t, o->in[1], 1, &acc);
-    if (!t->dry && d2 != NULL)
-        spw_gpu_add_scaled(t->queue, d2, acc ? d2 : NULL, y->grad, o->p, y->rows * y->cols);
-    spw__tape_share_grad(o->in[0], y);
+    act *dx = spw__tape_grad(t, o->in[0], 1, &acc);
+    if (!t->dry && dx != NULL)
+        spw_gpu_add_scaled(t->queue, dx, acc ? dx : NULL, y->grad, o->p, y->rows * y->cols);
 }
 
 spw_value *

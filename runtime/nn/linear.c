@@ -29,9 +29,9 @@ spw__linear_forward(spw_tape *t, const spw__op *o)
         spw_gpu_linear(t->queue, y->data, x->data, o->param[0]->data, bias, y->rows, y->cols, x->cols, how);
 }
 
-/* onto NULL: onto nothing. gelu: of the result. */
+/* onto NULL: onto nothing. in_place: in its memory. gelu: of the result. */
 static spw_value *
-linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags, bool gelu)
+linear(spw_tape *t, spw_value *onto, bool in_place, spw_value *x, spw_value *w, spw_value *b, unsigned flags, bool gelu)
 {
     uint64_t M, K, N, from;
     spw_value *y;
@@ -47,10 +47,11 @@ linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, u
     if (spw__fp8_takes(x, w) && !spw__fp8_prepare(t, x))
         return spw__tape_fail(t);
     from = t->used; /* the input's codes stay: backward needs their scale */
-    y = spw__tape_value(t, M, N, NULL);
+    y = spw__tape_value(t, M, N, in_place ? onto->data : NULL);
     if (y == NULL || (gelu && (y->gelu_in = spw__tape_take(t, M * N * t->act_bytes)) == NULL) ||
         (o = spw__tape_op(t, T_LINEAR, y)) == NULL)
         return spw__tape_fail(t);
+    y->there |= in_place && onto->there;
     o->out = y;
     o->in[0] = x;
     o->in[1] = onto;
@@ -71,19 +72,25 @@ linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, u
 spw_value *
 spw_nn_linear(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags)
 {
-    return linear(t, NULL, x, w, b, flags, false);
+    return linear(t, NULL, false, x, w, b, flags, false);
 }
 
 spw_value *
 spw_nn_linear_add(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags)
 {
-    return onto == NULL ? spw__tape_fail(t) : linear(t, onto, x, w, b, flags, false);
+    return onto == NULL ? spw__tape_fail(t) : linear(t, onto, false, x, w, b, flags, false);
+}
+
+spw_value *
+spw_nn_linear_onto(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags)
+{
+    return onto == NULL ? spw__tape_fail(t) : linear(t, onto, !t->by_row, x, w, b, flags, false);
 }
 
 spw_value *
 spw_nn_linear_gelu(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags)
 {
-    return linear(t, NULL, x, w, b, flags, true);
+    return linear(t, NULL, false, x, w, b, flags, true);
 }
 
 /* Nothing else takes v than this operation, once: the gradient that it gives v is all there is. */

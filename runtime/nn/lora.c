@@ -16,22 +16,38 @@ spw_lora_scale(const spw_lora *lora)
 /* Sites of dropout inside a family are small numbers. */
 enum { FIRST_SITE = 1 << 20 };
 
-spw_value *
-spw__nn_adapted(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias, unsigned flags)
+/*
+ * onto + scale (x A) B, the scale taken on the narrow side, where it costs least. It comes first, and the wide matrix' product onto it: that is
+ * the one which a backward pass that reads no output need not do again.
+ */
+static spw_value *
+adapter(const spw_call *call, spw_value *onto, spw_value *x, uint32_t a)
 {
     spw_tape *t = call->tape;
     const spw_lora *lora = &call->model->lora;
-    uint32_t a = call->block->adapter_at[w];
-    spw_value *y = onto != NULL ? spw_nn_linear_add(t, onto, x, call->params[w], bias, flags)
-                                : spw_nn_linear(t, x, call->params[w], bias, flags);
+    const float scale = spw_lora_scale(lora);
+    const uint32_t into = spw_nn_hold_into(t);
     spw_value *low = x;
-    if (a == 0)
-        return y;
     if (call->training)
         low = spw_nn_dropout(t, low, (float)lora->dropout, call->batch, FIRST_SITE + call->block->param_ids[a]);
     low = spw_nn_linear(t, low, call->params[a], NULL, 0);
-    low = spw_nn_linear(t, low, call->params[a + 1], NULL, 0);
-    return spw_nn_add_scaled(t, y, low, spw_lora_scale(lora));
+    if (scale != 1)
+        low = spw_nn_scale(t, low, scale);
+    if (into < SPW_ROWS_VALUES)
+        spw_nn_into(t, into);
+    return onto != NULL ? spw_nn_linear_add(t, onto, low, call->params[a + 1], NULL, 0)
+                        : spw_nn_linear(t, low, call->params[a + 1], NULL, 0);
+}
+
+spw_value *
+spw__nn_adapted(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias, unsigned flags)
+{
+    const uint32_t a = call->block->adapter_at[w];
+    spw_value *y = a > 0 ? adapter(call, onto, x, a) : onto;
+    if (y == NULL)
+        return spw_nn_linear(call->tape, x, call->params[w], bias, flags);
+    return a > 0 ? spw_nn_linear_onto(call->tape, y, x, call->params[w], bias, flags)
+                 : spw_nn_linear_add(call->tape, y, x, call->params[w], bias, flags);
 }
 
 static bool

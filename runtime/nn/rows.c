@@ -204,6 +204,14 @@ spw_nn_rows(const spw_call *call, uint32_t *at, spw_rows_fn fn, spw_value *const
     return true;
 }
 
+uint32_t
+spw_nn_hold_into(spw_tape *t)
+{
+    const uint32_t next = t->into_next;
+    t->into_next = 0;
+    return next > 0 ? next - 1 : SPW_ROWS_VALUES;
+}
+
 void
 spw_nn_into(spw_tape *t, uint32_t k)
 {

@@ -131,6 +131,8 @@ void spw_tape_backward(spw_tape *tape, spw_value *out);
 spw_value *spw_nn_linear(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags);
 /* onto + linear(x), and gelu(linear(x)): as two operations would, with less to move. */
 spw_value *spw_nn_linear_add(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags);
+/* The same in onto's memory, which must have no other user; where rows are to have the same bits one by one in memory of its own. */
+spw_value *spw_nn_linear_onto(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags);
 spw_value *spw_nn_linear_gelu(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags);
 spw_value *spw_nn_embedding(spw_tape *t, const int32_t *ids, uint64_t count, spw_value *table);
 /* x + table[before + ids], in x's memory. */
@@ -195,8 +197,6 @@ spw_value *spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value 
 /* onto + sigmoid(gate) x, gate (rows, 1): of an expert of all rows. x and gate, which want gradients, have no other user. */
 spw_value *spw_nn_add_gated(spw_tape *t, spw_value *onto, spw_value *x, spw_value *gate);
 spw_value *spw_nn_add(spw_tape *t, spw_value *a, spw_value *b);
-/* a + scale b, in a's memory; a must have no other user. */
-spw_value *spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale);
 spw_value *spw_nn_scale(spw_tape *t, spw_value *x, float scale);
 /* (a + b) s, by a number that lies on the device: s is a frozen parameter of one element in terms (spw_param.in_terms). */
 spw_value *spw_nn_add_scaled_by(spw_tape *t, spw_value *a, spw_value *b, spw_value *s);
@@ -240,6 +240,8 @@ typedef void (*spw_rows_fn)(const struct spw_call *call, uint32_t *at, spw_value
 bool spw_nn_rows(const struct spw_call *call, uint32_t *at, spw_rows_fn fn, spw_value *const *in, uint32_t in_count,
                  spw_value **out, uint32_t out_count);
 void spw_nn_into(spw_tape *t, uint32_t k);
+uint32_t spw_nn_hold_into(
+    spw_tape *t); /* takes back what spw_nn_into() said of the next value: its k; SPW_ROWS_VALUES: nothing */
 /*
  * Rows of a tile of at most so many (0: of any number): all of the batch, whole sequences, or parts of one of about the same size, in
  * sixteens if that is not too many. A batch of one shorter sequence has no larger tiles in tiles of that size.

@@ -388,7 +388,7 @@ backward_op(spw_tape *t, spw__op *o)
         return;
     case T_ADD_GATED: spw__add_gated_backward(t, o); return;
     case T_ADD: spw__add_backward(t, o); return;
-    case T_ADD_SCALED: spw__add_scaled_backward(t, o); return;
+    case T_SCALE: spw__scale_backward(t, o); return;
     case T_ADD_SCALED_BY: spw__add_scaled_by_backward(t, o); return;
     case T_DROPOUT: spw__dropout_backward(t, o); return;
     case T_ROWS: spw__rows_backward(t, o); return;

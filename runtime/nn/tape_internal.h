@@ -28,7 +28,7 @@ typedef enum spw__op_kind {
     T_COMBINE,
     T_ADD_GATED,
     T_ADD,
-    T_ADD_SCALED,
+    T_SCALE,
     T_ADD_SCALED_BY,
     T_DROPOUT,
     T_ROWS,
@@ -199,7 +199,7 @@ void spw__curve_backward(spw_tape *t, const spw__op *o);
 void spw__gate_mul_backward(spw_tape *t, spw__op *o);
 void spw__add_gated_backward(spw_tape *t, const spw__op *o);
 void spw__add_backward(spw_tape *t, const spw__op *o);
-void spw__add_scaled_backward(spw_tape *t, const spw__op *o);
+void spw__scale_backward(spw_tape *t, const spw__op *o);
 void spw__add_scaled_by_backward(spw_tape *t, const spw__op *o);
 void spw__dropout_backward(spw_tape *t, const spw__op *o);
 /* A gated product of some rows. */
