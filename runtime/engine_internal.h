@@ -56,7 +56,10 @@ typedef struct orthogonal {
     char *memory, *matrix[2], *work;
     spw_gpu_queue *link;
     spw_gpu_event *came[2], *made[2];
-    char *shared; /* (2, parts, spw__orthogonal_stride()) of the largest unit; NULL: one has all of them */
+    char *shared;                /* twice what goes to and from this rank of a unit; NULL: nothing does */
+    uint64_t half_bytes, *most;  /* one of these; of each unit, 0: nothing of it goes */
+    whole_piece *in[2];          /* (parts) of what is in each half */
+    spw_comm_piece *take, *give; /* (parts) */
     bool pinned;
     spw_gpu_event *read[2]; /* nothing of that half is on its way to the device any more */
 } orthogonal;
@@ -298,13 +301,12 @@ bool spw__in_place_wanted(const spw_engine *e);
 
 /* ---------------------------------------------------------------- orthogonal.c: Muon */
 
-uint64_t spw__orthogonal_bytes(const spw_engine *e); /* of orthogonal.memory; 0: nothing is made so */
-double spw__orthogonal_flops(const spw_engine *e);   /* of a step */
-uint64_t spw__orthogonal_stride(const spw_engine *e, uint32_t unit_idx); /* of a part in orthogonal.shared */
-uint64_t spw__orthogonal_host_bytes(const spw_engine *e);                /* of all of that */
-spw_status spw__orthogonal_open(spw_engine *e, spw_error *err);          /* it has its memory */
-void spw__orthogonal_close(spw_engine *e);                               /* before the store */
-void spw__orthogonal_help(spw_engine *e); /* makes what has come to it; waits for nothing */
+uint64_t spw__orthogonal_bytes(const spw_engine *e);            /* of orthogonal.memory; 0: nothing is made so */
+double spw__orthogonal_flops(const spw_engine *e);              /* of a step */
+uint64_t spw__orthogonal_host_bytes(const spw_engine *e);       /* of orthogonal.shared */
+spw_status spw__orthogonal_open(spw_engine *e, spw_error *err); /* it has its memory */
+void spw__orthogonal_close(spw_engine *e);                      /* before the store */
+void spw__orthogonal_help(spw_engine *e);                       /* makes what has come to it; waits for nothing */
 /* Where ranks have parts of units, collective: all of a step's. All ranks take units in the same order. */
 spw_status spw__orthogonal_all(spw_engine *e, bool early, spw_error *err);
 /* The store's spw_store_prepare_fn and spw_store_whole_fn; ctx is the engine. */

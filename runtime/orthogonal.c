@@ -5,8 +5,9 @@
  * order of the next forward pass, which so begins when its first units are done.
  *
  * A matrix crosses the link twice, as gradients do, in their type; where the unit's state is on the device nothing crosses, and what has
- * the type that the device computes in is made orthogonal where it is. Between ranks that have a part of a unit each, all get all of it, through host memory, and each makes those matrices orthogonal of which it has
- * something, all before the next forward pass, for they must take units in one order.
+ * the type that the device computes in is made orthogonal where it is. Between ranks that have a part of a unit each, each makes those
+ * matrices orthogonal of which it has something, and gets through host memory what it lacks of them (orthogonal_pieces.c), all before the next
+ * forward pass, for they must take units in one order.
  */
 #include "engine_internal.h"
 #include <math.h>
@@ -56,23 +57,16 @@ grad_bytes(const spw_engine *e, uint64_t elems)
     return elems * spw_dtype_bytes(e->config.run.grad_dtype);
 }
 
-uint64_t
-spw__orthogonal_stride(const spw_engine *e, uint32_t unit_idx)
-{
-    const uint64_t part = e->layout.units[unit_idx].elems;
-    return spw_round_up(grad_bytes(e, part) + part / 4096 * sizeof(double), 4096);
-}
-
 /* Of one of the two halves of shared. */
 static uint64_t
 half_bytes(const spw_engine *e)
 {
     uint64_t most = 0;
     for (uint32_t u = 0; u < e->layout.unit_count && e->layout.parts > 1; u++) {
-        uint64_t bytes = e->layout.units[u].whole ? e->layout.parts * spw__orthogonal_stride(e, u) : 0;
+        uint64_t bytes = spw__whole_most(&e->layout, u, (uint32_t)grad_bytes(e, 1));
         most = bytes > most ? bytes : most;
     }
-    return most;
+    return spw_round_up(most, 4096);
 }
 
 uint64_t
@@ -81,30 +75,64 @@ spw__orthogonal_host_bytes(const spw_engine *e)
     return 2 * half_bytes(e);
 }
 
-/* All of a unit, in parts with their sums of squares, stride bytes from each to the next; a single one has those elsewhere. */
+/* A unit as it is here: this rank's part, and pieces of the others'. */
 typedef struct unit_parts {
-    char *base;
-    uint64_t part_elems, stride;
+    char *own;
+    uint64_t first, end; /* elements of the unit that are there */
     const double *squares;
-    bool on_device; /* base is its memory */
+    bool on_device; /* own is its memory */
+    const char *base;
+    const whole_piece *in; /* by part, in base; NULL: there are no others */
 } unit_parts;
 
-static const double *
-squares_of(const spw_engine *e, const unit_parts *x, uint64_t part)
+static bool
+is_own(const unit_parts *x, uint64_t element)
 {
-    return x->squares != NULL
-               ? x->squares
-               : (const double *)(const void *)(x->base + part * x->stride + grad_bytes(e, x->part_elems));
+    return element >= x->first && element < x->end;
+}
+
+static const whole_piece *
+piece_at(const unit_parts *x, uint64_t element)
+{
+    const whole_piece *p = &x->in[element / (x->end - x->first)];
+    SPW_ASSERT(element >= p->first && element < p->end);
+    return p;
+}
+
+/* The gradient from an element on, and how much of it lies in a row. */
+static const char *
+gradient_at(const spw_engine *e, const unit_parts *x, uint64_t element, uint64_t *count)
+{
+    const whole_piece *p;
+    if (is_own(x, element)) {
+        *count = x->end - element;
+        return x->own + grad_bytes(e, element - x->first);
+    }
+    p = piece_at(x, element);
+    *count = p->end - element;
+    return x->base + p->at + grad_bytes(e, element - p->first);
+}
+
+/* The sum of squares of 4096 elements from that one on. */
+static double
+square_at(const spw_engine *e, const unit_parts *x, uint64_t element)
+{
+    const whole_piece *p;
+    if (is_own(x, element))
+        return x->squares[(element - x->first) / 4096];
+    p = piece_at(x, element);
+    return ((const double *)(const void *)(x->base + p->at +
+                                           spw__whole_squares_at(
+                                               p, (uint32_t)grad_bytes(e, 1))))[(element - p->first) / 4096];
 }
 
 /* What brings the sum of a matrix' squares to 1, so that no singular value is above that. */
 static float
 scale_of(const spw_engine *e, const unit_parts *x, const spw_place *at)
 {
-    const uint64_t each = x->part_elems / 4096;
     double sum = 0;
-    for (uint64_t i = at->first / 4096; i < (at->first + at->elems + 4095) / 4096; i++)
-        sum += squares_of(e, x, i / each)[i % each];
+    for (uint64_t i = 0; i < at->elems; i += 4096)
+        sum += square_at(e, x, at->first + i);
     return (float)(1 / (sqrt(sum) + 1e-7));
 }
 
@@ -127,6 +155,17 @@ spw__orthogonal_open(spw_engine *e, spw_error *err)
     }
     o->work = o->memory + 2 * matrix;
     if (shared > 0) {
+        const uint32_t parts = e->layout.parts;
+        o->in[0] = spw_mem_calloc(2 * (uint64_t)parts, sizeof *o->in[0]);
+        o->take = spw_mem_calloc(2 * (uint64_t)parts, sizeof *o->take);
+        o->most = spw_mem_calloc(e->layout.unit_count, sizeof *o->most);
+        if (o->in[0] == NULL || o->take == NULL || o->most == NULL)
+            return SPW_RAISE(err, SPW_ENOMEM, "pieces of %u parts", parts);
+        o->half_bytes = shared / 2;
+        for (uint32_t u = 0; u < e->layout.unit_count; u++)
+            o->most[u] = spw__whole_most(&e->layout, u, (uint32_t)grad_bytes(e, 1));
+        o->in[1] = o->in[0] + parts;
+        o->give = o->take + parts;
         SPW_TRY(spw_comm_alloc(e->comm, (void **)&o->shared, shared, err));
         SPW_TRY(spw_gpu_pin_host(e->gpu, o->shared, shared, err));
         o->pinned = true;
@@ -148,6 +187,9 @@ spw__orthogonal_close(spw_engine *e)
         spw_gpu_unpin_host(e->gpu, o->shared);
     if (o->shared != NULL)
         spw_comm_free(e->comm, o->shared);
+    spw_mem_free(o->in[0]);
+    spw_mem_free(o->take);
+    spw_mem_free(o->most);
 }
 
 /* ---------------------------------------------------------------- the first half */
@@ -180,12 +222,13 @@ spw__take_momentum(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint
 
 /* ---------------------------------------------------------------- and what comes behind it */
 
-/* Where the device makes it: where the gradient is, if that has its type, and there nothing comes or goes. */
+/* Where the device makes it: where the gradient is, if all of it is there and of its type, and then nothing comes or goes. */
 static char *
 matrix_of(const spw_engine *e, int turn, const unit_parts *x, const spw_place *at)
 {
-    bool in_place = x->on_device && e->config.run.grad_dtype == e->compute_dtype;
-    return in_place ? x->base + grad_bytes(e, at->first) : e->orthogonal.matrix[turn];
+    bool in_place = x->on_device && e->config.run.grad_dtype == e->compute_dtype && is_own(x, at->first) &&
+                    is_own(x, at->first + at->elems - 1);
+    return in_place ? x->own + grad_bytes(e, at->first - x->first) : e->orthogonal.matrix[turn];
 }
 
 /* A parameter from all parts that have some of it. */
@@ -195,29 +238,30 @@ bring(spw_engine *e, int turn, const unit_parts *x, const spw_place *at)
     orthogonal *o = &e->orthogonal;
     char *matrix = matrix_of(e, turn, x, at);
     for (uint64_t done = 0, n; done < at->elems && matrix == o->matrix[turn]; done += n) {
-        const uint64_t from = at->first + done, part = from / x->part_elems, in = from % x->part_elems;
-        const char *grad = x->base + part * x->stride + grad_bytes(e, in);
+        const char *grad = gradient_at(e, x, at->first + done, &n);
         char *to = matrix + done * e->compute_bytes;
-        n = x->part_elems - in < at->elems - done ? x->part_elems - in : at->elems - done;
-        if (x->on_device)
+        n = n < at->elems - done ? n : at->elems - done;
+        if (x->on_device && is_own(x, at->first + done)) {
             spw_gpu_copy_d2d(o->link, to, e->compute_dtype, grad, e->config.run.grad_dtype, n, NULL);
-        else
+        } else {
             spw_gpu_copy_h2d(o->link, to, e->compute_dtype, grad, e->config.run.grad_dtype, n);
+            e->h2d_bytes += grad_bytes(e, n);
+        }
     }
-    e->h2d_bytes += x->on_device ? 0 : grad_bytes(e, at->elems);
     spw_gpu_event_record(o->came[turn], o->link);
 }
 
 /* This rank's stretch of it, to where the gradient was. */
 static void
-take_back(spw_engine *e, int turn, const unit_parts *x, uint32_t id, char *grad)
+take_back(spw_engine *e, int turn, const unit_parts *x, uint32_t id)
 {
     orthogonal *o = &e->orthogonal;
     const spw_place *at = &e->layout.places[id];
-    const bool stays = spw_store_grad_on_device(e->store, at->unit_idx);
+    const bool stays = x->on_device;
     uint64_t first, end;
+    char *grad;
     (void)spw__layout_own_whole(&e->layout, id, &first, &end);
-    grad += grad_bytes(e, first - e->layout.units[at->unit_idx].first);
+    grad = x->own + grad_bytes(e, first - x->first);
     spw_gpu_event_wait(o->made[turn], o->link);
     if (matrix_of(e, turn, x, at) == grad)
         return;
@@ -247,7 +291,7 @@ next_own(const spw_layout *l, uint32_t k, uint32_t count)
 
 /* The next matrix is on its way while one is made. */
 static void
-make(spw_engine *e, uint32_t unit_idx, const unit_parts *x, char *grad)
+make(spw_engine *e, uint32_t unit_idx, const unit_parts *x)
 {
     orthogonal *o = &e->orthogonal;
     const spw_layout *l = &e->layout;
@@ -269,19 +313,29 @@ make(spw_engine *e, uint32_t unit_idx, const unit_parts *x, char *grad)
                               p->cols, scale_of(e, x, &l->places[id]), e->config.optimizer.ns_steps,
                               (float)sqrt(tall > 1 ? tall : 1));
         spw_gpu_event_record(o->made[turn], e->compute);
-        take_back(e, turn, x, id, grad);
+        take_back(e, turn, x, id);
     }
     spw_gpu_span_end(o->link, unit_idx, tell_store, e);
     spw__end_compute(e, &run);
+}
+
+static unit_parts
+own_part(const spw_engine *e, uint32_t unit_idx, void *grad)
+{
+    const spw_store_unit *u = &e->layout.units[unit_idx];
+    return (unit_parts){.own = grad,
+                        .first = u->first,
+                        .end = u->first + u->elems,
+                        .squares = own_squares(e, unit_idx),
+                        .on_device = spw_store_grad_on_device(e->store, unit_idx)};
 }
 
 void
 spw__make_orthogonal(void *ctx, uint32_t unit_idx, void *grad)
 {
     spw_engine *e = ctx;
-    const unit_parts x = {grad, e->layout.units[unit_idx].elems, 0, own_squares(e, unit_idx),
-                          spw_store_grad_on_device(e->store, unit_idx)};
-    make(e, unit_idx, &x, grad);
+    const unit_parts x = own_part(e, unit_idx, grad);
+    make(e, unit_idx, &x);
 }
 
 void
@@ -291,24 +345,46 @@ spw__orthogonal_help(spw_engine *e)
         spw_store_help(e->store);
 }
 
-/* The unit's parts of all ranks, in a half of shared that nothing is read from any more. */
+/* A stretch of this rank's part, to where others take it from. */
+static void
+give(spw_engine *e, const unit_parts *x, char *base, const whole_piece *p)
+{
+    const uint64_t elems = p->end - p->first;
+    const char *grad = x->own + grad_bytes(e, p->first - x->first);
+    if (elems == 0)
+        return;
+    if (x->on_device) {
+        spw_gpu_copy_d2h(e->d2h, base + p->at, e->config.run.grad_dtype, grad, e->config.run.grad_dtype, elems, NULL);
+        e->d2h_bytes += grad_bytes(e, elems);
+    } else {
+        memcpy(base + p->at, grad, grad_bytes(e, elems));
+    }
+    memcpy(base + p->at + spw__whole_squares_at(p, (uint32_t)grad_bytes(e, 1)),
+           x->squares + (p->first - x->first) / 4096, (elems + 4095) / 4096 * sizeof(double));
+}
+
+/* What this rank's part of the unit lacks comes to it, in a half of shared that nothing is read from any more. */
 static spw_status
-meet(spw_engine *e, uint32_t unit_idx, int half, const void *grad, unit_parts *x, spw_error *err)
+meet(spw_engine *e, uint32_t unit_idx, int half, unit_parts *x, spw_error *err)
 {
     orthogonal *o = &e->orthogonal;
-    const uint64_t part = e->layout.units[unit_idx].elems, stride = spw__orthogonal_stride(e, unit_idx);
-    char *all = o->shared + (uint64_t)half * half_bytes(e), *own = all + e->layout.part * stride;
-    *x = (unit_parts){all, part, stride, NULL, false};
+    const spw_layout *l = &e->layout;
+    const uint32_t each = (uint32_t)grad_bytes(e, 1);
+    char *base = o->shared + (uint64_t)half * o->half_bytes;
+    whole_piece head, tail;
+    if (o->shared == NULL || o->most[unit_idx] == 0) /* no matrix is in two parts */
+        return SPW_OK;
+    x->base = base;
+    x->in = o->in[half];
+    (void)spw__whole_given(l, unit_idx, each, l->part, &head, &tail);
+    (void)spw__whole_got(l, unit_idx, each, l->part, o->in[half], o->take, o->give);
     spw_gpu_event_sync(o->read[half]);
-    if (spw_store_grad_on_device(e->store, unit_idx)) {
-        spw_gpu_copy_d2h(o->link, own, e->config.run.grad_dtype, grad, e->config.run.grad_dtype, part, NULL);
-        spw_gpu_queue_sync(o->link);
-        e->d2h_bytes += grad_bytes(e, part);
-    } else {
-        memcpy(own, grad, grad_bytes(e, part));
-    }
-    memcpy(own + grad_bytes(e, part), own_squares(e, unit_idx), part / 4096 * sizeof(double));
-    return spw_all_gather(spw__ranks_get_channels(e->ranks)->reduces, unit_idx, all, stride, err);
+    give(e, x, base, &head);
+    give(e, x, base, &tail);
+    if (x->on_device) /* not for what the device does with the unit before it */
+        spw_gpu_queue_sync(e->d2h);
+    return spw_all_to_all_v(spw__ranks_get_channels(e->ranks)->reduces, unit_idx, base, o->most[unit_idx], o->take,
+                            o->give, err);
 }
 
 /* All gradients have been summed by now, so nobody else is on that channel. early: first halves began as gradients came, with the highest. */
@@ -328,10 +404,11 @@ spw__orthogonal_all(spw_engine *e, bool early, spw_error *err)
         SPW_TRY(spw_store_whole_take(e->store, u, &grad, err));
         e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;
         begin = spw_now_ns();
-        st = meet(e, u, half, grad, &x, err);
+        x = own_part(e, u, grad);
+        st = meet(e, u, half, &x, err);
         e->stall_ns[SPW_STALL_COLLECTIVE] += spw_now_ns() - begin;
         if (st == SPW_OK) {
-            make(e, u, &x, grad);
+            make(e, u, &x);
             spw_gpu_event_record(e->orthogonal.read[half], e->orthogonal.link);
             half = 1 - half;
         } else {

@@ -214,9 +214,7 @@ explain_device(spw_plan *p, const plan_input *in)
     if (share == 1)
         decide(p, "updates", "on the device", "all state is there%s: no gradient and no record crosses the link%s",
                in->fills ? ", which has room for it (spillway.fill_device)" : "",
-               spw__plan_whole(in).d2h > 0
-                   ? ", but for Muon's matrices, whose parts ranks bring together in host memory"
-                   : "");
+               spw__plan_whole(in).d2h > 0 ? ", but for those of Muon's matrices of which two ranks have a part" : "");
     snprintf(value, sizeof value, "%.0f %% on the device", 100 * share);
     if (share > 0 && share < 1)
         decide(p, "updates", value, "%s%s: state of the first units is there, the host updates the others meanwhile",

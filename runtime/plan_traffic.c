@@ -75,7 +75,7 @@ pieces_elems(const plan_input *in)
     return elems;
 }
 
-/* Between ranks all of a matrix comes to each that has some of it; out of a device goes what it has of a unit, padding too. */
+/* Between ranks all of a matrix comes to each that has some of it. To and from a device that has the state goes what others have. */
 plan_whole
 spw__plan_whole(const plan_input *in)
 {
@@ -87,13 +87,16 @@ spw__plan_whole(const plan_input *in)
         if (!spw__layout_own_whole(l, id, &first, &end))
             continue;
         w.own += end - first;
-        w.h2d += there && l->parts == 1 ? 0 : l->places[id].elems;
+        w.h2d += there ? l->places[id].elems - (end - first) : l->places[id].elems;
         w.d2h += there ? 0 : end - first;
     }
-    for (uint32_t u = 0; u < l->unit_count && l->parts > 1; u++)
-        w.d2h += l->units[u].whole && in->device_updates && spw__layout_record_tier(l, u) == SPW_TIER_DEVICE
-                     ? l->units[u].elems
-                     : 0;
+    for (uint32_t u = 0; u < l->unit_count && l->parts > 1; u++) {
+        whole_piece head, tail;
+        if (!l->units[u].whole || !in->device_updates || spw__layout_record_tier(l, u) != SPW_TIER_DEVICE)
+            continue;
+        (void)spw__whole_given(l, u, in->grad_bytes, l->part, &head, &tail);
+        w.d2h += head.end - head.first + tail.end - tail.first;
+    }
     return w;
 }
 

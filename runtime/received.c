@@ -68,20 +68,34 @@ add_sums(const spw_engine *e, uint32_t unit_idx, uint64_t sums, spw_received *r)
     r->far += sums * one.far;
 }
 
+/* What its part of matrices lacks that Muon takes whole, with sums of squares. take: (parts) to work with */
+static void
+add_matrices(const spw_engine *e, uint32_t unit_idx, spw_comm_piece *take, spw_received *r)
+{
+    const uint32_t parts = e->layout.parts, first = e->rank / parts * parts;
+    (void)spw__whole_got(&e->layout, unit_idx, spw_dtype_bytes(e->config.run.grad_dtype), e->layout.part, NULL, take,
+                         NULL);
+    for (uint32_t p = 0; p < parts; p++) {
+        r->all += take[p].bytes;
+        r->far += spw__host_of(e, first + p) != spw__host_of(e, e->rank) ? take[p].bytes : 0;
+    }
+}
+
 spw_status
 spw__count_received(spw_engine *e, const plan_input *in, spw_error *err)
 {
     const uint32_t units = e->layout.unit_count;
     uint32_t steps = 1; /* that gathers are of */
     uint32_t *anew = spw_mem_calloc(2 * (uint64_t)units, sizeof *anew);
-    spw_status st = anew != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "gathers of %u units", units);
+    spw_comm_piece *take = spw_mem_calloc(e->layout.parts, sizeof *take);
+    spw_status st = anew != NULL && take != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "gathers of %u units", units);
     if (st == SPW_OK && e->layout.parts > 1)
         st = spw__plan_gathers(&e->plan, in, anew, anew + units, &steps, err);
     for (uint32_t u = 0; st == SPW_OK && u < units; u++) {
         if (e->layout.parts > 1)
             add_gathers(e, u, anew[u], anew[units + u], &e->plan.gathered);
-        if (e->layout.units[u].whole && e->layout.parts > 1) /* with its sums of squares */
-            add(&e->plan.reduced, e->layout.parts, near_in_circle(e, e->layout.parts), spw__orthogonal_stride(e, u));
+        if (e->layout.units[u].whole && e->layout.parts > 1)
+            add_matrices(e, u, take, &e->plan.reduced);
         if (e->layout.units[u].trainable)
             add_sums(e, u, (in->holds ? 1 : in->passes) + (e->layout.of_vocab[u] ? in->piece_returns : 0),
                      &e->plan.reduced);
@@ -89,5 +103,6 @@ spw__count_received(spw_engine *e, const plan_input *in, spw_error *err)
     e->plan.gathered.all /= steps;
     e->plan.gathered.far /= steps;
     spw_mem_free(anew);
+    spw_mem_free(take);
     return st;
 }

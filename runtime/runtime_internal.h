@@ -252,6 +252,28 @@ spw__config_compute(const spw_config *c)
 bool spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end);
 /* What this rank has of a parameter whose optimizer takes it whole, likewise; false for every other one. Pure. */
 bool spw__layout_own_whole(const spw_layout *l, uint32_t id, uint64_t *first, uint64_t *end);
+/* Elements [first, end) of a unit, at `at` in memory between ranks; none: first is end. */
+typedef struct whole_piece {
+    uint64_t first, end, at;
+} whole_piece;
+/*
+ * orthogonal_pieces.c. What a part of a unit of matrices gives to others: to parts in front of it its head, to those behind its tail, which
+ * lies where the head does if they are the same, and is empty then. grad_bytes: of an element of the gradient. Returns the memory that
+ * these take. Pure.
+ */
+uint64_t spw__whole_given(const spw_layout *l, uint32_t unit_idx, uint32_t grad_bytes, uint32_t part, whole_piece *head,
+                          whole_piece *tail);
+/* And gets, by part; NULL: not asked for. Returns the memory for what it gives and gets. */
+uint64_t spw__whole_got(const spw_layout *l, uint32_t unit_idx, uint32_t grad_bytes, uint32_t part, whole_piece *in,
+                        spw_comm_piece *take, spw_comm_piece *give);
+uint64_t
+spw__whole_most(const spw_layout *l, uint32_t unit_idx, uint32_t grad_bytes); /* of any part; 0: nothing goes */
+/* Where a piece's sums of squares are behind its gradients. */
+static inline uint64_t
+spw__whole_squares_at(const whole_piece *p, uint32_t grad_bytes)
+{
+    return spw_round_up((p->end - p->first) * grad_bytes, sizeof(double));
+}
 /*
  * All of these of one chunk, by their places: each call makes *s the next, which is zeroed before the first call; false: that
  * was the last. A model may have tens of thousands of parameters and more chunks: this looks at those that share something.

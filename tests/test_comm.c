@@ -191,6 +191,29 @@ check_all_to_all(bench *t, uint64_t part)
     poison(t, t->b, t->size * part);
 }
 
+/* Pieces of other sizes from each to each, some of them empty, in another order than they lie in. */
+static void
+check_all_to_all_v(bench *t, uint64_t each)
+{
+    uint64_t seed = ++t->seed, bytes = 2 * t->size * each;
+    spw_comm_piece take[RANKS_MAX] = {{0}}, give[RANKS_MAX] = {{0}};
+    for (uint32_t m = 0; m < t->size; m++) {
+        uint64_t in = (t->ranks[t->rank] + 2 * t->ranks[m]) % 4, out = (t->ranks[m] + 2 * t->ranks[t->rank]) % 4;
+        take[m] = (spw_comm_piece){.from = t->rank * each, .to = (2 * t->size - 1 - m) * each, .bytes = each * in / 3};
+        give[m] = (spw_comm_piece){.from = m * each, .bytes = each * out / 3};
+        for (uint64_t i = 0; i < each; i++)
+            t->a[m * each + i] = (char)(i * 3 + seed + t->ranks[t->rank] * 17 + t->ranks[m] * 5);
+    }
+    OK(spw_all_to_all_v(t->ch, 4, t->a, bytes, take, give, err));
+    for (uint32_t m = 0; m < t->size; m++)
+        for (uint64_t i = 0; i < take[m].bytes && m != t->rank; i++)
+            CHECK(t->a[take[m].to + i] == (char)(i * 3 + seed + t->ranks[m] * 17 + t->ranks[t->rank] * 5),
+                  "from %u at %llu", m, (unsigned long long)i);
+    poison(t, t->a, bytes);
+    take[(t->rank + 1) % t->size].bytes = bytes - take[(t->rank + 1) % t->size].to + 1;
+    CHECK(t->size == 1 || spw_all_to_all_v(t->ch, 4, t->a, bytes, take, give, NULL) == SPW_EINVAL, "beyond its end");
+}
+
 static void
 check_small(bench *t, uint64_t bytes)
 {
@@ -247,6 +270,8 @@ check_everything(bench *t, bool large)
         }
         check_all_reduce(t, n);
         check_all_to_all(t, n);
+        if (2 * t->size * n <= t->bytes)
+            check_all_to_all_v(t, n);
     }
     check_small(t, 1);
     check_small(t, 1000);
@@ -348,6 +373,7 @@ body_groups(const plan *p)
     bench_close(&t);
     bench_open(&t, comm, pair, 5000);
     check_all_to_all(&t, 333);
+    check_all_to_all_v(&t, 334);
     check_reduce(&t, 4999, SPW_F32, SPW_F32, true, false);
     bench_close(&t);
     spw_channel_close(pair);

@@ -4,8 +4,10 @@
  */
 #include "cpu_adam_internal.h"
 #include "lib_parity.h"
+#include "lib_random.h"
 #include "lib_rig.h"
 #include "lib_worlds.h"
+#include "runtime_internal.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -314,6 +316,71 @@ test_bytes(void **unused)
     }
 }
 
+/* Does part `to` take this of part `from`, from where that one puts it, and puts it where nothing else of its own lies? */
+static void
+check_taken(const spw_layout *l, uint32_t from, uint32_t to, const whole_piece *in, const spw_comm_piece *take)
+{
+    whole_piece head, tail, other[16];
+    spw_comm_piece its_take[16], give[16];
+    const uint64_t most = spw__whole_most(l, 0, 2), ends = spw__whole_given(l, 0, 2, from, &head, &tail);
+    (void)spw__whole_got(l, 0, 2, from, other, its_take, give);
+    assert_int_equal(give[to].bytes, take[from].bytes);
+    assert_true(give[to].from + give[to].bytes <= ends);
+    if (take[from].bytes == 0)
+        return;
+    assert_int_equal(give[to].from, take[from].from);
+    assert_int_equal(in[from].at, take[from].to);
+    assert_true(take[from].to + take[from].bytes <= most);
+    assert_true(take[from].to >= spw__whole_given(l, 0, 2, to, &head, &tail));
+    for (uint32_t p = 0; p < l->parts; p++)
+        assert_true(p == from || take[p].bytes == 0 || take[p].to >= take[from].to + take[from].bytes ||
+                    take[p].to + take[p].bytes <= take[from].to);
+}
+
+/* Whatever parts and matrices are: a part gets what it lacks of those of which it has something, all of that and nothing else. */
+static void
+test_pieces(void **unused)
+{
+    (void)unused;
+    for (uint64_t run = 0; run < 300; run++) {
+        const uint32_t matrices = 1 + (uint32_t)random_pick(run, 0, 12);
+        uint32_t ids[12], first[2] = {0, matrices}, parts = 2 + (uint32_t)random_pick(run, 1, 7);
+        spw_place places[12];
+        spw_store_unit unit = {.whole = true};
+        spw_layout l = {
+            .units = &unit, .unit_count = 1, .param_ids = ids, .param_first = first, .places = places, .parts = parts};
+        uint64_t at = 0, got = 0, lacks = 0;
+        for (uint32_t id = 0; id < matrices; id++) {
+            const uint64_t elems = 1 + random_pick(run, 2 + id, random_pick(run, 40 + id, 2) ? 9 * 4096 : 60000);
+            ids[id] = id;
+            places[id] = (spw_place){0, 1, at, elems, elems};
+            at += spw_round_up(elems, 4096);
+        }
+        unit.elems = spw_layout_part(at, parts);
+        for (uint32_t part = 0; part < parts; part++) {
+            whole_piece in[16];
+            spw_comm_piece take[16], give[16];
+            (void)spw__whole_got(&l, 0, 2, part, in, take, give);
+            unit.first = part * unit.elems;
+            for (uint32_t id = 0; id < matrices; id++) {
+                uint64_t from, to;
+                if (spw__layout_own_whole(&l, id, &from, &to))
+                    lacks += places[id].elems - (to - from);
+            }
+            for (uint32_t p = 0; p < parts; p++) {
+                got += in[p].end - in[p].first;
+                check_taken(&l, p, part, in, take);
+                for (uint64_t i = in[p].first; i < in[p].end; i += 4096) { /* of a matrix that is in this part too */
+                    const spw_place *x = &places[spw__layout_from(&l, 0, i)];
+                    assert_true(p != part && i / unit.elems == p && x->first <= i);
+                    assert_true(x->first < unit.first + unit.elems && x->first + x->elems > unit.first);
+                }
+            }
+        }
+        assert_int_equal(got, lacks);
+    }
+}
+
 /* Ranks that have parts of matrices come to what one has that has them all, in every stage and placement to the same bits. */
 static void
 test_ranks(void **unused)
@@ -323,27 +390,32 @@ test_ranks(void **unused)
         uint32_t stage, slots;
         spw_tier param, optimizer;
         uint64_t chaos;
-    } variants[] = {{"stage 3, host", 3, 0, SPW_TIER_HOST, SPW_TIER_HOST, 0},
-                    {"stage 0", 0, 0, SPW_TIER_DEVICE, SPW_TIER_DEVICE, 0},
-                    {"stage 1, records on nvme", 1, 0, SPW_TIER_DEVICE, SPW_TIER_NVME, 0},
-                    {"stage 3, nvme, one slot", 3, 1, SPW_TIER_NVME, SPW_TIER_NVME, 0},
-                    {"stage 3, nvme, 5 slots", 3, 5, SPW_TIER_NVME, SPW_TIER_NVME, 78}, /* records wait in some */
-                    {"stage 3, nvme, 8 slots", 3, 8, SPW_TIER_NVME, SPW_TIER_NVME, 79},
-                    {"stage 3, nvme, 11 slots", 3, 11, SPW_TIER_NVME, SPW_TIER_NVME, 0},
-                    {"stage 3, nvme, delays", 3, 0, SPW_TIER_NVME, SPW_TIER_NVME, 77}};
+        uint32_t per_host;
+    } variants[] = {{"stage 3, host", 3, 0, SPW_TIER_HOST, SPW_TIER_HOST, 0, 0},
+                    {"stage 0", 0, 0, SPW_TIER_DEVICE, SPW_TIER_DEVICE, 0, 0},
+                    {"stage 1, records on nvme", 1, 0, SPW_TIER_DEVICE, SPW_TIER_NVME, 0, 0},
+                    {"stage 3, a host each", 3, 0, SPW_TIER_HOST, SPW_TIER_HOST, 80, 1},
+                    {"stage 3, nvme, one slot", 3, 1, SPW_TIER_NVME, SPW_TIER_NVME, 0, 0},
+                    {"stage 3, nvme, 5 slots", 3, 5, SPW_TIER_NVME, SPW_TIER_NVME, 78, 2}, /* records wait in some */
+                    {"stage 3, nvme, 8 slots", 3, 8, SPW_TIER_NVME, SPW_TIER_NVME, 79, 0},
+                    {"stage 3, nvme, 11 slots", 3, 11, SPW_TIER_NVME, SPW_TIER_NVME, 0, 0},
+                    {"stage 3, nvme, delays", 3, 0, SPW_TIER_NVME, SPW_TIER_NVME, 77, 0}};
     outcome *one = outcome_new(), *first = outcome_new(), *other = outcome_new();
     char dir[256];
     (void)unused;
     tiny_dir_make(dir);
     for (int clips = 0; clips < 2; clips++) {
-        const uint32_t ranks = clips ? 3 : 2;
+        /* Matrices in two parts; and one that all of a part is within. */
+        const uint32_t ranks = clips ? 6 : 2;
+        const uint64_t mlp_width = clips ? 3000 : 200;
         const spw_family family = clips ? SPW_FAMILY_GPT2 : SPW_FAMILY_LLAMA;
         spw_config c;
         ranks_config(&c, SPW_STATE_FP32);
         tiny_muon(&c);
         c.gradient_clipping = clips ? 0.5 : 0;
         memset(one, 0, sizeof *one);
-        world_run(&(world){.ranks = 1, .steps = STEPS, .config = &c, .family = family, .out = one});
+        world_run(
+            &(world){.ranks = 1, .steps = STEPS, .config = &c, .family = family, .mlp_width = mlp_width, .out = one});
         for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
             outcome *out = i == 0 ? first : other;
             char what[80];
@@ -358,13 +430,21 @@ test_ranks(void **unused)
             c.run.chaos_seed = variants[i].chaos;
             snprintf(what, sizeof what, "Muon on %u ranks, %s", ranks, variants[i].name);
             memset(out, 0, sizeof *out);
-            world_run(&(world){.ranks = ranks, .steps = STEPS, .config = &c, .family = family, .out = out});
+            world_run(&(world){.ranks = ranks,
+                               .steps = STEPS,
+                               .config = &c,
+                               .family = family,
+                               .mlp_width = mlp_width,
+                               .per_host = variants[i].per_host,
+                               .out = out});
             if (i == 0)
                 outcome_within(one, out, 1e-5, what);
             else
                 outcome_same(first, out, what);
-            for (uint32_t r = 0; r < ranks; r++)
+            for (uint32_t r = 0; r < ranks; r++) {
                 assert_int_equal(out->reduce[r], STEPS * out->plan[r].reduced.all);
+                assert_int_equal(out->far_reduce[r], STEPS * out->plan[r].reduced.far);
+            }
         }
     }
     tiny_dir_remove(dir);
@@ -380,7 +460,7 @@ main(void)
         cmocka_unit_test(test_halves),     cmocka_unit_test(test_same_bits),  cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_orthogonal), cmocka_unit_test(test_everywhere), cmocka_unit_test(test_spills),
         cmocka_unit_test(test_bytes),      cmocka_unit_test(test_resumes),    cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_pieces),     cmocka_unit_test(test_ranks),
     };
     return cmocka_run_group_tests_name("muon", tests, NULL, NULL);
 }

@@ -5,8 +5,11 @@
  */
 #include "comm_internal.h"
 
-enum { ELSEWHERE = 0xffffffff }; /* a call's detail: its bytes go another way */
-enum { COPY_BYTES = 4 << 20 };   /* copied before streams are looked after again */
+enum {
+    ELSEWHERE = 0xffffffff,
+    PIECES = 0xfffffffe
+};                             /* a call's detail: its bytes go another way; are of no equal parts */
+enum { COPY_BYTES = 4 << 20 }; /* copied before streams are looked after again */
 
 /* Of each `every` parts there the first counts. */
 static spw_status
@@ -207,6 +210,48 @@ spw_all_to_all(spw_channel *ch, uint32_t unit, const void *send, void *recv, uin
     }
     SPW_TRY(spw__op_flush(ch, err));
     return end(ch, part_bytes, err);
+}
+
+static bool
+within(const spw_comm_piece *p, uint64_t bytes)
+{
+    return p->bytes <= bytes && p->from <= bytes - p->bytes && p->to <= bytes - p->bytes;
+}
+
+spw_status
+spw_all_to_all_v(spw_channel *ch, uint32_t unit, void *buf, uint64_t bytes, const spw_comm_piece *take,
+                 const spw_comm_piece *give, spw_error *err)
+{
+    spw__call call = {.op = SPW_COLL_ALL_TO_ALL, .unit = unit, .bytes = bytes, .detail = PIECES};
+    uint64_t near = 0, far = 0;
+    char *at = buf;
+    for (uint32_t m = 0; m < ch->size; m++) {
+        if (m != ch->rank && !(within(&take[m], bytes) && within(&give[m], bytes)))
+            return SPW_RAISE(err, SPW_EINVAL,
+                             "all_to_all_v on channel %s: a piece for or of rank %u is not in %llu bytes", ch->name,
+                             ch->members[m], (unsigned long long)bytes);
+    }
+    if (!spw__alloc_find(ch->comm, buf, bytes, &call.place_id, &call.place_offset))
+        return SPW_RAISE(err, SPW_EINVAL,
+                         "all_to_all_v on channel %s: %llu bytes at %p are not in memory of spw_comm_alloc", ch->name,
+                         (unsigned long long)bytes, buf);
+    SPW_TRY(spw__op_begin(ch, &call, err));
+    for (uint32_t i = 0; i < ch->far_count; i++) {
+        const uint32_t m = ch->far_member[i];
+        ch->out[i] = (spw__flow){.at = at + give[m].from, .left = give[m].bytes};
+        ch->in[i] = (spw__flow){.at = at + take[m].to, .left = take[m].bytes};
+        far += take[m].bytes;
+    }
+    SPW_TRY(spw__op_pump(ch, false, err));
+    for (uint32_t k = 1; k < ch->size; k++) {
+        const uint32_t m = (ch->rank + k) % ch->size;
+        if (ch->desk_idx[m] == NO_IDX)
+            continue;
+        SPW_TRY(copy(ch, at + take[m].to, operand_of(ch, m) + take[m].from, take[m].bytes, err));
+        near += take[m].bytes;
+    }
+    SPW_TRY(spw__op_flush(ch, err));
+    return spw__op_end(ch, near, far, err);
 }
 
 spw_status

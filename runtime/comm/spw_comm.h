@@ -155,6 +155,20 @@ spw_status
 spw_all_to_all(spw_channel *channel, uint32_t unit, const void *send, void *recv, uint64_t part_bytes, spw_error *err);
 
 /*
+ * spw_all_to_all_v - each rank takes pieces of the others' operands, as many bytes of each as it says.
+ *   buf   (bytes) in memory of spw_comm_alloc; bytes must be the same on all ranks
+ *   take  (size): of rank m's buf the bytes from `from` on come to `to` in this one's; bytes 0: nothing does
+ *   give  (size): what rank m takes of this one, as that one says it
+ * No piece may come to where another one is taken from. On return this rank may overwrite buf.
+ * Errors  SPW_EINVAL for a piece that is not in buf; what a rank takes and another one does not give ends with the timeout.
+ */
+typedef struct spw_comm_piece {
+    uint64_t from, to, bytes;
+} spw_comm_piece;
+spw_status spw_all_to_all_v(spw_channel *channel, uint32_t unit, void *buf, uint64_t bytes, const spw_comm_piece *take,
+                            const spw_comm_piece *give, spw_error *err);
+
+/*
  * spw_meet - the ranks come together for an operation whose bytes then go another way (from device to device): what they call
  * is compared, and counted as if it were done here. part_bytes as that operation has it. Returns when everybody has come.
  */
