@@ -459,6 +459,7 @@ cudaGetLastError()
  * stream works, as on a GPU; that costs two calls of the kernel for each piece of work. Under the asan, which watches the ends of
  * blocks, and where the range cannot be had, it is the host's memory.
  */
+enum : size_t { HUGE = (size_t)2 << 20 };
 struct arena {
     char *base, *end, *top; /* base NULL: there is none */
     bool guard;
@@ -494,8 +495,9 @@ open_arena()
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
         return false;
-    memory.base = memory.top = (char *)p;
-    memory.end = memory.base + bytes;
+    memory.end = (char *)p + bytes;
+    memory.base = memory.top = (char *)(((uintptr_t)p + HUGE - 1) / HUGE * HUGE);
+    (void)madvise(memory.base, (size_t)(memory.end - memory.base), MADV_HUGEPAGE); /* opened and closed in few pieces */
     action.sa_sigaction = told;
     action.sa_flags = SA_SIGINFO;
     if (memory.guard)
@@ -515,12 +517,16 @@ struct working {
     working()
     {
         if (memory.working++ == 0 && memory.guard)
-            (void)mprotect(memory.base, (size_t)(memory.top - memory.base), PROT_READ | PROT_WRITE);
+            protect(PROT_READ | PROT_WRITE);
     }
     ~working()
     {
         if (--memory.working == 0 && memory.guard)
-            (void)mprotect(memory.base, (size_t)(memory.top - memory.base), PROT_NONE);
+            protect(PROT_NONE);
+    }
+    static void protect(int how)
+    {
+        (void)mprotect(memory.base, ((size_t)(memory.top - memory.base) + HUGE - 1) / HUGE * HUGE, how);
     }
 };
 
