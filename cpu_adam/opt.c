@@ -522,10 +522,10 @@ spw_opt_step(const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t r
 
 /* ---------------------------------------------------------------- Muon's first half */
 
-/* One block of up to SPW_OPT_BLOCK elements, whose place in the chunk is i, in one range. */
+/* Elements of a block, whose place in the chunk is i, in one range. */
 static uint64_t
-take_momentum(const spw__opt_table *t, const spw_opt_chunk *c, void *grad, const spw_opt_coef *coef, float *m,
-              uint64_t i, uint32_t n, double *lane)
+take_range(const spw__opt_table *t, const spw_opt_chunk *c, void *grad, const spw_opt_coef *coef, float *m, uint64_t i,
+           uint32_t n, double *lane)
 {
     _Alignas(64) float g[SPW_OPT_BLOCK];
     char *at = (char *)grad + i * spw_dtype_bytes(c->grad_dtype);
@@ -540,6 +540,28 @@ take_momentum(const spw__opt_table *t, const spw_opt_chunk *c, void *grad, const
     return nonfinite_count;
 }
 
+/* A block of the chunk, which lies in ranges[0] and those after it. */
+static uint64_t
+take_momentum(const walk *k, void *grad, const spw_opt_range *ranges, uint64_t i, double *lane)
+{
+    _Alignas(64) float decoded[SPW_OPT_BLOCK];
+    float *m = load_moment(k, 0, i, SPW_OPT_BLOCK, decoded);
+    const spw_opt_coef *first = ranges->coef; /* of one step: all have its key */
+    uint64_t nonfinite_count = 0;
+    for (uint64_t at = i; at < i + SPW_OPT_BLOCK;) {
+        uint64_t end;
+        while (ranges->end <= at)
+            ranges++;
+        end = ranges->end < i + SPW_OPT_BLOCK ? ranges->end : i + SPW_OPT_BLOCK;
+        SPW_ASSERT((end - at) % SPW_SUM_LANES == 0);
+        nonfinite_count +=
+            take_range(k->table, k->chunk, grad, ranges->coef, m + (at - i), at, (uint32_t)(end - at), lane);
+        at = end;
+    }
+    store_moment(k, 0, i, SPW_OPT_BLOCK, m, first);
+    return nonfinite_count;
+}
+
 spw_status
 spw_opt_momentum_isa(spw_isa isa, const spw_opt_chunk *c, void *grad, const spw_opt_range *ranges, uint32_t range_count,
                      double *squares, uint64_t *nonfinite_out)
@@ -547,22 +569,18 @@ spw_opt_momentum_isa(spw_isa isa, const spw_opt_chunk *c, void *grad, const spw_
     const uint64_t from = c->begin, to = c->end > 0 ? c->end : c->elems;
     const spw__opt_table *t = spw__opt_table_of(isa);
     uint64_t nonfinite_count = 0;
-    float *m;
-    SPW_ASSERT(from % SQUARES == 0 && to % SQUARES == 0 && to <= c->elems && spw_state_exact(c->format));
+    walk k;
+    SPW_ASSERT(from % SQUARES == 0 && to % SQUARES == 0 && to <= c->elems);
     SPW_ASSERT(range_count > 0 && ranges[range_count - 1].end == c->elems);
     if (t == NULL)
         return SPW_EUNSUPPORTED;
-    m = spw__state_moment(c->format, &spw_opt_muon, c->record, c->elems, 0);
+    k = walk_of(t, c, &spw_opt_muon);
     for (uint64_t at = from; at < to; at += SQUARES) {
         double lane[SPW_SUM_LANES] = {0};
-        for (uint64_t i = at; i < at + SQUARES;) {
-            uint64_t end = i / SPW_OPT_BLOCK * SPW_OPT_BLOCK + SPW_OPT_BLOCK;
+        for (uint64_t i = at; i < at + SQUARES; i += SPW_OPT_BLOCK) {
             while (ranges->end <= i)
                 ranges++;
-            end = ranges->end < end ? ranges->end : end;
-            SPW_ASSERT((end - i) % SPW_SUM_LANES == 0);
-            nonfinite_count += take_momentum(t, c, grad, ranges->coef, m + i, i, (uint32_t)(end - i), lane);
-            i = end;
+            nonfinite_count += take_momentum(&k, grad, ranges, i, lane);
         }
         squares[(at - from) / SQUARES] = spw_sumsq_end(lane);
     }

@@ -304,7 +304,7 @@ store_split(uint16_t *restrict hi, int16_t *restrict lo, const float *restrict w
     }
 }
 
-/* 24 bits of master: lo counts 256ths of hi's last place, so the master is within 2^-17 of it, relative. */
+/* 24 bits of master: lo counts 256ths of hi's last place. The master is within 2^-16 of it, relative, within 2^-15 where lo would be 128. */
 static void
 load_split24(float *restrict w, const uint16_t *restrict hi, const int8_t *restrict lo, uint32_t n)
 {

@@ -175,7 +175,7 @@ spw_status spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *chunk, const spw_o
  * gradient's place, is the second half, which leaves the momentum alone: w = w (1 - lr wd) - lr o.
  *   grad     (elems) in/out; rounded to nearest, with fp16 in the scale that it came in
  *   squares  out: spw_sumsq() of u, before it is rounded, for each 4096 elements of [begin, end), which are multiples of that
- * Formats with fp32 moments alone. Returns and threads as spw_opt_step().
+ * u is of m before it is rounded to a format's moments. Returns and threads as spw_opt_step().
  * Source  Jordan et al. 2024, Muon: an optimizer for hidden layers in neural networks (kellerjordan.github.io/posts/muon).
  */
 uint64_t spw_opt_momentum(const spw_opt_chunk *chunk, void *grad, const spw_opt_range *ranges, uint32_t range_count,

@@ -321,20 +321,10 @@ check_params(const config_reader *r, json_t *params)
 static spw_status
 settle_muon(const config_reader *r)
 {
-    spw_config *c = r->out;
-    spw_state_format f = c->run.state_format;
-    if (!is_muon(c->optimizer.type))
+    if (!is_muon(r->out->optimizer.type) || r->out->run.delayed_update == 0)
         return SPW_OK;
-    if (c->run.delayed_update > 0)
-        SPW_TRY(spw__config_note(r, SPW_RAISE(r->err, SPW_ECONFIG,
-                                              "%s: spillway.delayed_update above 0: not with optimizer.type Muon yet",
-                                              r->name)));
-    if (!spw_state_exact(f))
-        return SPW_RAISE(r->err, SPW_ECONFIG,
-                         "%s: spillway.state_format %s: not with optimizer.type Muon, whose momentum is fp32: fp32, "
-                         "mixed, mixed-fp16 and split are",
-                         r->name, spw_state_name(f));
-    return SPW_OK;
+    return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.delayed_update above 0: not with optimizer.type Muon yet",
+                     r->name);
 }
 
 /* WarmupDecayLR's largest rate: the optimizer's where it is "auto" or null, so that what is printed says it too. */

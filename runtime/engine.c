@@ -234,14 +234,12 @@ static spw_status
 check_whole(const spw_engine *e, spw_error *err)
 {
     const spw_config *c = &e->config;
-    if (!e->layout.whole ||
-        (spw_state_exact(c->run.state_format) && c->run.delayed_update == 0 && c->optimizer.ns_steps > 0))
+    if (!e->layout.whole || (c->run.delayed_update == 0 && c->optimizer.ns_steps > 0))
         return SPW_OK;
-    return SPW_RAISE(err, SPW_ECONFIG,
-                     "Muon in state format %s, with delayed_update %llu and %u ns_steps: it needs moments of 32 bits, "
-                     "updates that are not late and a step at least",
-                     spw_state_name(c->run.state_format), (unsigned long long)c->run.delayed_update,
-                     c->optimizer.ns_steps);
+    return SPW_RAISE(
+        err, SPW_ECONFIG,
+        "Muon with delayed_update %llu and %u ns_steps: it needs updates that are not late and a step at least",
+        (unsigned long long)c->run.delayed_update, c->optimizer.ns_steps);
 }
 
 /* What needs all of a unit's gradient at once, which passes add to, and pieces' turns. shared: one's gradient has two blocks' turns. */

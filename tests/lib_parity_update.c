@@ -152,9 +152,9 @@ steps_alike(const parity *p, const spw_optimizer *o, spw_state_format f, spw_dty
 
 /* Muon's first half, three times: the momentum, what is left in the gradient, sums of squares and counts. */
 static void
-momenta_alike(const parity *p, spw_state_format f, spw_dtype grad_dtype, bool nesterov)
+momenta_alike(const parity *p, spw_state_format f, spw_dtype grad_dtype, bool nesterov, bool nearest)
 {
-    enum { N = 5 * 4096, RANGES = 9, SUMS = N / 4096 };
+    enum { N = 5 * 4096, RANGES = 9, SUMS = N / 4096, FIRST = 3 * 4096 };
     static const uint64_t ends[RANGES] = {48, 128, 704, 1152, 4096, 5120, 8192, 12352, N};
     uint64_t record_bytes = spw_state_record_bytes(f, &spw_opt_muon, N), grad_bytes = N * spw_dtype_bytes(grad_dtype);
     char *r = need(record_bytes), *g = need(grad_bytes), *back = need(record_bytes + grad_bytes);
@@ -170,7 +170,8 @@ momenta_alike(const parity *p, spw_state_format f, spw_dtype grad_dtype, bool ne
         spw_opt_coef coef[2];
         spw_opt_range host[RANGES];
         spw_gpu_update_range there[RANGES];
-        spw_opt_chunk chunk = {.format = f, .elems = N, .record = r, .grad = g, .grad_dtype = grad_dtype};
+        spw_opt_chunk chunk = {
+            .format = f, .elems = N, .record = r, .grad = g, .grad_dtype = grad_dtype, .first = FIRST};
         uint64_t bad = 0, want_bad;
         spw_gpu_update u;
         for (int k = 0; k < 2; k++) {
@@ -179,7 +180,9 @@ momenta_alike(const parity *p, spw_state_format f, spw_dtype grad_dtype, bool ne
                              .momentum = k == 0 ? 0.95 : 0.5,
                              .nesterov = nesterov && k == 0,
                              .step = step,
-                             .grad_scale = k == 0 ? 0.37f : 1.0f};
+                             .grad_scale = k == 0 ? 0.37f : 1.0f,
+                             .seed = 3,
+                             .nearest = nearest};
             assert_int_equal(spw_opt_prepare(&coef[k], &spw_opt_muon, &hp, &err), SPW_OK);
         }
         for (int k = 0; k < RANGES; k++) {
@@ -192,6 +195,7 @@ momenta_alike(const parity *p, spw_state_format f, spw_dtype grad_dtype, bool ne
         u = update_of(f, &spw_opt_muon, &coef[0]);
         u.grad_dtype = grad_dtype;
         u.elems = N;
+        u.first = FIRST;
         u.record = device;
         spw_gpu_momentum(q, &u, (char *)device + record_bytes, there, RANGES, squares, &bad);
         spw_gpu_queue_sync(q);
@@ -229,11 +233,14 @@ parity_update(const parity *p)
     for (int o = 0; o < 5; o++)
         for (int f = 0; f < SPW_STATE_COUNT; f++)
             for (int nearest = 0; nearest < (spw_state_exact((spw_state_format)f) ? 1 : 2); nearest++)
-                if (all[o] != &spw_opt_muon || spw_state_exact((spw_state_format)f))
-                    steps_alike(p, all[o], (spw_state_format)f, grads[(o + f) % 3], nearest);
+                steps_alike(p, all[o], (spw_state_format)f, grads[(o + f) % 3], nearest);
     for (int g = 0; g < 3; g++) {
         steps_alike(p, &spw_opt_adam, SPW_STATE_SPLIT, grads[g], false);
-        momenta_alike(p, SPW_STATE_SPLIT, grads[g], g % 2);
-        momenta_alike(p, SPW_STATE_FP32, grads[g], true);
+        momenta_alike(p, SPW_STATE_SPLIT, grads[g], g % 2, false);
+        momenta_alike(p, SPW_STATE_FP32, grads[g], true, false);
+        for (int nearest = 0; nearest < 2; nearest++) {
+            momenta_alike(p, SPW_STATE_SPLIT_BF16, grads[g], true, nearest);
+            momenta_alike(p, SPW_STATE_SPLIT24_INT8, grads[g], g % 2, nearest);
+        }
     }
 }

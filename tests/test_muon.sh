@@ -112,5 +112,14 @@ check "the momentum has its name" sh -c "'$spw' inspect '$dir'/saved/step-2/*opt
 check "norms have AdamW's" sh -c "'$spw' inspect '$dir'/saved/step-2/*optimizer* | grep -q 'norm.weight.exp_avg_sq'"
 check "it generates" sh -c "'$spw' generate '$dir/saved' --prompt 'line 7' --tokens 5 >'$dir/said' 2>'$dir/out' && [ -s '$dir/said' ]"
 check "plan says what it does" sh -c "'$spw' plan '$dir/c.json' --no-measure | grep -q 'optimizer.type *Muon'"
-check "8-bit moments are refused" refused "not with optimizer.type Muon, whose momentum is fp32" --set spillway.state_format=split-int8
+check "late updates are refused" refused "delayed_update above 0: not with optimizer.type Muon" --set spillway.delayed_update=1
+# A momentum of 8 bits, decoded and encoded by the host and by the device: the same numbers, and near those of 32.
+for streams in "" late; do
+    on fp32 "$streams" int8.host.$streams --set spillway.state_format=split24-int8 --set spillway.fill_device=never
+    on fp32 "$streams" int8.there.$streams --set spillway.state_format=split24-int8 "${there[@]}"
+    check "momentum of 8 bits, ${streams:-early} streams, on the device: the same numbers" same int8.host.$streams int8.there.$streams
+done
+check "it trains" falls int8.host.
+differs() { ! same "$@"; }
+check "and has numbers of its own" differs cuda int8.host.
 echo "1..$n"

@@ -99,7 +99,7 @@ draw_world(uint64_t run, spw_config *c, world *w)
     w->settles = random_pick(run, 22, 2) == 0 ? STEPS - 1 : 0;
     w->frozen = w->family == SPW_FAMILY_GPT2 && random_pick(run, 6, 3) == 0;
     c->run.delayed_update = random_pick(run, 21, 4) == 0 ? 1 : 0;
-    if (spw_state_exact(format) && c->run.delayed_update == 0 && random_pick(run, 44, 4) == 0)
+    if (c->run.delayed_update == 0 && random_pick(run, 44, 4) == 0)
         tiny_muon(c);
     c->run.micro_batches_per_pass = c->run.delayed_update > 0     ? 0
                                     : random_pick(run, 7, 3) == 0 ? 1
@@ -168,8 +168,10 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     }
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 17, 2) == 0 ? "always" : "auto");
     w->least_device = c->zero.stage == 3 && random_pick(at, 18, 3) == 0;
-    if (c->run.micro_batches_per_pass == 1 && (w->family == SPW_FAMILY_MIXTRAL || w->family == SPW_FAMILY_QWEN3_MOE ||
-                                               w->family == SPW_FAMILY_GLM4_MOE || w->family == SPW_FAMILY_DEEPSEEK_V3))
+    /* In codes come sums of other hosts, so whose an element is decides about bits, and turns decide about that. */
+    if (c->run.micro_batches_per_pass == 1 && !c->zero.quantized_gradients &&
+        (w->family == SPW_FAMILY_MIXTRAL || w->family == SPW_FAMILY_QWEN3_MOE || w->family == SPW_FAMILY_GLM4_MOE ||
+         w->family == SPW_FAMILY_DEEPSEEK_V3))
         c->run.expert_turns = (uint32_t)random_pick(at, 23, 4);
     w->per_host = c->zero.quantized_gradients ? 2 : (uint32_t)random_pick(at, 24, 3);
     if (w->per_host == 1 && c->zero.hpz_partition_size > 0)

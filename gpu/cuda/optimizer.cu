@@ -10,7 +10,7 @@ static_assert((int)SPW_RULE_ADAM == UPDATE_ADAM && (int)SPW_RULE_ADAGRAD == UPDA
 static void
 find_arrays(update_args *a, const spw_gpu_update *u)
 {
-    uint32_t count = u->rule == SPW_RULE_ADAM ? 2 : u->rule == SPW_RULE_MUON ? 0 : 1;
+    uint32_t count = u->rule == SPW_RULE_ADAM ? 2 : 1;
     char *at = (char *)u->record;
     a->first = u->first;
     a->weights = u->weights;
@@ -128,12 +128,27 @@ spw__cuda_update_state(spw_gpu_queue *queue, const spw_gpu_update *u, const spw_
     memset(&a, 0, sizeof a);
     a.nonfinite = out.nonfinite;
     find_arrays(&a, u);
+    if (u->rule == SPW_RULE_MUON) /* which its first half has changed */
+        a.moment[0] = NULL;
     for (uint32_t r = 0; a.begin < u->elems; a.begin = a.end, r = range_at(ranges, range_count, r, a.begin)) {
         a.end = take_ranges(a.ranges, u->elems, ranges, range_count, r, UPDATE_GROUP);
         SPW_ASSERT(a.end > a.begin); /* a group belongs to a few ranges at most */
         launch(q, u, &a);
     }
     deliver(q, &out, nonfinite, NULL, 0);
+}
+
+template <int CODE>
+static void
+launch_momentum(cuda_queue *q, const spw_gpu_update *u, const momentum_args *a)
+{
+    unsigned blocks = (unsigned)((a->chunk.end - a->chunk.begin) / MOMENTUM_ELEMS);
+    if (u->grad_dtype == SPW_F32)
+        LAUNCH(q, blocks, UPDATE_THREADS, 0, (momentum_kernel<float, CODE>), *a);
+    else if (u->grad_dtype == SPW_BF16)
+        LAUNCH(q, blocks, UPDATE_THREADS, 0, (momentum_kernel<bf16, CODE>), *a);
+    else
+        LAUNCH(q, blocks, UPDATE_THREADS, 0, (momentum_kernel<f16, CODE>), *a);
 }
 
 void
@@ -143,27 +158,25 @@ spw__cuda_momentum(spw_gpu_queue *queue, const spw_gpu_update *u, void *grad, co
     cuda_queue *q = spw__cuda_queue_of(queue);
     const uint64_t sum_bytes = u->elems / MOMENTUM_ELEMS * sizeof(double);
     momentum_args a;
+    update_args *c = &a.chunk;
     outcome out;
-    uint64_t end;
     SPW_ASSERT(u->elems % MOMENTUM_ELEMS == 0 && range_count > 0 && ranges[range_count - 1].end == u->elems);
-    SPW_ASSERT(u->moment_bytes == sizeof(float));
     if (!find_outcome(q, &out, nonfinite, squares, sum_bytes))
         return;
     memset(&a, 0, sizeof a);
-    a.nonfinite = out.nonfinite;
+    find_arrays(c, u);
+    c->nonfinite = out.nonfinite;
     a.grad = grad;
-    a.moment = (float *)((char *)u->record + u->elems * u->low_bytes);
-    for (uint32_t r = 0; a.begin < u->elems; a.begin = end, r = range_at(ranges, range_count, r, a.begin)) {
-        end = take_ranges(a.ranges, u->elems, ranges, range_count, r, MOMENTUM_ELEMS);
-        SPW_ASSERT(end > a.begin);
-        a.sums = out.squares + a.begin / MOMENTUM_ELEMS;
-        unsigned blocks = (unsigned)((end - a.begin) / MOMENTUM_ELEMS);
-        if (u->grad_dtype == SPW_F32)
-            LAUNCH(q, blocks, UPDATE_THREADS, 0, (momentum_kernel<float>), a);
-        else if (u->grad_dtype == SPW_BF16)
-            LAUNCH(q, blocks, UPDATE_THREADS, 0, (momentum_kernel<bf16>), a);
+    for (uint32_t r = 0; c->begin < u->elems; c->begin = c->end, r = range_at(ranges, range_count, r, c->begin)) {
+        c->end = take_ranges(c->ranges, u->elems, ranges, range_count, r, MOMENTUM_ELEMS);
+        SPW_ASSERT(c->end > c->begin);
+        a.sums = out.squares + c->begin / MOMENTUM_ELEMS;
+        if (u->moment_bytes == 4)
+            launch_momentum<UPDATE_MOMENT_F32>(q, u, &a);
+        else if (u->moment_bytes == 2)
+            launch_momentum<UPDATE_MOMENT_BF16>(q, u, &a);
         else
-            LAUNCH(q, blocks, UPDATE_THREADS, 0, (momentum_kernel<f16>), a);
+            launch_momentum<UPDATE_MOMENT_INT8>(q, u, &a);
     }
     deliver(q, &out, nonfinite, squares, sum_bytes);
 }

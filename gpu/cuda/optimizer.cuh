@@ -318,42 +318,56 @@ __launch_bounds__(UPDATE_THREADS) update_kernel(const __grid_constant__ update_a
 
 /* ---------------------------------------------------------------- Muon's first half */
 
-/* A launch: elements of a chunk from begin on, 4096 for each block of threads. */
+/* A launch: elements of a chunk from its begin on, 4096 for each block of threads. */
 struct momentum_args {
-    uint64_t begin;
+    update_args chunk; /* neither weights nor its gradient, which is not only read */
     void *grad;
-    float *moment;
     double *sums; /* of squares, one per 4096 elements from begin on */
-    unsigned long long *nonfinite;
-    update_range ranges[UPDATE_RANGES];
 };
 
-/* A block of threads for 4096 elements. The sum has the order of spw_sumsq(). */
-template <class G>
+template <int CODE>
+SPW_DEVICE float
+load_moment(const update_args &a, uint64_t i)
+{
+    if (CODE == UPDATE_MOMENT_F32)
+        return ((const float *)a.moment[0])[i];
+    if (CODE == UPDATE_MOMENT_BF16)
+        return moment_of<CODE>(((const bf16 *)a.moment[0])[i].bits, 0, false);
+    return moment_of<CODE>(((const uint8_t *)a.moment[0])[i], a.scale[0][i / UPDATE_GROUP], false);
+}
+
+/* A block of threads for 4096 elements, a warp for groups of 64 in turn. The sum has the order of spw_sumsq(). */
+template <class G, int CODE>
 __global__ void
 __launch_bounds__(UPDATE_THREADS) momentum_kernel(const __grid_constant__ momentum_args a)
 {
     __shared__ float made[MOMENTUM_ELEMS];
     __shared__ double lanes[MOMENTUM_LANES];
-    const uint64_t first = a.begin + (uint64_t)blockIdx.x * MOMENTUM_ELEMS;
+    const uint64_t first = a.chunk.begin + (uint64_t)blockIdx.x * MOMENTUM_ELEMS;
     unsigned long long bad = 0;
     int r = 0;
-    for (int i = (int)threadIdx.x; i < MOMENTUM_ELEMS; i += UPDATE_THREADS) {
-        const uint64_t at = first + (uint64_t)i;
-        while (a.ranges[r].end <= at)
-            r++;
-        const float *c = a.ranges[r].c, scale = a.ranges[r].grad_scale, m = a.moment[at];
-        float g = __fmul_rn(widen(((G *)a.grad)[at]), scale);
-        float x = canonical(__fmaf_rn(c[2], __fsub_rn(g, m), m));
-        bad += (__float_as_uint(g) & 0x7fffffffu) >= 0x7f800000u;
-        g = canonical(c[4] != 0.0f ? __fmaf_rn(c[3], __fsub_rn(x, g), g) : x);
-        g = is_f16<G> ? __fmul_rn(g, __fdiv_rn(1.0f, scale)) : g;
-        a.moment[at] = x;
-        store_weight((G *)a.grad, at, g); /* rounded as cpu_adam does: what lies in the middle upwards */
-        made[i] = g;
+    for (int i = (int)(threadIdx.x / 32 * UPDATE_GROUP + threadIdx.x % 32); i < MOMENTUM_ELEMS;
+         i += UPDATE_THREADS * UPDATE_PAIR) {
+        float x[UPDATE_PAIR];
+#pragma unroll
+        for (int e = 0; e < UPDATE_PAIR; e++) {
+            const uint64_t at = first + (uint64_t)(i + e * 32);
+            while (a.chunk.ranges[r].end <= at)
+                r++;
+            const float *c = a.chunk.ranges[r].c, scale = a.chunk.ranges[r].grad_scale;
+            const float m = load_moment<CODE>(a.chunk, at);
+            float g = __fmul_rn(widen(((G *)a.grad)[at]), scale);
+            bad += (__float_as_uint(g) & 0x7fffffffu) >= 0x7f800000u;
+            x[e] = canonical(__fmaf_rn(c[2], __fsub_rn(g, m), m));
+            g = canonical(c[4] != 0.0f ? __fmaf_rn(c[3], __fsub_rn(x[e], g), g) : x[e]);
+            g = is_f16<G> ? __fmul_rn(g, __fdiv_rn(1.0f, scale)) : g;
+            store_weight((G *)a.grad, at, g); /* rounded as cpu_adam does: what lies in the middle upwards */
+            made[i + e * 32] = g;
+        }
+        store_moments<CODE>(a.chunk, 0, first + (uint64_t)i, x);
     }
     if (bad > 0)
-        atomicAdd(a.nonfinite, bad);
+        atomicAdd(a.chunk.nonfinite, bad);
     __syncthreads();
     if (threadIdx.x < MOMENTUM_LANES) {
         double sum = 0;

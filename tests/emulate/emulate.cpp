@@ -524,7 +524,8 @@ struct working {
         if (--memory.working == 0 && memory.guard)
             protect(PROT_NONE);
     }
-    static void protect(int how)
+    static void
+    protect(int how)
     {
         (void)mprotect(memory.base, ((size_t)(memory.top - memory.base) + HUGE - 1) / HUGE * HUGE, how);
     }
