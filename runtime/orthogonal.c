@@ -81,7 +81,7 @@ typedef struct unit_parts {
     uint64_t first, end; /* elements of the unit that are there */
     const double *squares;
     bool on_device; /* own is its memory */
-    const char *base;
+    char *base;
     const whole_piece *in; /* by part, in base; NULL: there are no others */
 } unit_parts;
 
@@ -113,6 +113,12 @@ gradient_at(const spw_engine *e, const unit_parts *x, uint64_t element, uint64_t
     return x->base + p->at + grad_bytes(e, element - p->first);
 }
 
+static double *
+squares_behind(const spw_engine *e, char *base, const whole_piece *p)
+{
+    return (double *)(void *)(base + p->at + spw__whole_squares_at(p, (uint32_t)grad_bytes(e, 1)));
+}
+
 /* The sum of squares of 4096 elements from that one on. */
 static double
 square_at(const spw_engine *e, const unit_parts *x, uint64_t element)
@@ -121,9 +127,7 @@ square_at(const spw_engine *e, const unit_parts *x, uint64_t element)
     if (is_own(x, element))
         return x->squares[(element - x->first) / 4096];
     p = piece_at(x, element);
-    return ((const double *)(const void *)(x->base + p->at +
-                                           spw__whole_squares_at(
-                                               p, (uint32_t)grad_bytes(e, 1))))[(element - p->first) / 4096];
+    return squares_behind(e, x->base, p)[(element - p->first) / 4096];
 }
 
 /* What brings the sum of a matrix' squares to 1, so that no singular value is above that. */
@@ -347,8 +351,9 @@ spw__orthogonal_help(spw_engine *e)
 
 /* A stretch of this rank's part, to where others take it from. */
 static void
-give(spw_engine *e, const unit_parts *x, char *base, const whole_piece *p)
+give(spw_engine *e, const unit_parts *x, const whole_piece *p)
 {
+    char *base = x->base;
     const uint64_t elems = p->end - p->first;
     const char *grad = x->own + grad_bytes(e, p->first - x->first);
     if (elems == 0)
@@ -359,8 +364,8 @@ give(spw_engine *e, const unit_parts *x, char *base, const whole_piece *p)
     } else {
         memcpy(base + p->at, grad, grad_bytes(e, elems));
     }
-    memcpy(base + p->at + spw__whole_squares_at(p, (uint32_t)grad_bytes(e, 1)),
-           x->squares + (p->first - x->first) / 4096, (elems + 4095) / 4096 * sizeof(double));
+    memcpy(squares_behind(e, base, p), x->squares + (p->first - x->first) / 4096,
+           (elems + 4095) / 4096 * sizeof(double));
 }
 
 /* What this rank's part of the unit lacks comes to it, in a half of shared that nothing is read from any more. */
@@ -370,20 +375,19 @@ meet(spw_engine *e, uint32_t unit_idx, int half, unit_parts *x, spw_error *err)
     orthogonal *o = &e->orthogonal;
     const spw_layout *l = &e->layout;
     const uint32_t each = (uint32_t)grad_bytes(e, 1);
-    char *base = o->shared + (uint64_t)half * o->half_bytes;
     whole_piece head, tail;
     if (o->shared == NULL || o->most[unit_idx] == 0) /* no matrix is in two parts */
         return SPW_OK;
-    x->base = base;
+    x->base = o->shared + (uint64_t)half * o->half_bytes;
     x->in = o->in[half];
     (void)spw__whole_given(l, unit_idx, each, l->part, &head, &tail);
     (void)spw__whole_got(l, unit_idx, each, l->part, o->in[half], o->take, o->give);
     spw_gpu_event_sync(o->read[half]);
-    give(e, x, base, &head);
-    give(e, x, base, &tail);
+    give(e, x, &head);
+    give(e, x, &tail);
     if (x->on_device) /* not for what the device does with the unit before it */
         spw_gpu_queue_sync(e->d2h);
-    return spw_all_to_all_v(spw__ranks_get_channels(e->ranks)->reduces, unit_idx, base, o->most[unit_idx], o->take,
+    return spw_all_to_all_v(spw__ranks_get_channels(e->ranks)->reduces, unit_idx, x->base, o->most[unit_idx], o->take,
                             o->give, err);
 }
 

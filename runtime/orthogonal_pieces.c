@@ -8,6 +8,7 @@
  * gradients their sums of squares. Pure: all ranks know the places of all.
  */
 #include "engine_internal.h"
+#include <string.h>
 
 static uint64_t
 piece_bytes(const whole_piece *p, uint32_t grad_bytes)
@@ -73,13 +74,34 @@ spw__whole_given(const spw_layout *l, uint32_t unit_idx, uint32_t grad_bytes, ui
     return piece_bytes(head, grad_bytes) + piece_bytes(tail, grad_bytes);
 }
 
+/* The parts that have something of a part's first and of its last matrix. */
+static void
+sharing(const spw_layout *l, uint32_t unit_idx, uint32_t part, uint32_t *low, uint32_t *high)
+{
+    const uint64_t each = l->units[unit_idx].elems;
+    spw_place matrix;
+    *low = *high = part;
+    if (crossing(l, unit_idx, part * each, &matrix))
+        *low = (uint32_t)(matrix.first / each);
+    if (crossing(l, unit_idx, (part + 1) * each, &matrix))
+        *high = (uint32_t)((matrix.first + matrix.elems - 1) / each);
+}
+
 uint64_t
 spw__whole_got(const spw_layout *l, uint32_t unit_idx, uint32_t grad_bytes, uint32_t part, whole_piece *in,
                spw_comm_piece *take, spw_comm_piece *give)
 {
     whole_piece head, tail;
     uint64_t at = spw__whole_given(l, unit_idx, grad_bytes, part, &head, &tail);
-    for (uint32_t p = 0; p < l->parts; p++) {
+    uint32_t low, high;
+    sharing(l, unit_idx, part, &low, &high);
+    if (in != NULL)
+        memset(in, 0, l->parts * sizeof *in);
+    if (take != NULL)
+        memset(take, 0, l->parts * sizeof *take);
+    if (give != NULL)
+        memset(give, 0, l->parts * sizeof *give);
+    for (uint32_t p = low; p <= high; p++) {
         whole_piece its_head, its_tail, piece = piece_between(l, unit_idx, p, part);
         const whole_piece mine = piece_between(l, unit_idx, part, p);
         const uint64_t bytes = piece_bytes(&piece, grad_bytes);
@@ -96,12 +118,28 @@ spw__whole_got(const spw_layout *l, uint32_t unit_idx, uint32_t grad_bytes, uint
     return at;
 }
 
+/* What spw__whole_got() returns, at once: of the parts between this one and the last that shares a matrix with it each gives all it has. */
+static uint64_t
+bytes_of(const spw_layout *l, uint32_t unit_idx, uint32_t grad_bytes, uint32_t part)
+{
+    const whole_piece all = {0, l->units[unit_idx].elems, 0};
+    const uint64_t full = piece_bytes(&all, grad_bytes);
+    whole_piece head, tail, first, last;
+    uint64_t bytes = spw__whole_given(l, unit_idx, grad_bytes, part, &head, &tail);
+    uint32_t low, high;
+    sharing(l, unit_idx, part, &low, &high);
+    first = tail_of(l, unit_idx, low);
+    last = head_of(l, unit_idx, high);
+    bytes += low < part ? piece_bytes(&first, grad_bytes) + (part - low - 1) * full : 0;
+    return bytes + (high > part ? piece_bytes(&last, grad_bytes) + (high - part - 1) * full : 0);
+}
+
 uint64_t
 spw__whole_most(const spw_layout *l, uint32_t unit_idx, uint32_t grad_bytes)
 {
     uint64_t most = 0;
     for (uint32_t part = 0; part < l->parts && l->units[unit_idx].whole; part++) {
-        const uint64_t bytes = spw__whole_got(l, unit_idx, grad_bytes, part, NULL, NULL, NULL);
+        const uint64_t bytes = bytes_of(l, unit_idx, grad_bytes, part);
         most = bytes > most ? bytes : most;
     }
     return most;

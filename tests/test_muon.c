@@ -381,7 +381,7 @@ test_pieces(void **unused)
         spw_store_unit unit = {.whole = true};
         spw_layout l = {
             .units = &unit, .unit_count = 1, .param_ids = ids, .param_first = first, .places = places, .parts = parts};
-        uint64_t at = 0, got = 0, lacks = 0;
+        uint64_t at = 0, got = 0, lacks = 0, most = 0;
         for (uint32_t id = 0; id < matrices; id++) {
             const uint64_t elems = 1 + random_pick(run, 2 + id, random_pick(run, 40 + id, 2) ? 9 * 4096 : 60000);
             ids[id] = id;
@@ -392,7 +392,8 @@ test_pieces(void **unused)
         for (uint32_t part = 0; part < parts; part++) {
             whole_piece in[16];
             spw_comm_piece take[16], give[16];
-            (void)spw__whole_got(&l, 0, 2, part, in, take, give);
+            const uint64_t bytes = spw__whole_got(&l, 0, 2, part, in, take, give);
+            most = bytes > most ? bytes : most;
             unit.first = part * unit.elems;
             for (uint32_t id = 0; id < matrices; id++) {
                 uint64_t from, to;
@@ -410,6 +411,7 @@ test_pieces(void **unused)
             }
         }
         assert_int_equal(got, lacks);
+        assert_int_equal(spw__whole_most(&l, 0, 2), most);
     }
 }
 
