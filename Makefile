@@ -103,7 +103,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 .DEFAULT_GOAL := all
 .SECONDARY:
 GPU_KIT := build/gpu-kit
-.PHONY: gpu-kit gpu-test gpu-bench all deps test-deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-checkpoint bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz mutants format lint install clean help tests tsan-tests
+.PHONY: gpu-kit gpu-test gpu-bench all deps test-deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-checkpoint bench-network bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz mutants format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -254,6 +254,10 @@ bench-comm: all
 	@[ -z "$(MPI_PLUGIN)" ] || ! command -v mpirun >/dev/null || for n in 2 4; do OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 		mpirun -n $$n --oversubscribe build/release/tests/bench_comm $(or $(MIB),256) $(or $(ROUNDS),9); done
 
+# Predicted over measured steps of ranks on two hosts, in network namespaces with links of several rates (RATES='500mbit 2gbit 8gbit').
+bench-network: all
+	@bash tests/bench_network.sh $(or $(RANKS),2) $(or $(STEPS),12) $(RATES)
+
 # Four ranks on two hosts, in network namespaces with a slow link between them (RATE=1gbit): with and without ZeRO++.
 bench-zeropp: all
 	@bash tests/bench_zeropp.sh $(or $(RATE),1gbit) $(or $(STEPS),12)
@@ -347,6 +351,7 @@ help:
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
 	@echo "make bench-comm  ranks of this host beside a plain copy and MPI (MIB=256, ROUNDS=9)"
 	@echo "make bench-deepspeed  step, memory, bytes and losses beside DeepSpeed's (PYTHON=python with torch, transformers, deepspeed)"
+	@echo "make bench-network  steps between two hosts as predicted (RANKS=2, STEPS=12, RATES='500mbit 2gbit 8gbit')"
 	@echo "make bench-zeropp  ZeRO++ on two hosts with a slow link between them (RATE=1gbit, STEPS=12)"
 	@echo "make gpu-test build/gpu-kit: the tests of the cuda device for a machine with a GPU; runs them if this is one"
 	@echo "make gpu-bench  products, attention, copies and training on the GPU, from the same kit"

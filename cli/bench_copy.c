@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { SIZES_MAX = 16, REPS_MAX = 1000, REPS_MIN = 5, REPS_SMOKE = 2, LEGS_MAX = 2, GUARD_BYTES = 4096 };
+enum { REPS_MAX = 1000, REPS_MIN = 5, REPS_SMOKE = 2, LEGS_MAX = 2, GUARD_BYTES = 4096 };
 
 enum { H2D = 1, D2H = 2, D2D = 4 };
 
@@ -47,9 +47,8 @@ enum { OP_COUNT = sizeof ops / sizeof ops[0] };
 
 typedef struct options {
     const char *device;
-    uint64_t sizes[SIZES_MAX]; /* bytes of the source, one direction */
-    uint32_t size_count;
-    double seconds; /* for each row */
+    cli_sizes sizes; /* of the source, one direction */
+    double seconds;  /* for each row */
     bool json, smoke;
 } options;
 
@@ -137,8 +136,8 @@ bench_open(bench *b, spw_error *err)
 {
     uint64_t S = 0, room, free_bytes = spw_memory_available_bytes(""), cgroup = spw_cgroup_memory_bytes("");
     spw_carve carve;
-    for (uint32_t i = 0; i < b->opt.size_count; i++)
-        S = b->opt.sizes[i] > S ? b->opt.sizes[i] : S;
+    for (uint32_t i = 0; i < b->opt.sizes.count; i++)
+        S = b->opt.sizes.bytes[i] > S ? b->opt.sizes.bytes[i] : S;
     room = S + GUARD_BYTES;
     free_bytes = free_bytes == 0 || cgroup < free_bytes ? cgroup : free_bytes;
     if (9 * room > free_bytes)
@@ -392,29 +391,6 @@ print_row(const bench *b, const result *r, spw_error *err)
 
 /* ---------------------------------------------------------------- the command */
 
-/* Sizes separated by commas; an exit code. Multiples of 4 are whole elements of either type. */
-static int
-parse_sizes(options *opt, const char *list)
-{
-    opt->size_count = 0;
-    for (const char *at = list;; at++) {
-        size_t len = strcspn(at, ",");
-        char text[64];
-        uint64_t size;
-        snprintf(text, sizeof text, "%.*s", (int)(len < sizeof text ? len : sizeof text - 1), at);
-        if (len >= sizeof text || !spw_parse_bytes(text, &size))
-            return cli_usage("bench copy", "--size %s: \"%s\" is not a size such as 256KiB", list, text);
-        if (size == 0 || size % 4 != 0 || size > (1ull << 40))
-            return cli_usage("bench copy", "--size %s: %s is not a multiple of 4 bytes from 4 B to 1 TiB", list, text);
-        if (opt->size_count == SIZES_MAX)
-            return cli_usage("bench copy", "--size %s: more than %d sizes", list, SIZES_MAX);
-        opt->sizes[opt->size_count++] = size;
-        at += len;
-        if (*at == '\0')
-            return EXIT_DONE;
-    }
-}
-
 static int
 parse_options(options *opt, int argc, char **argv)
 {
@@ -434,17 +410,14 @@ parse_options(options *opt, int argc, char **argv)
         if (strcmp(name, "--device") == 0) {
             opt->device = value;
         } else if (strcmp(name, "--size") == 0) {
-            if (parse_sizes(opt, value) != EXIT_DONE)
+            if (!cli_bench_sizes("bench copy", value, 4, &opt->sizes))
                 return EXIT_USAGE;
-        } else {
-            char *end;
-            opt->seconds = strtod(value, &end);
-            if (end == value || *end != '\0' || !(opt->seconds > 0) || opt->seconds > 3600)
-                return cli_usage("bench copy", "--seconds %s is not a number above 0 and up to 3600", value);
+        } else if (!cli_bench_seconds("bench copy", value, &opt->seconds)) {
+            return EXIT_USAGE;
         }
     }
-    if (opt->size_count == 0)
-        return parse_sizes(opt, opt->smoke ? "4KiB,64KiB" : "256KiB,4MiB,64MiB");
+    if (opt->sizes.count == 0)
+        (void)cli_bench_sizes("bench copy", opt->smoke ? "4KiB,64KiB" : "256KiB,4MiB,64MiB", 4, &opt->sizes);
     return EXIT_DONE;
 }
 
@@ -462,8 +435,8 @@ cli_bench_copy(int argc, char **argv)
     if (st == SPW_OK)
         st = print_header(&b, &err);
     for (uint32_t i = 0; i < OP_COUNT; i++) {
-        for (uint32_t j = 0; st == SPW_OK && j < b.opt.size_count; j++) {
-            measure(&b, &ops[i], b.opt.sizes[j], &r);
+        for (uint32_t j = 0; st == SPW_OK && j < b.opt.sizes.count; j++) {
+            measure(&b, &ops[i], b.opt.sizes.bytes[j], &r);
             wrong += r.wrong;
             st = spw_gpu_check(b.gpu, &err);
             if (st == SPW_OK)

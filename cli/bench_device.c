@@ -242,11 +242,8 @@ parse_options(device_bench *b, const char *command, int argc, char **argv)
             if (t == SPW_DTYPE_COUNT)
                 return cli_usage(command, "--compute %s: fp32, bf16 or fp16", value);
             b->dtype = (spw_dtype)t;
-        } else {
-            char *end;
-            b->seconds = strtod(value, &end);
-            if (end == value || *end != '\0' || !(b->seconds > 0) || b->seconds > 3600)
-                return cli_usage(command, "--seconds %s is not a number above 0 and up to 3600", value);
+        } else if (!cli_bench_seconds(command, value, &b->seconds)) {
+            return EXIT_USAGE;
         }
     }
     return EXIT_DONE;

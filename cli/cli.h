@@ -15,6 +15,7 @@ int cli_bench(int argc, char **argv);
 int cli_bench_io(int argc, char **argv);        /* argv[0] is "io" */
 int cli_bench_adam(int argc, char **argv);      /* argv[0] is "adam" */
 int cli_bench_copy(int argc, char **argv);      /* argv[0] is "copy" */
+int cli_bench_comm(int argc, char **argv);      /* argv[0] is "comm" */
 int cli_bench_gemm(int argc, char **argv);      /* argv[0] is "gemm" */
 int cli_bench_attention(int argc, char **argv); /* argv[0] is "attention" */
 int cli_tune(int argc, char **argv);
@@ -29,9 +30,13 @@ void cli_log(bool shown); /* the library's warnings and notes, on stderr or nowh
 int cli_fail(const spw_error *err);
 int cli_exit_code(const spw_error *err);
 void cli_set_rank(uint32_t rank);
-/* Starts this program count times as the ranks of one world, with these arguments; its exit code. */
-int cli_launch(uint32_t count, char **argv); /* at most CLI_RANKS_MAX */
-bool cli_is_launched(void);                  /* this process is such a rank */
+/*
+ * What -n asks for: starts this program count times as the ranks of one world, with these arguments, and returns their exit code, or EXIT_USAGE
+ * after a message where a launcher has started this process already; -1: go on, for none is asked for (0), or this is one of them.
+ */
+int cli_start_ranks(const char *command, uint64_t count, char **argv);
+/* The value of -n; 0 after a message. */
+uint64_t cli_rank_count(const char *command, int argc, char **argv, int *i);
 /* Prints a usage error and where help is. */
 int cli_usage(const char *command, const char *fmt, ...) SPW_PRINTF(2, 3);
 /* The value of option argv[*i] (the next argument), or NULL after a message. */
@@ -112,5 +117,12 @@ double cli_median(const double *v, uint32_t n);
 double cli_sample_at(const double *v, uint32_t n, uint32_t rank);
 /* "release", "checked", "debug", "asan" or "tsan": a benchmark's header names it. */
 const char *cli_build_name(void);
+/* What benchmarks are asked for. False after a message: a list such as "256KiB,4MiB", of multiples of some bytes; seconds above 0. */
+typedef struct cli_sizes {
+    uint64_t bytes[16];
+    uint32_t count;
+} cli_sizes;
+bool cli_bench_sizes(const char *command, const char *list, uint64_t multiple, cli_sizes *out);
+bool cli_bench_seconds(const char *command, const char *text, double *out);
 
 #endif

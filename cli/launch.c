@@ -1,5 +1,5 @@
 /*
- * Local ranks without a launcher: spillway train -n N starts itself N times with the variables that torchrun sets, passes
+ * Local ranks without a launcher: spillway train -n N, or bench comm, starts itself N times with the variables that torchrun sets, passes
  * signals on, and ends with the first failure's exit code.
  */
 #include "cli.h"
@@ -16,7 +16,7 @@
 
 enum { GRACE_S = 90 }; /* ranks find out by themselves what happened; only then are they killed */
 
-#define STARTED_BY "SPW_STARTED_BY" /* in a rank of cli_launch(): the process that called it */
+#define STARTED_BY "SPW_STARTED_BY" /* in a rank of launch(): the process that called it */
 
 static pid_t children[CLI_RANKS_MAX];
 static uint32_t child_count;
@@ -71,8 +71,9 @@ take_share(uint32_t rank, uint32_t count)
     (void)sched_setaffinity(0, sizeof cpus, &cpus); /* a hint: where the system refuses, all CPUs serve */
 }
 
-bool
-cli_is_launched(void)
+/* This process is a rank of a launch(). */
+static bool
+is_launched(void)
 {
     const char *parent = getenv(STARTED_BY);
     return parent != NULL && strtoul(parent, NULL, 10) == (unsigned long)getppid();
@@ -156,8 +157,8 @@ pass_on_signals(void)
         sigaction(SIGHUP, &action, NULL);
 }
 
-int
-cli_launch(uint32_t count, char **argv)
+static int
+launch(uint32_t count, char **argv)
 {
     uint32_t port = free_port();
     pid_t self = getpid();
@@ -183,4 +184,35 @@ cli_launch(uint32_t count, char **argv)
     pass_on_signals();
     (void)sigprocmask(SIG_SETMASK, &before, NULL);
     return wait_for_all();
+}
+
+int
+cli_start_ranks(const char *command, uint64_t count, char **argv)
+{
+    const char *of_mpi = getenv("OMPI_COMM_WORLD_SIZE");
+    if (count == 0 || is_launched())
+        return -1;
+    if (getenv("RANK") != NULL && getenv("WORLD_SIZE") != NULL)
+        return cli_usage(command,
+                         "-n %llu starts ranks, but RANK is set: this is rank %s of the %s that a launcher started; "
+                         "leave out -n, or unset RANK and WORLD_SIZE",
+                         (unsigned long long)count, getenv("RANK"), getenv("WORLD_SIZE"));
+    if (of_mpi != NULL && strcmp(of_mpi, "1") != 0)
+        return cli_usage(command,
+                         "-n %llu starts ranks, but mpirun started this process, one of %s: leave out -n, or mpirun",
+                         (unsigned long long)count, of_mpi);
+    return launch((uint32_t)count, argv);
+}
+
+uint64_t
+cli_rank_count(const char *command, int argc, char **argv, int *i)
+{
+    const char *value = cli_value(command, argc, argv, i);
+    uint64_t count;
+    if (value == NULL)
+        return 0;
+    if (cli_number(value, &count) && count > 0 && count <= CLI_RANKS_MAX)
+        return count;
+    (void)cli_usage(command, "-n takes 1 to %d ranks, not %s", CLI_RANKS_MAX, value);
+    return 0;
 }

@@ -26,6 +26,7 @@ static const char usage[] =
     "  spillway bench io PATH ...      what swap paths deliver, beside a bare io_uring loop\n"
     "  spillway bench adam             how close the optimizers come to memory bandwidth\n"
     "  spillway bench copy             what copies between host and device deliver, beside memcpy\n"
+    "  spillway bench comm -n RANKS    what ranks receive from each other, on a host and between hosts\n"
     "  spillway bench gemm|attention   what the device computes, beside its peak\n"
     "  spillway tune PATH ... [-o F]   the best aio settings, and what a training step will cost\n"
     "  spillway plot BENCH.json -o OUT.svg\n"
@@ -62,7 +63,8 @@ static const char train_usage[] =
     "first one: what is being saved is saved, if it is before SIGKILL.\n";
 
 static const char plan_usage[] =
-    "spillway plan CONFIG.json [--set a.b=c ...] [--hosts N] [--json] [--faster] [--calibrate | --no-measure]\n"
+    "spillway plan CONFIG.json [--set a.b=c ...] [--hosts N] [--network GBIT] [--json] [--faster]\n"
+    "                    [--calibrate | --no-measure]\n"
     "spillway plan --table [--params 7.5e9] [--ranks LIST] [--mp LIST]\n"
     "\n"
     "Plans as train does and takes nothing: bytes per tier and purpose, bytes of a step per link, the predicted\n"
@@ -76,6 +78,7 @@ static const char plan_usage[] =
     "  --hosts N      spillway.ranks ranks are on N hosts, equally many on each, and this is one of them (default: "
     "all\n"
     "                 on this one); what a rank receives from the others in a step, and from other hosts, is counted\n"
+    "  --network GBIT predicts with so many Gbit/s into each host (default: what spillway bench comm has kept)\n"
     "  --json         the same as one JSON object\n"
     "  --calibrate    measures again what the cache has\n"
     "  --no-measure   neither measures nor predicts times\n"
@@ -229,6 +232,25 @@ static const char bench_copy_usage[] =
     "  --seconds S    time for each row (default 1)\n"
     "  --json         a header and one JSON object per row, with every sample; spillway plot draws it\n"
     "  --smoke        tiny sizes and 2 repetitions: shows that it runs, measures nothing\n";
+
+static const char bench_comm_usage[] =
+    "spillway bench comm [-n RANKS] [--device auto] [--collectives auto|host|nccl] [--size LIST] [--seconds S]\n"
+    "                    [--json] [--smoke]\n"
+    "\n"
+    "comm: GB that ranks receive from each other in a second where weights are gathered, where gradients are\n"
+    "summed up, and where both happen at once: from the ranks of a host (beside memcpy, where they share its\n"
+    "memory), and from other hosts, whose ranks share the network. To be started as the training is: what is\n"
+    "found at the last size is kept on each host, and from then on spillway plan predicts, and spillway train\n"
+    "bounds steps, with it (for as many ranks on a host). Every element is checked; one that is wrong makes the\n"
+    "exit code 1.\n"
+    "\n"
+    "  -n RANKS           so many ranks on this machine; across machines mpirun, srun or torchrun start them\n"
+    "  --device NAME      auto, cpu, cuda or cuda:1 (default auto)\n"
+    "  --collectives C    auto: devices are linked where NCCL can; host, nccl (default auto)\n"
+    "  --size LIST        bytes of a unit, over all ranks (default 4MiB,64MiB)\n"
+    "  --seconds S        time for each row (default 1)\n"
+    "  --json             a header and one JSON object per row\n"
+    "  --smoke            small, few calls, nothing is kept: shows that it runs, measures nothing\n";
 
 static const char bench_device_usage[] =
     "spillway bench gemm|attention [--device auto] [--compute fp32|bf16|fp16] [--seconds S] [--json] [--smoke]\n"
@@ -385,11 +407,8 @@ help_bench(const char *which)
 {
     static const struct {
         const char *name, *usage;
-    } all[] = {{"io", bench_io_usage},
-               {"adam", bench_adam_usage},
-               {"copy", bench_copy_usage},
-               {"gemm", bench_device_usage},
-               {"attention", bench_device_usage}};
+    } all[] = {{"io", bench_io_usage},     {"adam", bench_adam_usage},   {"copy", bench_copy_usage},
+               {"comm", bench_comm_usage}, {"gemm", bench_device_usage}, {"attention", bench_device_usage}};
     bool shown = false;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (which != NULL ? strcmp(which, all[i].name) != 0 : i > 0 && all[i].usage == all[i - 1].usage)

@@ -23,6 +23,7 @@ typedef struct job {
     double params, ranks[LIST_MAX], mp[LIST_MAX];
     uint32_t rank_count, mp_count;
     uint64_t hosts; /* 0: not said */
+    double network; /* Gbit/s into each host; 0: not said */
 } job;
 
 static void
@@ -106,7 +107,8 @@ cli_show_no_fit(const spw_config *config, const spw_model *model, const spw_plan
 static void
 print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
 {
-    const spw_resource no_rate = SPW_RESOURCE_COUNT; /* how fast others are is not measured */
+    const spw_resource no_rate = SPW_RESOURCE_COUNT;
+    const double far = (double)(p->gathered.far + p->reduced.far);
     const struct {
         const char *name;
         double amount;
@@ -120,7 +122,8 @@ print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
         {"d2h", (double)x->traffic.d2h, "B", SPW_RESOURCE_D2H},
         {"gathered from ranks", (double)p->gathered.all, "B", no_rate},
         {"reduced from ranks", (double)p->reduced.all, "B", no_rate},
-        {"both, from other hosts", (double)(p->gathered.far + p->reduced.far), "B", no_rate},
+        {"both, within the host", (double)(p->gathered.all + p->reduced.all) - far, "B", SPW_RESOURCE_RANKS},
+        {"all ranks', from hosts", far * p->local_ranks, "B", SPW_RESOURCE_NETWORK},
         {"compute", p->flops, "FLOP", SPW_RESOURCE_COMPUTE},
         {"optimizer", (double)(p->trained - p->trained_device), "params", SPW_RESOURCE_OPTIMIZER},
         {"all on these CPUs", 0, "", SPW_RESOURCE_CPU}};
@@ -128,8 +131,9 @@ print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char amount[32] = "", each[32] = "", seconds[32] = "?", rate[40] = "";
         bool bytes = rows[i].unit[0] == 'B', rated = rows[i].resource != no_rate;
+        bool between = !rated || rows[i].resource == SPW_RESOURCE_RANKS || rows[i].resource == SPW_RESOURCE_NETWORK;
         double s = rated ? x->seconds[rows[i].resource] : NAN;
-        if (!rated && p->ranks == 1)
+        if (between && p->ranks == 1)
             continue;
         if (rows[i].resource == SPW_RESOURCE_CPU && (rates == NULL || rates->shared_cores == 0))
             continue;
@@ -192,10 +196,15 @@ print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, 
         printf("  the bound is the longest of them: a step takes longer by what does not overlap; --faster looks "
                "for settings that shorten it\n");
     }
-    if (p->gathered.far + p->reduced.far > 0) {
+    if (rates != NULL && isnan(x->seconds[SPW_RESOURCE_RANKS]))
+        printf(
+            "  how fast ranks of a host reach each other is in no time here: spillway bench comm -n %u measures it\n",
+            p->local_ranks);
+    if (p->gathered.far + p->reduced.far > 0 && isnan(x->seconds[SPW_RESOURCE_NETWORK])) {
         const double bytes = (double)(p->gathered.far + p->reduced.far) * p->local_ranks;
         printf("  the network is in no time here: the %u rank%s of a host receive%s %s a step from other hosts, %.3g s "
-               "at 10 Gbit/s, %.3g s at 100\n",
+               "at 10 Gbit/s,\n  %.3g s at 100; spillway bench comm, started as train will be, measures it, and "
+               "--network 100 takes it as given\n",
                p->local_ranks, p->local_ranks > 1 ? "s" : "", p->local_ranks > 1 ? "" : "s",
                spw_format_bytes(a, sizeof a, (uint64_t)bytes), bytes * 8e-10, bytes * 8e-11);
     }
@@ -560,6 +569,8 @@ plan_config(const job *j)
         st = spw_engine_create(&r.engine, &options, &err);
     if (st == SPW_OK && !j->no_measure)
         spw_calibrate(&rates, &r.config, &plan, j->calibrate ? SPW_CALIBRATE_FORCE : SPW_CALIBRATE_AUTO, &calibration);
+    for (int use = 0; use < SPW_USE_COUNT && j->network > 0; use++)
+        rates.received[SPW_WAY_FAR][use] = j->network * 1e9 / 8;
     if (calibration.measured > 0 && plan.device_apart &&
         plan.ranks <= 1) { /* from now on training chooses by what was measured, and may choose otherwise */
         spw_engine_destroy(r.engine);
@@ -633,11 +644,17 @@ print_table(const job *j)
 }
 
 static bool
-read_number(const char *text, double most, double *out)
+read_positive(const char *text, double *out)
 {
     char *end;
     *out = strtod(text, &end);
-    return end != text && *end == '\0' && *out >= 1 && *out <= most;
+    return end != text && *end == '\0' && *out > 0 && isfinite(*out);
+}
+
+static bool
+read_number(const char *text, double most, double *out)
+{
+    return read_positive(text, out) && *out >= 1 && *out <= most;
 }
 
 static bool
@@ -682,12 +699,15 @@ parse(job *j, int argc, char **argv)
         } else if (strcmp(name, "--table") == 0) {
             j->table = true;
         } else if (strcmp(name, "--set") == 0 || strcmp(name, "--params") == 0 || strcmp(name, "--ranks") == 0 ||
-                   strcmp(name, "--mp") == 0 || strcmp(name, "--hosts") == 0) {
+                   strcmp(name, "--mp") == 0 || strcmp(name, "--hosts") == 0 || strcmp(name, "--network") == 0) {
             if ((v = cli_value("plan", argc, argv, &i)) == NULL)
                 return EXIT_USAGE;
-            table_option = table_option || (strcmp(name, "--set") != 0 && strcmp(name, "--hosts") != 0);
+            table_option = table_option || strcmp(name, "--params") == 0 || strcmp(name, "--ranks") == 0 ||
+                           strcmp(name, "--mp") == 0;
             if (strcmp(name, "--hosts") == 0)
                 ok = cli_number(v, &j->hosts) && j->hosts > 0;
+            else if (strcmp(name, "--network") == 0)
+                ok = read_positive(v, &j->network) && j->network < 1e6;
             else if (strcmp(name, "--params") == 0)
                 ok = read_number(v, 1e18, &j->params);
             else if (strcmp(name, "--ranks") == 0)
@@ -705,7 +725,7 @@ parse(job *j, int argc, char **argv)
         }
     }
     if (j->table && (j->path != NULL || j->json || j->calibrate || j->no_measure || j->faster ||
-                     j->override_count > 0 || j->hosts > 0))
+                     j->override_count > 0 || j->hosts > 0 || j->network > 0))
         return cli_usage("plan", "--table takes --params, --ranks and --mp, and no configuration");
     if (!j->table && table_option)
         return cli_usage("plan", "--params, --ranks and --mp belong to --table");
@@ -713,6 +733,8 @@ parse(job *j, int argc, char **argv)
         return cli_usage("plan", "a configuration file is needed, or --table");
     if (j->calibrate && j->no_measure)
         return cli_usage("plan", "--calibrate or --no-measure, not both");
+    if (j->network > 0 && j->no_measure)
+        return cli_usage("plan", "--network is for times, which --no-measure leaves out");
     if (j->faster && j->no_measure)
         return cli_usage("plan", "--faster compares times, which --no-measure leaves out");
     return -1;

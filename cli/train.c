@@ -109,10 +109,8 @@ cli_train(int argc, char **argv)
         } else if (strcmp(name, "--resume-anyway") == 0) {
             r.resume_anyway = true;
         } else if (strcmp(name, "-n") == 0) {
-            if ((value = cli_value("train", argc, argv, &i)) == NULL)
+            if ((ranks = cli_rank_count("train", argc, argv, &i)) == 0)
                 return EXIT_USAGE;
-            if (!cli_number(value, &ranks) || ranks == 0 || ranks > CLI_RANKS_MAX)
-                return cli_usage("train", "-n takes 1 to %d ranks, not %s", CLI_RANKS_MAX, value);
         } else if (strcmp(name, "--set") == 0 || strcmp(name, "--resume") == 0 || strcmp(name, "--trace") == 0) {
             if ((value = cli_value("train", argc, argv, &i)) == NULL)
                 return EXIT_USAGE;
@@ -132,19 +130,8 @@ cli_train(int argc, char **argv)
         return cli_usage("train", "a configuration file is needed");
     if (r.resume_anyway && resume == NULL)
         return cli_usage("train", "--resume-anyway belongs to --resume DIR");
-    if (ranks > 0 && !cli_is_launched()) {
-        if (getenv("RANK") != NULL && getenv("WORLD_SIZE") != NULL)
-            return cli_usage(
-                "train",
-                "-n %llu starts ranks, but RANK is set: this is rank %s of the %s that a launcher started; "
-                "leave out -n, or unset RANK and WORLD_SIZE",
-                (unsigned long long)ranks, getenv("RANK"), getenv("WORLD_SIZE"));
-        if (getenv("OMPI_COMM_WORLD_SIZE") != NULL && strcmp(getenv("OMPI_COMM_WORLD_SIZE"), "1") != 0)
-            return cli_usage(
-                "train", "-n %llu starts ranks, but mpirun started this process, one of %s: leave out -n, or mpirun",
-                (unsigned long long)ranks, getenv("OMPI_COMM_WORLD_SIZE"));
-        return cli_launch((uint32_t)ranks, argv - 1);
-    }
+    if ((rc = cli_start_ranks("train", ranks, argv - 1)) >= 0)
+        return rc;
     r.tty = isatty(STDOUT_FILENO) == 1;
     if (join(&r, overrides, &override_count, &err) != SPW_OK)
         return cli_fail(&err);

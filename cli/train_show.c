@@ -162,7 +162,8 @@ cli_train_show_end(train_run *r)
         if (s->bounds_s[k] > 0)
             printf("%s%s %.0f%%", shown++ ? ", " : "", spw_resource_name((spw_resource)k), 100 * s->bounds_s[k] / wall);
     }
-    printf(" of the time%s\n", r->rates_known ? "" : "; rates of the disks are unknown: spillway plan measures them");
+    printf(" of the time%s%s\n", r->rates_known ? "" : "; rates of the disks are unknown: spillway plan measures them",
+           r->ranks_known ? "" : "; how fast ranks reach each other is unknown: spillway bench comm measures it");
     printf("  model            %.3g FLOP a step, %.4g TFLOP/s", p->model_flops, p->model_flops * n / wall * 1e-12);
     if (spw_gpu_get_info(spw_engine_gpu(r->engine))->peak_flops > 0)
         printf(", %.1f%% of the device's peak (MFU)",

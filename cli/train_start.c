@@ -339,4 +339,6 @@ cli_train_use_rates(train_run *r, spw_prediction *out)
     r->rates_known = true;
     for (uint32_t i = 0; i < p->path_count; i++)
         r->rates_known &= rates.nvme_read[i] > 0;
+    r->ranks_known = (p->local_ranks < 2 || rates.received[SPW_WAY_NEAR][SPW_USE_BOTH] > 0) &&
+                     (p->local_ranks == p->ranks || rates.received[SPW_WAY_FAR][SPW_USE_BOTH] > 0);
 }

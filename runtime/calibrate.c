@@ -387,6 +387,59 @@ get_rates(calibration *c, const char *what, measure_fn measure, const char *path
         spw_log(SPW_LOG_WARN, "not measured: %s", err.message);
 }
 
+/* ---------------------------------------------------------------- between ranks */
+
+static void
+name_received(char what[RATE_KEY_BYTES - 400], spw_rank_way way, bool linked, uint32_t local_ranks)
+{
+    snprintf(what, RATE_KEY_BYTES - 400, "received|%s|%s|%u", spw_rank_way_name(way), linked ? "linked" : "host",
+             local_ranks);
+}
+
+enum { RECEIVED_VALUES = SPW_USE_COUNT + 1 };
+
+/* What ranks have kept. One process cannot measure it: that it is not known is no news here. */
+static void
+find_received(calibration *c, spw_rank_way way, spw_rates *out)
+{
+    char what[RATE_KEY_BYTES - 400];
+    double values[RECEIVED_VALUES];
+    const uint32_t unknown = c->report->unknown;
+    const spw_calibrate_mode mode = c->mode;
+    name_received(what, way, c->plan->linked, c->plan->local_ranks);
+    c->mode = SPW_CALIBRATE_CACHE_ONLY;
+    get_rates(c, what, NULL, NULL, values, RECEIVED_VALUES);
+    c->mode = mode;
+    c->report->unknown = unknown;
+    memcpy(out->received[way], values, sizeof out->received[way]);
+    out->received_cpu[way] = values[SPW_USE_COUNT];
+}
+
+void
+spw__keep_received(bool linked, uint32_t local_ranks, const spw_rates *rates, char *path)
+{
+    calibration c = {.cache = spw__rate_cache_open()};
+    path[0] = '\0';
+    if (c.cache == NULL)
+        return;
+    describe_machine(&c);
+    snprintf(path, SPW_PATH_BYTES, "%s", spw__rate_cache_path(c.cache));
+    for (int way = 0; way < SPW_WAY_COUNT; way++) {
+        char what[RATE_KEY_BYTES - 400], key[RATE_KEY_BYTES];
+        double values[RECEIVED_VALUES];
+        bool whole = true;
+        memcpy(values, rates->received[way], sizeof rates->received[way]);
+        values[SPW_USE_COUNT] = rates->received_cpu[way];
+        for (int i = 0; i < RECEIVED_VALUES; i++)
+            whole = whole && values[i] > 0;
+        name_received(what, (spw_rank_way)way, linked, local_ranks);
+        snprintf(key, sizeof key, "%s|%s", c.machine, what);
+        if (whole)
+            spw__rate_cache_put(c.cache, key, (int64_t)time(NULL), values, RECEIVED_VALUES);
+    }
+    spw__rate_cache_close(c.cache);
+}
+
 void
 spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, spw_calibrate_mode mode,
               spw_calibration *report)
@@ -438,6 +491,10 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
                  (unsigned long long)config->model.width);
         get_rates(&c, what, measure_orthogonal, NULL, &out->orthogonal, 1);
     }
+    if (plan->ranks > 1 && plan->local_ranks > 1)
+        find_received(&c, SPW_WAY_NEAR, out);
+    if (plan->ranks > plan->local_ranks)
+        find_received(&c, SPW_WAY_FAR, out);
     if (!plan->device_apart)
         out->shared_cores = spw_cpu_allowed_count();
     out->compute_threads = config->run.compute_threads;

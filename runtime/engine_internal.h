@@ -212,9 +212,9 @@ struct spw_engine {
     uint64_t device_ns; /* atomic: what a device that works by itself has computed, by its own clock */
     spw_rates rates;
     spw_store_stats counted; /* up to here the steps' bytes have been told; what moves between two steps counts too */
-    uint64_t counted_gather, counted_reduce;
-    double expert_peak; /* of this step so far */
-    bool counting;      /* false: something else than steps has moved bytes since */
+    spw_received gathered, reduced; /* up to here, too */
+    double expert_peak;             /* of this step so far */
+    bool counting;                  /* false: something else than steps has moved bytes since */
     saved_model saved;
     const spw_checkpoint_job *saving; /* NULL: none is under way */
 };
@@ -490,9 +490,8 @@ uint32_t spw__ranks_channels(const engine_zeropp *z);
 spw_status
 spw__ranks_open_channels(rank_channels *out, spw_comm *comm, const engine_zeropp *z, double timeout_s, spw_error *err);
 void spw__ranks_close_channels(rank_channels *channels);
-/* Received so far; far_: of that from other hosts, may be NULL. */
-void spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint64_t *far_gathered,
-                      uint64_t *far_reduced);
+/* Received so far. */
+void spw__ranks_bytes(const spw_ranks *r, spw_received *gathered, spw_received *reduced);
 
 /* ---------------------------------------------------------------- engine_ranks.c: gathering and reducing */
 

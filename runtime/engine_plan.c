@@ -674,6 +674,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         st = spw__plan_make(&e->plan, &in, err);
         e->plan.ranks = e->world;
         e->plan.local_ranks = e->local_world;
+        e->plan.linked = e->linked;
         if (st == SPW_OK && e->world > 1 && !e->inference && in.use_count > 0)
             st = spw__count_received(e, &in, err);
         if (e->plan.single_grad)

@@ -147,7 +147,7 @@ begin_account(spw_engine *e, step_start *s)
     if (!e->counting) {
         e->counted = s->store;
         if (e->ranks != NULL)
-            spw__ranks_bytes(e->ranks, &e->counted_gather, &e->counted_reduce, NULL, NULL);
+            spw__ranks_bytes(e->ranks, &e->gathered, &e->reduced);
     }
 }
 
@@ -171,6 +171,7 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
 {
     spw_store_stats now;
     spw_act_stats kept_now;
+    spw_step_load load = {0};
     double parts = (double)e->compute_ns * 1e-9, waits = 0;
     bool own = e->layout.parts == 1; /* else it is another thread that waits in the store */
     spw_store_get_stats(e->store, &now);
@@ -194,12 +195,14 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
     r->h2d =
         now.h2d_bytes - e->counted.h2d_bytes + e->h2d_bytes - s->h2d_bytes + kept_now.h2d_bytes - s->kept.h2d_bytes;
     if (e->ranks != NULL) {
-        uint64_t gather, reduce;
-        spw__ranks_bytes(e->ranks, &gather, &reduce, NULL, NULL);
-        r->gather = gather - e->counted_gather;
-        r->reduce = reduce - e->counted_reduce;
-        e->counted_gather = gather;
-        e->counted_reduce = reduce;
+        spw_received gathered, reduced;
+        spw__ranks_bytes(e->ranks, &gathered, &reduced);
+        load.gathered = (spw_received){gathered.all - e->gathered.all, gathered.far - e->gathered.far};
+        load.reduced = (spw_received){reduced.all - e->reduced.all, reduced.far - e->reduced.far};
+        e->gathered = gathered;
+        e->reduced = reduced;
+        r->gather = load.gathered.all;
+        r->reduce = load.reduced.all;
     }
     r->updates = now.updates - s->store.updates;
     r->ahead = now.ahead - s->store.ahead;
@@ -207,7 +210,11 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
     e->counted = now;
     e->counting = true;
     r->d2h = e->d2h_bytes - s->d2h_bytes + kept_now.d2h_bytes - s->kept.d2h_bytes;
-    r->bound_by = spw_step_bound(&e->plan, &e->rates, r->nvme_read, r->nvme_write, r->compute_s, r->cpu_s, r->bounds_s);
+    load.nvme_read = r->nvme_read;
+    load.nvme_write = r->nvme_write;
+    load.compute_s = r->compute_s;
+    load.cpu_s = r->cpu_s;
+    r->bound_by = spw_step_bound(&e->plan, &e->rates, &load, r->bounds_s);
     r->bound_s = r->bounds_s[r->bound_by];
 }
 

@@ -9,9 +9,21 @@
 const char *
 spw_resource_name(spw_resource resource)
 {
-    static const char *const names[SPW_RESOURCE_COUNT] = {"compute", "optimizer", "h2d",        "d2h",
-                                                          "cpu",     "nvme_read", "nvme_write", "nvme"};
+    static const char *const names[SPW_RESOURCE_COUNT] = {"compute",   "optimizer",  "h2d",  "d2h",   "cpu",
+                                                          "nvme_read", "nvme_write", "nvme", "ranks", "network"};
     return (unsigned)resource < SPW_RESOURCE_COUNT ? names[resource] : "unknown";
+}
+
+const char *
+spw_rank_way_name(spw_rank_way way)
+{
+    return spw_resource_name(way == SPW_WAY_NEAR ? SPW_RESOURCE_RANKS : SPW_RESOURCE_NETWORK);
+}
+
+const char *
+spw_rank_use_name(spw_rank_use use)
+{
+    return use == SPW_USE_GATHER ? "gather" : use == SPW_USE_REDUCE ? "reduce" : "both";
 }
 
 /* amount / rate; nothing takes no time, also at an unknown rate. */
@@ -43,6 +55,39 @@ disk_seconds(const spw_plan *p, const spw_traffic *t, const spw_rates *r, const 
     return longest;
 }
 
+/* gathered and reduced bytes over one way. */
+static double
+way_seconds(double gathered, double reduced, const double rate[SPW_USE_COUNT])
+{
+    const double longer = fmax(seconds_of(gathered, rate[SPW_USE_GATHER]), seconds_of(reduced, rate[SPW_USE_REDUCE]));
+    return gathered > 0 && reduced > 0 ? fmax(longer, seconds_of(gathered + reduced, rate[SPW_USE_BOTH])) : longer;
+}
+
+/* What this rank receives from those of its host, or what all of these do from others. */
+static double
+received_seconds(const spw_plan *p, const spw_received *gathered, const spw_received *reduced, const spw_rates *r,
+                 spw_rank_way way)
+{
+    const double ranks = p->local_ranks > 1 ? p->local_ranks : 1;
+    return way == SPW_WAY_NEAR
+               ? way_seconds((double)(gathered->all - gathered->far), (double)(reduced->all - reduced->far),
+                             r->received[way])
+               : way_seconds(ranks * (double)gathered->far, ranks * (double)reduced->far, r->received[way]);
+}
+
+/* The longer of both ways, as far as they are known: of the first forward pass, or of all that comes after it. */
+static double
+ranks_seconds(const spw_plan *p, const spw_rates *r, bool first)
+{
+    static const spw_received nothing;
+    const spw_received after = {p->gathered.all - p->gathered_first.all, p->gathered.far - p->gathered_first.far};
+    double longest = 0;
+    for (int way = 0; way < SPW_WAY_COUNT; way++)
+        longest = fmax(longest, received_seconds(p, first ? &p->gathered_first : &after, first ? &nothing : &p->reduced,
+                                                 r, (spw_rank_way)way));
+    return longest;
+}
+
 /* How many ranks take turns on this one's processors, each with about as much to do. */
 static double
 turns(const spw_plan *p)
@@ -65,20 +110,22 @@ forward_seconds(const spw_plan *p, const spw_prediction *x)
 
 /* Late updates have the backward pass, and all that is read and written with it. */
 static double
-late_seconds(const spw_plan *p, const spw_prediction *x)
+late_seconds(const spw_plan *p, const spw_rates *r, const spw_prediction *x)
 {
     const double *s = x->seconds, forward = forward_seconds(p, x);
-    return forward + fmax(s[SPW_RESOURCE_COMPUTE] - forward, fmax(s[SPW_RESOURCE_OPTIMIZER], s[SPW_RESOURCE_NVME]));
+    const double backward = fmax(s[SPW_RESOURCE_COMPUTE] - forward, ranks_seconds(p, r, false));
+    return fmax(forward, ranks_seconds(p, r, true)) +
+           fmax(backward, fmax(s[SPW_RESOURCE_OPTIMIZER], s[SPW_RESOURCE_NVME]));
 }
 
 /*
  * Records, and gradients that wait on nvme, are read when the norm is known, beside the next forward pass and its share of weights. What
  * memory of gradients and slots can hold of them is written beside the next backward pass. Of updates ahead of the norm, where there are any,
  * as many as the backward pass has time for are done by then. Of several passes the first goes forward beside updates, and in the last one gradients
- * leave and updates begin.
+ * leave and updates begin. Ranks gather with each of them, and sum up before the norm.
  */
 static double
-gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
+gated_seconds(const spw_plan *p, const spw_rates *r, const spw_prediction *x, bool ahead)
 {
     const double *s = x->seconds, reads = (double)x->traffic.nvme_read, writes = (double)x->traffic.nvme_write;
     const double records = share((double)(p->record_nvme + p->grad_nvme), reads), weights = (1 - records) / 2;
@@ -86,8 +133,9 @@ gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
     const double passes = p->passes > 1 ? p->passes : 1;
     const double leave = s[SPW_RESOURCE_D2H] * share((double)(p->grad_host + p->grad_nvme), (double)x->traffic.d2h);
     const double all_forward = forward_seconds(p, x), forward = all_forward / passes;
-    const double after = forward + x->orthogonal_s;
-    const double before = fmax(s[SPW_RESOURCE_COMPUTE] - after, s[SPW_RESOURCE_NVME_READ] * weights);
+    const double computed = forward + x->orthogonal_s, after = fmax(computed, ranks_seconds(p, r, true));
+    const double before =
+        fmax(fmax(s[SPW_RESOURCE_COMPUTE] - computed, s[SPW_RESOURCE_NVME_READ] * weights), ranks_seconds(p, r, false));
     const double last = (before - (all_forward - forward)) / passes;
     const double backward = before + fmax(0, leave - last);
     const double disk =
@@ -107,6 +155,23 @@ busy(uint32_t threads, uint32_t cores)
     return threads > 0 && threads < cores ? (double)threads / cores : 1;
 }
 
+/* Between ranks a rate may well not be known; it is left out then. */
+static double
+known(double seconds)
+{
+    return isnan(seconds) ? 0 : seconds;
+}
+
+/* Of one processor, for what this rank receives. */
+static double
+receiving(const spw_plan *p, const spw_rates *r)
+{
+    const double far = (double)(p->gathered.far + p->reduced.far);
+    const double near = (double)(p->gathered.all + p->reduced.all) - far;
+    return known(seconds_of(near, r->received_cpu[SPW_WAY_NEAR])) +
+           known(seconds_of(far, r->received_cpu[SPW_WAY_FAR]));
+}
+
 static void
 fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
 {
@@ -120,27 +185,32 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
     s[SPW_RESOURCE_D2H] = device * seconds_of((double)t->d2h, r->d2h);
     if (p->single_grad && t->d2h > 0) /* nothing is computed while a gradient leaves */
         s[SPW_RESOURCE_COMPUTE] += s[SPW_RESOURCE_D2H];
+    for (int way = 0; way < SPW_WAY_COUNT; way++)
+        s[SPW_RESOURCE_RANKS + way] = received_seconds(p, &p->gathered, &p->reduced, r, (spw_rank_way)way);
     s[SPW_RESOURCE_CPU] = 0;
     if (r->shared_cores > 0) /* a copy keeps one core busy, the others as many as they have threads */
         s[SPW_RESOURCE_CPU] = s[SPW_RESOURCE_COMPUTE] * busy(r->compute_threads, r->shared_cores) +
                               s[SPW_RESOURCE_OPTIMIZER] * busy(r->optimizer_threads, r->shared_cores) +
-                              (s[SPW_RESOURCE_H2D] + s[SPW_RESOURCE_D2H]) / r->shared_cores;
+                              (s[SPW_RESOURCE_H2D] + s[SPW_RESOURCE_D2H] + host * receiving(p, r)) / r->shared_cores;
     s[SPW_RESOURCE_NVME_READ] = disk_seconds(p, t, r, r->nvme_read, true, false);
     s[SPW_RESOURCE_NVME_WRITE] = disk_seconds(p, t, r, r->nvme_write, false, true);
     s[SPW_RESOURCE_NVME] = disk_seconds(p, t, r, r->nvme_mixed, true, true);
     out->timed = true;
     out->bound_s = 0;
     for (int k = 0; k < SPW_RESOURCE_COUNT; k++) {
-        out->timed = out->timed && !isnan(s[k]);
+        out->timed = out->timed && (!isnan(s[k]) || k >= SPW_RESOURCE_RANKS);
         if (s[k] > out->bound_s) {
             out->bound_s = s[k];
             out->bound = (spw_resource)k;
         }
     }
-    out->gated_s = !out->timed ? 0 : p->late ? late_seconds(p, out) : p->gated ? gated_seconds(p, out, p->ahead) : 0;
+    out->gated_s = !out->timed ? 0
+                   : p->late   ? late_seconds(p, r, out)
+                   : p->gated  ? gated_seconds(p, r, out, p->ahead)
+                               : 0;
     out->step_s = fmax(out->bound_s, out->gated_s);
     out->clipped_s =
-        out->timed && p->clips && !p->late ? fmax(out->bound_s, gated_seconds(p, out, false)) : out->step_s;
+        out->timed && p->clips && !p->late ? fmax(out->bound_s, gated_seconds(p, r, out, false)) : out->step_s;
 }
 
 /* How often the store could do all its updates while the step computes. */
@@ -187,12 +257,11 @@ spw_plan_predict(const spw_plan *p, const spw_rates *rates, uint64_t tbw_bytes, 
 }
 
 spw_resource
-spw_step_bound(const spw_plan *p, const spw_rates *r, uint64_t nvme_read, uint64_t nvme_write, double compute_s,
-               double cpu_s, double seconds[SPW_RESOURCE_COUNT])
+spw_step_bound(const spw_plan *p, const spw_rates *r, const spw_step_load *load, double seconds[SPW_RESOURCE_COUNT])
 {
     const spw_traffic *planned = &p->traffic[SPW_PACE_DEFAULT];
-    double reads = planned->nvme_read > 0 ? (double)nvme_read / (double)planned->nvme_read : 0;
-    double writes = planned->nvme_write > 0 ? (double)nvme_write / (double)planned->nvme_write : 0;
+    double reads = planned->nvme_read > 0 ? (double)load->nvme_read / (double)planned->nvme_read : 0;
+    double writes = planned->nvme_write > 0 ? (double)load->nvme_write / (double)planned->nvme_write : 0;
     spw_resource longest = SPW_RESOURCE_COMPUTE;
     spw_traffic t = {0};
     for (uint32_t i = 0; i < p->path_count; i++) { /* the paths' shares are the plan's */
@@ -202,15 +271,16 @@ spw_step_bound(const spw_plan *p, const spw_rates *r, uint64_t nvme_read, uint64
     for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
         seconds[k] = 0;
     if (r->shared_cores > 0)
-        seconds[SPW_RESOURCE_CPU] = turns(p) * cpu_s / r->shared_cores;
+        seconds[SPW_RESOURCE_CPU] = turns(p) * load->cpu_s / r->shared_cores;
     else
-        seconds[SPW_RESOURCE_COMPUTE] = compute_s;
+        seconds[SPW_RESOURCE_COMPUTE] = load->compute_s;
     seconds[SPW_RESOURCE_NVME_READ] = disk_seconds(p, &t, r, r->nvme_read, true, false);
     seconds[SPW_RESOURCE_NVME_WRITE] = disk_seconds(p, &t, r, r->nvme_write, false, true);
     seconds[SPW_RESOURCE_NVME] = disk_seconds(p, &t, r, r->nvme_mixed, true, true);
+    for (int way = 0; way < SPW_WAY_COUNT; way++)
+        seconds[SPW_RESOURCE_RANKS + way] = received_seconds(p, &load->gathered, &load->reduced, r, (spw_rank_way)way);
     for (int k = 0; k < SPW_RESOURCE_COUNT; k++) {
-        if (isnan(seconds[k]))
-            seconds[k] = 0;
+        seconds[k] = known(seconds[k]);
         if (seconds[k] > seconds[longest])
             longest = (spw_resource)k;
     }

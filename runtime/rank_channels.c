@@ -59,34 +59,30 @@ spw__ranks_close_channels(rank_channels *c)
     spw_channel_close(c->across);
 }
 
-/* Adds what the channel says that came from others, and of that what came from other hosts; NULL: there is no channel. */
+/* Adds what the channel says that came from others; NULL: there is no channel. */
 static void
-add_received(const spw_channel *c, uint64_t *all, uint64_t *far)
+add_received(const spw_channel *c, spw_received *r)
 {
     spw_comm_stats s;
     if (c == NULL)
         return;
     spw_channel_get_stats(c, &s);
     for (int op = 0; op < SPW_COLL_COUNT; op++) {
-        *all += s.op[op].local_bytes + s.op[op].remote_bytes;
-        *far += s.op[op].remote_bytes;
+        r->all += s.op[op].local_bytes + s.op[op].remote_bytes;
+        r->far += s.op[op].remote_bytes;
     }
 }
 
 void
-spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint64_t *far_gathered,
-                 uint64_t *far_reduced)
+spw__ranks_bytes(const spw_ranks *r, spw_received *gathered, spw_received *reduced)
 {
     const rank_channels *c = spw__ranks_get_channels(r);
-    uint64_t unasked[2];
-    far_gathered = far_gathered != NULL ? far_gathered : &unasked[0];
-    far_reduced = far_reduced != NULL ? far_reduced : &unasked[1];
-    *gathered = *reduced = *far_gathered = *far_reduced = 0;
-    add_received(c->gathers, gathered, far_gathered);
-    add_received(c->group, gathered, far_gathered);
-    add_received(c->at_home, gathered, far_gathered);
-    add_received(c->abroad, gathered, far_gathered);
-    add_received(c->reduces, reduced, far_reduced);
-    add_received(c->host, reduced, far_reduced);
-    add_received(c->across, reduced, far_reduced);
+    *gathered = *reduced = (spw_received){0};
+    add_received(c->gathers, gathered);
+    add_received(c->group, gathered);
+    add_received(c->at_home, gathered);
+    add_received(c->abroad, gathered);
+    add_received(c->reduces, reduced);
+    add_received(c->host, reduced);
+    add_received(c->across, reduced);
 }

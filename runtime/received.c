@@ -31,8 +31,9 @@ near_in_circle(const spw_engine *e, uint32_t circle)
     return count_near(e, e->rank / circle * circle, circle, 1);
 }
 
+/* Of so many steps: anew in these, the first time in each when an update has changed it, and again from what the group has. */
 static void
-add_gathers(const spw_engine *e, uint32_t unit_idx, uint32_t anew, uint32_t again, spw_received *r)
+add_gathers(const spw_engine *e, uint32_t unit_idx, uint32_t steps, uint32_t anew, uint32_t again, spw_plan *p)
 {
     const uint32_t circle = e->layout.parts, near = near_in_circle(e, circle);
     const uint64_t part = e->layout.units[unit_idx].elems;
@@ -42,8 +43,10 @@ add_gathers(const spw_engine *e, uint32_t unit_idx, uint32_t anew, uint32_t agai
     add(&one, circle, near, bytes);
     if (e->zeropp.by_host > 0) /* from each other host once */
         one.far = (circle / near - 1) * bytes;
-    r->all += anew * one.all + again * (e->zeropp.group - 1) * spw__zeropp_kept_bytes(e, unit_idx);
-    r->far += anew * one.far;
+    p->gathered.all += anew * one.all + again * (e->zeropp.group - 1) * spw__zeropp_kept_bytes(e, unit_idx);
+    p->gathered.far += anew * one.far;
+    p->gathered_first.all += (anew < steps ? anew : steps) * one.all;
+    p->gathered_first.far += (anew < steps ? anew : steps) * one.far;
 }
 
 static void
@@ -93,7 +96,7 @@ spw__count_received(spw_engine *e, const plan_input *in, spw_error *err)
         st = spw__plan_gathers(&e->plan, in, anew, anew + units, &steps, err);
     for (uint32_t u = 0; st == SPW_OK && u < units; u++) {
         if (e->layout.parts > 1)
-            add_gathers(e, u, anew[u], anew[units + u], &e->plan.gathered);
+            add_gathers(e, u, steps, anew[u], anew[units + u], &e->plan);
         if (e->layout.units[u].whole && e->layout.parts > 1)
             add_matrices(e, u, take, &e->plan.reduced);
         if (e->layout.units[u].trainable)
@@ -102,6 +105,8 @@ spw__count_received(spw_engine *e, const plan_input *in, spw_error *err)
     }
     e->plan.gathered.all /= steps;
     e->plan.gathered.far /= steps;
+    e->plan.gathered_first.all /= steps;
+    e->plan.gathered_first.far /= steps;
     spw_mem_free(anew);
     spw_mem_free(take);
     return st;

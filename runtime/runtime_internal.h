@@ -198,9 +198,29 @@ bool spw__gather_follows(gather_pool *pool, uint32_t unit_idx);
 void spw__gather_give_up(gather_pool *pool, uint32_t unit_idx); /* its place, if it has one; not while it is pinned */
 void spw__gather_forget(gather_pool *pool);                     /* all of them */
 
+/* ---------------------------------------------------------------- links.c: from device to device, between ranks */
+
+enum { SPW_LINK_WHY_BYTES = 280 };
+/* Collective: whether the devices of all ranks can be linked; why: what one of them lacks, "" if they can. */
+spw_status
+spw__links_agree(spw_comm *comm, spw_gpu *gpu, bool *linked_out, char why[SPW_LINK_WHY_BYTES], spw_error *err);
+/* Among the ranks of the channel, collective; going and ctx as of spw_gpu_link_create(). */
+spw_status
+spw__link_open(spw_gpu_link **out, spw_gpu *gpu, spw_channel *channel, spw_gpu_going going, void *ctx, spw_error *err);
+
+/*
+ * The first swap connects each pair of ranks, with memory for each, and waits for the others: to be done at the start, not in the first backward
+ * pass, beside work that they wait for. (Gathering is connected when a link is made.) Collective; scratch: 2 SPW_LINK_LEAST bytes of the device
+ * for each rank.
+ */
+enum { SPW_LINK_LEAST = 16 };
+spw_status spw__link_connect(spw_gpu_link *link, spw_gpu_queue *queue, uint32_t world, char *scratch, spw_error *err);
+
+/* ---------------------------------------------------------------- rate_cache.c, calibrate.c */
+
 /* Measured rates from earlier runs of this machine (rate_cache.c). Values are all above 0. */
 typedef struct rate_cache rate_cache;
-enum { RATE_VALUES_MAX = 3, RATE_KEY_BYTES = 2048 };
+enum { RATE_VALUES_MAX = 4, RATE_KEY_BYTES = 2048 };
 /* Never NULL but for lack of memory; empty when there is no file, or (with a line in the log) when it is damaged. */
 rate_cache *spw__rate_cache_open(void);
 const char *spw__rate_cache_path(const rate_cache *cache); /* "": nowhere to keep it */
@@ -210,6 +230,8 @@ bool spw__rate_cache_get(const rate_cache *cache, const char *key, int64_t now_s
 void spw__rate_cache_put(rate_cache *cache, const char *key, int64_t now_s, const double *values, uint32_t count);
 /* Writes what was put, by rename; a refusal is a line in the log. */
 void spw__rate_cache_close(rate_cache *cache);
+/* Keeps what ranks receive (calibrate.c), of ways of which all is known. path (SPW_PATH_BYTES): where, "": nowhere. */
+void spw__keep_received(bool linked, uint32_t local_ranks, const spw_rates *rates, char *path);
 
 /* One swap path to stripe over. */
 typedef struct stripe_path {

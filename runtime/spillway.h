@@ -16,4 +16,5 @@
 #include "spw_access.h"
 #include "spw_generate.h"
 #include "spw_monitor.h"
+#include "spw_rank_bench.h"
 #endif

@@ -91,7 +91,9 @@ typedef struct spw_plan {
     double orthogonal_flops;             /* of flops, by Muon, before the next forward pass uses what came of it */
     spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */
     uint32_t ranks, local_ranks;         /* of the world; of them, those on this machine */
+    bool linked;                         /* their devices reach each other without the host */
     spw_received gathered, reduced;      /* weights, gradients */
+    spw_received gathered_first;         /* of gathered: in the first forward pass, when updates have changed them */
     uint32_t decision_count;
     spw_decision decisions[SPW_DECISIONS_MAX];
 } spw_plan;
@@ -99,6 +101,13 @@ typedef struct spw_plan {
 void spw_plan_print(const spw_plan *plan, void (*line)(void *ctx, const char *text), void *ctx);
 
 /* ---------------------------------------------------------------- rates and predicted time */
+
+/* How ranks reach each other: those of a host; those of other hosts, over what the host's ranks share. */
+typedef enum spw_rank_way { SPW_WAY_NEAR, SPW_WAY_FAR, SPW_WAY_COUNT } spw_rank_way;
+/* What for: weights that are gathered, gradients that are summed up, as many bytes of each at once. */
+typedef enum spw_rank_use { SPW_USE_GATHER, SPW_USE_REDUCE, SPW_USE_BOTH, SPW_USE_COUNT } spw_rank_use;
+const char *spw_rank_way_name(spw_rank_way way); /* "ranks", "network" */
+const char *spw_rank_use_name(spw_rank_use use); /* "gather", "reduce", "both" */
 
 /* Calibrated, of whole disks, whoever else uses them; 0: unknown. Paths are in the plan's order. */
 typedef struct spw_rates {
@@ -111,6 +120,9 @@ typedef struct spw_rates {
     double orthogonal;                                          /* the same of spw_gpu_orthogonalize() */
     uint32_t shared_cores; /* compute, optimizer and copies take turns on so many cores (cpu device); 0: they do not */
     uint32_t compute_threads, optimizer_threads; /* that their rates are of, where fewer than cores; 0: as many */
+    /* Bytes/s that a rank receives from those of its host, all at once; that a host's ranks together receive from other hosts. */
+    double received[SPW_WAY_COUNT][SPW_USE_COUNT];
+    double received_cpu[SPW_WAY_COUNT]; /* bytes that a rank receives in a second of one processor */
 } spw_rates;
 
 typedef enum spw_resource {
@@ -121,7 +133,9 @@ typedef enum spw_resource {
     SPW_RESOURCE_CPU, /* compute, optimizer and copies where they share cores */
     SPW_RESOURCE_NVME_READ,
     SPW_RESOURCE_NVME_WRITE,
-    SPW_RESOURCE_NVME, /* both directions of a device together */
+    SPW_RESOURCE_NVME,    /* both directions of a device together */
+    SPW_RESOURCE_RANKS,   /* what comes from ranks of this host */
+    SPW_RESOURCE_NETWORK, /* what comes from others to all ranks of this host */
     SPW_RESOURCE_COUNT
 } spw_resource;
 const char *spw_resource_name(spw_resource resource); /* "compute", "nvme_read", ... */
@@ -129,7 +143,7 @@ const char *spw_resource_name(spw_resource resource); /* "compute", "nvme_read",
 typedef struct spw_prediction {
     spw_traffic traffic;
     double seconds[SPW_RESOURCE_COUNT]; /* of a step; NaN: the rate is not known */
-    bool timed;                         /* all that is needed was known: the fields below hold */
+    bool timed; /* all that is needed was known, but perhaps between ranks: the fields below hold, without these then */
     spw_resource bound;
     double bound_s; /* the longest of seconds */
     /* The backward pass, and behind it the longer of the next forward pass and what is left of the updates, which run beside it; of late
@@ -144,15 +158,20 @@ typedef struct spw_prediction {
 /* rates may be NULL: then only the traffic holds. tbw_bytes 0: no rating. Pure. */
 void spw_plan_predict(const spw_plan *plan, const spw_rates *rates, uint64_t tbw_bytes, spw_prediction *out);
 
+/* What a step moved, and kept busy. */
+typedef struct spw_step_load {
+    uint64_t nvme_read, nvme_write;
+    spw_received gathered, reduced;
+    double compute_s, cpu_s; /* the device's busy time; processor time of all threads */
+} spw_step_load;
 /*
- * spw_step_bound - what a step that moved these bytes could not have been faster than. Where compute, optimizer and copies
+ * spw_step_bound - what a step with this load could not have been faster than. Where compute, optimizer and copies
  * share cores (rates->shared_cores), the processor time of the process over its share of them; else the device's time; then
- * the bytes over the rates of the disks, one way and both ways. seconds[]: 0 where a rate is not known. Pure.
- *   compute_s, cpu_s  the device's busy time; processor time of all threads
+ * the bytes over the rates of the disks, one way and both ways, and between ranks. seconds[]: 0 where a rate is not known. Pure.
  * Returns  the resource with the longest time.
  */
-spw_resource spw_step_bound(const spw_plan *plan, const spw_rates *rates, uint64_t nvme_read, uint64_t nvme_write,
-                            double compute_s, double cpu_s, double seconds[SPW_RESOURCE_COUNT]);
+spw_resource spw_step_bound(const spw_plan *plan, const spw_rates *rates, const spw_step_load *load,
+                            double seconds[SPW_RESOURCE_COUNT]);
 
 /*
  * spw_calibrate - the rates of this machine and of the plan's paths, from the cache or measured in one to two seconds.
@@ -162,7 +181,8 @@ spw_resource spw_step_bound(const spw_plan *plan, const spw_rates *rates, uint64
  * Cache     $XDG_CACHE_HOME/spillway/rates.json or ~/.cache/spillway/rates.json, kept by machine (host name, processor,
  *           CPUs) and by what was measured (path and its device, aio settings; format and optimizer; threads), for 30
  *           days. A file that cannot be read is measured over with one line in the log; one that cannot be written too.
- * Unknown   what cannot be measured (no such path, a full disk) stays 0, with one line in the log.
+ * Unknown   what cannot be measured (no such path, a full disk) stays 0, with one line in the log; what ranks receive from each other,
+ *           which only ranks can measure (spw_rank_bench.h), without one.
  * Threads   one call at a time; uses the cores and disks that it measures.
  */
 typedef enum spw_calibrate_mode {

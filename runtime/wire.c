@@ -201,69 +201,20 @@ spw__wire_wait(spw_wire *x, bool gather, spw_error *err)
 
 /* ---------------------------------------------------------------- which wire */
 
-/* What each rank says of itself. */
-typedef struct offer {
-    int32_t status; /* of making links */
-    uint32_t host;
-    unsigned char id[sizeof((spw_gpu_info *)0)->id];
-    char why[240];
-} offer;
-
-/* The same answer on every rank. */
-static bool
-all_can(const offer *all, uint32_t world, char *why, size_t why_bytes)
-{
-    for (uint32_t r = 0; r < world; r++) {
-        if (all[r].status != (int32_t)SPW_OK) {
-            snprintf(why, why_bytes, "rank %u: %s", r, all[r].why);
-            return false;
-        }
-        for (uint32_t o = 0; o < r; o++) {
-            if (all[o].host == all[r].host && memcmp(all[o].id, all[r].id, sizeof all[r].id) == 0) {
-                snprintf(why, why_bytes, "ranks %u and %u share a GPU, and NCCL wants one for each", o, r);
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-static spw_status
-agree_on_links(spw_engine *e, offer *mine, char *why, size_t why_bytes, spw_error *err)
-{
-    offer *all = spw_mem_calloc(e->world, sizeof *all);
-    spw_channel *channel = NULL;
-    spw_status st = all != NULL ? spw_channel_open(&channel, e->comm, NULL, 0, "wire", err)
-                                : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
-    if (st == SPW_OK)
-        st = spw_exchange(channel, mine, all, sizeof *mine, err);
-    e->linked = st == SPW_OK && all_can(all, e->world, why, why_bytes);
-    spw_channel_close(channel);
-    spw_mem_free(all);
-    return st;
-}
-
 spw_status
 spw__wire_choose(spw_engine *e, bool plan_only, spw_error *err)
 {
-    const spw_gpu_info *gpu = spw_gpu_get_info(e->gpu);
     const char *wanted = e->config.run.collectives;
     bool nccl = strcmp(wanted, "nccl") == 0;
-    char why[280] = "";
-    spw_error none = {0};
-    offer mine = {0};
+    char why[SPW_LINK_WHY_BYTES];
     e->linked = false;
     if (e->world == 1 || (e->host_addressable && !nccl) || strcmp(wanted, "host") == 0)
         return SPW_OK;
-    mine.status = (int32_t)spw_gpu_link_probe(e->gpu, &none);
-    snprintf(mine.why, sizeof mine.why, "%.*s", (int)sizeof mine.why - 1, none.message);
-    memcpy(mine.id, gpu->id, sizeof mine.id);
-    mine.host = e->comm != NULL ? spw_comm_get_info(e->comm)->machine : 0;
     if (e->comm == NULL || plan_only) { /* what the others will say is not known */
-        e->linked = mine.status == (int32_t)SPW_OK && e->device_sharers == 1;
+        e->linked = e->device_sharers == 1 && spw_gpu_link_probe(e->gpu, NULL) == SPW_OK;
         return SPW_OK;
     }
-    SPW_TRY(agree_on_links(e, &mine, why, sizeof why, err));
+    SPW_TRY(spw__links_agree(e->comm, e->gpu, &e->linked, why, err));
     if (!e->linked && nccl)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "spillway.collectives nccl: %s", why);
     if (e->rank == 0)
@@ -323,48 +274,25 @@ open_shared(spw_wire *x, spw_error *err)
     return SPW_OK;
 }
 
-/* The first rank of a channel makes the id. */
-typedef struct invitation {
-    int32_t status;
-    unsigned char id[SPW_GPU_LINK_ID_BYTES];
-    char why[240];
-} invitation;
-
 /* Among the channel's ranks; without a channel there is none. */
 static spw_status
 open_link(spw_wire *x, spw_gpu_link **out, way *w, spw_channel *channel, spw_error *err)
 {
-    const spw_engine *e = x->e;
-    spw_error own = {0};
-    invitation in = {0};
     if (channel == NULL)
         return SPW_OK;
-    if (spw_channel_rank(channel) == 0)
-        in.status = (int32_t)spw_gpu_link_id(e->gpu, in.id, &own);
-    snprintf(in.why, sizeof in.why, "rank %u: %.*s", e->rank, (int)sizeof in.why - 20, own.message);
-    SPW_TRY(spw_broadcast(channel, &in, sizeof in, 0, err));
-    if (in.status != (int32_t)SPW_OK)
-        return SPW_RAISE(err, (spw_status)in.status, "%s", in.why);
     w->op = SPW_COLL_BARRIER;
     spw_waiting_begin(&w->waiting);
-    return spw_gpu_link_create(out, e->gpu, in.id, spw_channel_rank(channel), spw_channel_size(channel), going, w, err);
+    return spw__link_open(out, x->e->gpu, channel, going, w, err);
 }
 
-/*
- * The first swap connects each pair of ranks, with memory for each, and waits for the others: that is done here, not in the first backward pass,
- * beside work that they wait for. (Gathering is connected when a link is made.)
- */
 static spw_status
 open_reduce_link(spw_wire *x, spw_gpu_link **out, spw_channel *channel, spw_error *err)
 {
-    enum { LEAST = 16 };
     way *w = &x->reduce;
     if (x->e->inference || channel == NULL)
         return SPW_OK;
     SPW_TRY(open_link(x, out, w, channel, err));
-    SPW_TRY(spw_gpu_link_swap(*out, w->queue, x->received, LEAST, x->received + LEAST * spw_channel_size(channel),
-                              LEAST, LEAST, err));
-    return spw_gpu_link_wait(*out, w->queue, err);
+    return spw__link_connect(*out, w->queue, spw_channel_size(channel), x->received, err);
 }
 
 static spw_status

@@ -125,9 +125,14 @@ run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uin
         w->out->eval = eval;
         w->out->norm = r.grad_norm;
     }
-    if (e->ranks != NULL) /* everything that was asked for has been used by now */
-        spw__ranks_bytes(e->ranks, &w->out->gather[rank], &w->out->reduce[rank], &w->out->far_gather[rank],
-                         &w->out->far_reduce[rank]);
+    if (e->ranks != NULL) { /* everything that was asked for has been used by now */
+        spw_received gathered, reduced;
+        spw__ranks_bytes(e->ranks, &gathered, &reduced);
+        w->out->gather[rank] = gathered.all;
+        w->out->reduce[rank] = reduced.all;
+        w->out->far_gather[rank] = gathered.far;
+        w->out->far_reduce[rank] = reduced.far;
+    }
     for (int k = 0; k < 2; k++) {
         free(all[k]);
         free(own[k]);

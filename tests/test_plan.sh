@@ -136,7 +136,7 @@ check "four ranks on two hosts" run plan "$c" --json --no-measure $four --hosts 
 check "receive two of three parts from the other one" json 'all(3 * p["step"][w + "_hosts"] == 2 * p["step"][w] for w in ("gather", "reduce"))'
 check "and it is shown" run plan "$c" --no-measure $four --hosts 2
 check "with what it takes on a network" shows 'the 2 ranks of a host receive [0-9.]* MiB a step from other hosts, [0-9.e-]* s at 10 Gbit/s'
-check "in rows of their own" shows '^ *both, from other hosts  *[0-9.]* MiB'
+check "in rows of their own" shows "^ *all ranks., from hosts  *[0-9.]* MiB"
 check "sums between hosts as codes" run plan "$c" --json --no-measure $four --hosts 2 --set zero_optimization.zero_quantized_gradients=true
 check "have memory for them" json 'p["bytes"]["ranks"]["host"] > 0'
 expect 2 "equally many on each host" "hosts of different size" plan "$c" $four --hosts 3

@@ -204,25 +204,102 @@ test_step_bound(void **state)
     p.path_count = 2;
     p.traffic[SPW_PACE_DEFAULT] =
         (spw_traffic){.nvme_read = 400, .nvme_write = 200, .path_read = {300, 100}, .path_write = {100, 100}};
-    assert_int_equal(spw_step_bound(&p, &r, 800, 200, 7, 20, s), SPW_RESOURCE_CPU); /* disks unknown: not counted */
+    assert_int_equal(
+        spw_step_bound(&p, &r, &(spw_step_load){.nvme_read = 800, .nvme_write = 200, .compute_s = 7, .cpu_s = 20}, s),
+        SPW_RESOURCE_CPU); /* disks unknown: not counted */
     assert_true(s[SPW_RESOURCE_CPU] == 5 && s[SPW_RESOURCE_NVME_READ] == 0 && s[SPW_RESOURCE_COMPUTE] == 0);
     r.nvme_read[0] = r.nvme_read[1] = 50; /* twice the planned reads: 600 and 200 bytes, on two devices */
     r.nvme_write[0] = r.nvme_write[1] = 25;
     r.nvme_mixed[0] = r.nvme_mixed[1] = 40;
-    assert_int_equal(spw_step_bound(&p, &r, 800, 200, 7, 20, s), SPW_RESOURCE_NVME);
+    assert_int_equal(
+        spw_step_bound(&p, &r, &(spw_step_load){.nvme_read = 800, .nvme_write = 200, .compute_s = 7, .cpu_s = 20}, s),
+        SPW_RESOURCE_NVME);
     assert_true(s[SPW_RESOURCE_NVME_READ] == 12 && s[SPW_RESOURCE_NVME_WRITE] == 4 && s[SPW_RESOURCE_NVME] == 17.5);
     r.device_id[0] = r.device_id[1] = 9; /* the same device: paths add up */
-    assert_int_equal(spw_step_bound(&p, &r, 800, 200, 7, 20, s), SPW_RESOURCE_NVME);
+    assert_int_equal(
+        spw_step_bound(&p, &r, &(spw_step_load){.nvme_read = 800, .nvme_write = 200, .compute_s = 7, .cpu_s = 20}, s),
+        SPW_RESOURCE_NVME);
     assert_true(s[SPW_RESOURCE_NVME_READ] == 16 && s[SPW_RESOURCE_NVME] == 25);
     p.path_ranks[0] = p.path_ranks[1] = 3; /* two more ranks there */
-    assert_int_equal(spw_step_bound(&p, &r, 800, 200, 7, 20, s), SPW_RESOURCE_NVME);
+    assert_int_equal(
+        spw_step_bound(&p, &r, &(spw_step_load){.nvme_read = 800, .nvme_write = 200, .compute_s = 7, .cpu_s = 20}, s),
+        SPW_RESOURCE_NVME);
     assert_true(s[SPW_RESOURCE_NVME_READ] == 48 && s[SPW_RESOURCE_NVME] == 75);
     p.cpu_ranks = 2; /* and on these cores */
-    (void)spw_step_bound(&p, &r, 800, 200, 7, 20, s);
+    (void)spw_step_bound(&p, &r, &(spw_step_load){.nvme_read = 800, .nvme_write = 200, .compute_s = 7, .cpu_s = 20}, s);
     assert_true(s[SPW_RESOURCE_CPU] == 10);
     r.shared_cores = 0; /* a device of its own: its time, not the processor's */
-    assert_int_equal(spw_step_bound(&p, &r, 8, 2, 7, 200, s), SPW_RESOURCE_COMPUTE);
+    assert_int_equal(
+        spw_step_bound(&p, &r, &(spw_step_load){.nvme_read = 8, .nvme_write = 2, .compute_s = 7, .cpu_s = 200}, s),
+        SPW_RESOURCE_COMPUTE);
     assert_true(s[SPW_RESOURCE_COMPUTE] == 7 && s[SPW_RESOURCE_CPU] == 0);
+}
+
+/*
+ * Between ranks, by hand: 4 ranks on 2 hosts; each gathers 10 GB, 4 of them first, of which 6 and 2 come from the other host, and gets 8 of
+ * gradients, 4 from there.
+ */
+static void
+test_between_ranks(void **state)
+{
+    static spw_plan p;
+    double s[SPW_RESOURCE_COUNT], without;
+    spw_rates r = plan_some_rates();
+    spw_prediction x;
+    const spw_received gathered = {10000000000u, 6000000000u}, first = {4000000000u, 2000000000u};
+    const spw_received reduced = {8000000000u, 4000000000u};
+    (void)state;
+    make_plan(&p);
+    p.ranks = 4;
+    p.local_ranks = 2;
+    p.gathered = gathered;
+    p.gathered_first = first;
+    p.reduced = reduced;
+    spw_plan_predict(&p, &r, 0, &x); /* not known: said, and in no time */
+    assert_true(x.timed && fabs(x.step_s - 4) < 1e-9);
+    assert_true(isnan(x.seconds[SPW_RESOURCE_RANKS]) && isnan(x.seconds[SPW_RESOURCE_NETWORK]));
+    r.received[SPW_WAY_NEAR][SPW_USE_GATHER] = 8e9; /* 4 GB in 0.5 s */
+    r.received[SPW_WAY_NEAR][SPW_USE_REDUCE] = 5e9; /* 4 GB in 0.8 s */
+    r.received[SPW_WAY_NEAR][SPW_USE_BOTH] = 6e9;   /* 8 GB in 1.33 s */
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_RANKS] - 8.0 / 6) < 1e-9 && isnan(x.seconds[SPW_RESOURCE_NETWORK]));
+    assert_true(fabs(x.step_s - 4) < 1e-9);
+    r.received[SPW_WAY_NEAR][SPW_USE_BOTH] = 16e9; /* the gradients alone take longer */
+    r.received[SPW_WAY_FAR][SPW_USE_GATHER] = r.received[SPW_WAY_FAR][SPW_USE_REDUCE] =
+        4e9; /* 12 and 8 GB of both ranks */
+    r.received[SPW_WAY_FAR][SPW_USE_BOTH] = 4e9;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_RANKS] - 0.8) < 1e-9);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_NETWORK] - 5) < 1e-9);
+    assert_int_equal(x.bound, SPW_RESOURCE_NETWORK);
+    assert_true(fabs(x.step_s - 5) < 1e-9);
+    p.gated = p.clips = true; /* forward 1 s, its gathers 1; backward 3 s of computing, (8 + 8) / 4 of the network */
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.gated_s - (1 + 4)) < 1e-9);
+    r.received[SPW_WAY_FAR][SPW_USE_GATHER] =
+        2e9; /* 2 s; and backward 4 both for what is gathered alone and for all of it */
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.gated_s - (2 + 4)) < 1e-9 && fabs(x.seconds[SPW_RESOURCE_NETWORK] - 6) < 1e-9);
+    r.received[SPW_WAY_FAR][SPW_USE_GATHER] = 1e9; /* 4 s, and 8: longer than all of it at the rate of both */
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.gated_s - (4 + 8)) < 1e-9 && fabs(x.seconds[SPW_RESOURCE_NETWORK] - 12) < 1e-9);
+    p.late = true;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.gated_s - (4 + 8)) < 1e-9);
+    p.device_apart = false; /* each of two ranks takes processors of 8 for what it receives: 8 and 10 GB */
+    p.cpu_ranks = 2;
+    r.shared_cores = 8;
+    spw_plan_predict(&p, &r, 0, &x);
+    without = x.seconds[SPW_RESOURCE_CPU];
+    r.received_cpu[SPW_WAY_NEAR] = 4e9;
+    r.received_cpu[SPW_WAY_FAR] = 1e9;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_CPU] - without - (2 + 10) * 2.0 / 8) < 1e-9);
+    assert_int_equal(spw_step_bound(&p, &r, &(spw_step_load){.gathered = gathered, .reduced = reduced}, s),
+                     SPW_RESOURCE_NETWORK);
+    assert_true(fabs(s[SPW_RESOURCE_NETWORK] - 12) < 1e-9 && fabs(s[SPW_RESOURCE_RANKS] - 0.8) < 1e-9);
+    (void)spw_step_bound(&p, &r, &(spw_step_load){.gathered = {4000000000u, 0}}, s);
+    assert_true(fabs(s[SPW_RESOURCE_NETWORK]) < 1e-9 && fabs(s[SPW_RESOURCE_RANKS] - 0.5) < 1e-9);
 }
 
 /* ---------------------------------------------------------------- beside a real run */
@@ -330,6 +407,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_zero_table),       cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_prediction_gated), cmocka_unit_test(test_prediction_passes),
-        cmocka_unit_test(test_step_bound),       cmocka_unit_test(test_beside_training)};
+        cmocka_unit_test(test_step_bound),       cmocka_unit_test(test_between_ranks),
+        cmocka_unit_test(test_beside_training)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }

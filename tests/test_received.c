@@ -113,6 +113,19 @@ compare_alone(const char *what, const spw_plan *alone, const spw_plan *theirs)
     assert_int_equal(alone->ranks, theirs->ranks);
 }
 
+/* In the first forward pass all parts of the others come once, for updates have changed them; what there is room for, not again. */
+static void
+check_first(const setting *s, const outcome *out, uint32_t rank)
+{
+    const spw_received *all = &out->plan[rank].gathered, *first = &out->plan[rank].gathered_first;
+    const uint64_t circle = s->shard > 0 ? (uint64_t)s->shard : s->ranks;
+    if (s->stage > 0 && !s->frozen && !s->weights)
+        compare(s->name, rank, "weights of the first pass", first->all,
+                (circle - 1) * (out->padded / circle) * sizeof(float));
+    assert_true(first->all <= all->all && first->far <= all->far && (s->per_host > 0 || first->far == 0));
+    assert_true(s->tight || first->all == all->all);
+}
+
 static void
 test_bytes(void **state)
 {
@@ -134,6 +147,7 @@ test_bytes(void **state)
                     more->far_reduce[r] - few->far_reduce[r]);
             assert_true(p->reduced.all > 0 && (p->gathered.all > 0) == (s->stage > 0 && s->shard != 1));
             assert_true((p->reduced.far > 0) == (s->per_host > 0));
+            check_first(s, few, r);
         }
         print_message("%-40s %8llu and %8llu bytes a step, %8llu and %8llu from other hosts\n", s->name,
                       (unsigned long long)few->plan[0].gathered.all, (unsigned long long)few->plan[0].reduced.all,

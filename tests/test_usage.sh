@@ -169,7 +169,7 @@ check "help --help" run help --help
 check "help bench adam" run help bench adam
 check "is that of adam alone" test "$(grep -c '^spillway bench' "$dir/out")" -eq 1 -a -n "$(grep 'bench adam' "$dir/out")"
 check "help bench" run help bench
-check "is that of all" test "$(grep -c '^spillway bench' "$dir/out")" -eq 4
+check "is that of all" test "$(grep -c '^spillway bench' "$dir/out")" -eq 5
 expect 2 "no benchmark foo" "help bench foo" help bench foo
 
 # A variable that is not set is not the root of the file system.

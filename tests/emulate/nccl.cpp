@@ -43,6 +43,7 @@ struct ncclComm {
     uint32_t rank, ranks, operations;
     bool said_so; /* that the last call is in progress */
     bool swapped; /* its pairs of ranks are connected */
+    ncclComm *before;
     std::atomic<bool> aborted;
 };
 
@@ -55,6 +56,7 @@ struct operation {
 };
 std::atomic<operation *> under_way; /* of this process' device */
 std::atomic<uint32_t> gathers;
+std::atomic<ncclComm *> last; /* that was made; none of them ever goes */
 thread_local unsigned group_depth;
 thread_local std::vector<operation *> group;
 
@@ -184,6 +186,7 @@ ncclCommInitRankConfig(ncclComm_t *out, int ranks, ncclUniqueId id, int rank, nc
     memcpy(c->name, id.internal, sizeof c->name);
     c->rank = (uint32_t)rank;
     c->ranks = (uint32_t)ranks;
+    c->before = last.exchange(c);
     if (++c->place->joined == c->ranks)
         shm_unlink(c->name);
     *out = c;
