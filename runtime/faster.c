@@ -1,5 +1,6 @@
 /*
- * Settings with which a step is shorter and no bit of a training another: where state lies, how much memory may be used, what is kept. By
+ * Settings with which a step is shorter and no bit of a training another: where state lies, how much memory may be used, what is kept, how
+ * far weights may be gathered ahead and where they are gathered from. By
  * predictions alone, each from a plan: of all changes the one that shortens a step most is made, on top of those before it, until none
  * shortens it by 2%. Then those that turn out not to be needed are taken back. What would change a sum's order, micro-batches, pieces of the
  * vocabulary, experts in turns, is not among them, nor are late updates.
@@ -19,8 +20,12 @@ typedef enum change {
     AHEAD,
     RECOMPUTE,
     ACTIVATIONS,
+    LIVE,      /* the bounds on what is gathered, which files for DeepSpeed set */
+    KEPT_NEAR, /* between hosts: the second time in a step from ranks of this one */
     CHANGE_COUNT
 } change;
+
+static const uint64_t unbounded = 1000000000000000000;
 
 typedef struct search {
     const spw_engine_options *options;
@@ -96,6 +101,17 @@ apply(const search *s, spw_config *c, change what)
             return false;
         c->run.activations = SPW_TIER_COUNT;
         c->run.cpu_checkpointing = false;
+        return true;
+    case LIVE:
+        if (c->zero.max_live_parameters == unbounded && c->zero.prefetch_bucket_size == unbounded)
+            return false;
+        c->zero.max_live_parameters = c->zero.prefetch_bucket_size = unbounded;
+        return true;
+    case KEPT_NEAR:
+        if (c->zero.stage < 3 || c->zero.hpz_partition_size > 1 || c->zero.mics_shard_size > 0 ||
+            s->first->local_ranks < 2 || s->first->local_ranks == s->first->ranks)
+            return false;
+        c->zero.hpz_partition_size = s->first->local_ranks;
         return true;
     default: return false;
     }
@@ -234,6 +250,13 @@ say(spw_faster_change *out, const spw_config *c, change what)
     case ACTIVATIONS:
         snprintf(out->set[0], room, "spillway.activations=auto");
         snprintf(out->set[out->set_count++], room, "activation_checkpointing.cpu_checkpointing=false");
+        break;
+    case LIVE:
+        snprintf(out->set[0], room, "zero_optimization.max_live_parameters=1e18");
+        snprintf(out->set[out->set_count++], room, "zero_optimization.prefetch_bucket_size=1e18");
+        break;
+    case KEPT_NEAR:
+        snprintf(out->set[0], room, "zero_optimization.zero_hpz_partition_size=%u", c->zero.hpz_partition_size);
         break;
     default: out->set_count = 0; break;
     }

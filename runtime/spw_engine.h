@@ -156,7 +156,7 @@ typedef struct spw_faster_change {
 } spw_faster_change;
 typedef struct spw_faster {
     uint32_t count;
-    spw_faster_change changes[10];
+    spw_faster_change changes[12];
 } spw_faster;
 spw_status spw_plan_faster(const spw_engine_options *options, const spw_plan *plan, const spw_rates *rates,
                            spw_faster *out, spw_error *err);

@@ -66,7 +66,8 @@ plan_make_model(void)
 }
 
 spw_status
-plan_in_room(const spw_config *c, const spw_model *model, uint64_t room_bytes, spw_plan *plan, spw_error *err)
+plan_on_hosts(const spw_config *c, const spw_model *model, uint32_t local_ranks, uint64_t room_bytes, spw_plan *plan,
+              spw_error *err)
 {
     spw_engine *e = NULL;
     spw_status st = spw_engine_create(&e,
@@ -75,10 +76,17 @@ plan_in_room(const spw_config *c, const spw_model *model, uint64_t room_bytes, s
                                                             .plan_only = true,
                                                             .process_bytes = PLAN_PROCESS_BYTES,
                                                             .room_bytes = room_bytes,
+                                                            .local_ranks = local_ranks,
                                                             .plan_out = plan},
                                       err);
     spw_engine_destroy(e);
     return st;
+}
+
+spw_status
+plan_in_room(const spw_config *c, const spw_model *model, uint64_t room_bytes, spw_plan *plan, spw_error *err)
+{
+    return plan_on_hosts(c, model, 0, room_bytes, plan, err);
 }
 
 spw_status

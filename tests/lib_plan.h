@@ -19,6 +19,9 @@ spw_model *plan_make_model(void);
 /* Plans and takes nothing, on a machine that has so much memory left; plan_of: that has room for everything. */
 spw_status
 plan_in_room(const spw_config *c, const spw_model *model, uint64_t room_bytes, spw_plan *plan, spw_error *err);
+/* With so many ranks on a host; 0: all. */
+spw_status plan_on_hosts(const spw_config *c, const spw_model *model, uint32_t local_ranks, uint64_t room_bytes,
+                         spw_plan *plan, spw_error *err);
 spw_status plan_of(const spw_config *c, const spw_model *model, spw_plan *plan, spw_error *err);
 
 #endif

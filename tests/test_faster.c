@@ -24,6 +24,8 @@ typedef struct found {
     spw_faster faster;
 } found;
 
+static uint32_t local_ranks; /* of a host; 0: all */
+
 static void
 load(spw_config *c, const char *const *sets, uint32_t count)
 {
@@ -40,7 +42,7 @@ predict_as_set(const char *const *sets, uint32_t count, uint64_t room_bytes, con
     spw_error err = {0};
     load(&c, sets, count);
     DONE(spw_model_from_config(&model, &c, &err));
-    DONE(plan_in_room(&c, model, room_bytes, plan, &err));
+    DONE(plan_on_hosts(&c, model, local_ranks, room_bytes, plan, &err));
     spw_plan_predict(plan, rates, 0, x);
     spw_model_destroy(model);
 }
@@ -56,9 +58,10 @@ find(const char *const *sets, uint32_t count, uint64_t room_bytes, const spw_rat
     spw_engine_options own = options;
     load(&c, sets, count);
     DONE(spw_model_from_config(&model, &c, &err));
-    DONE(plan_in_room(&c, model, room_bytes, &out->plan, &err));
+    DONE(plan_on_hosts(&c, model, local_ranks, room_bytes, &out->plan, &err));
     spw_plan_predict(&out->plan, rates, 0, &out->before);
     own.model = model;
+    own.local_ranks = local_ranks;
     DONE(spw_plan_faster(&own, &out->plan, rates, &out->faster, &err));
     spw_model_destroy(model);
 }
@@ -194,6 +197,43 @@ test_rates_by_path(void **state)
                 f.faster.changes[0].step.bound != SPW_RESOURCE_NVME);
 }
 
+/* Between hosts weights come from the own one the second time, and bounds on what is gathered, as files for DeepSpeed have them, are let go. */
+static void
+test_between_hosts(void **state)
+{
+    static found f;
+    const char *sets[] = {host[0],
+                          host[1],
+                          "spillway.ranks=8",
+                          "zero_optimization.stage3_max_live_parameters=2000000",
+                          "zero_optimization.stage3_prefetch_bucket_size=1000000",
+                          "spillway.device_memory=70MiB"};
+    spw_rates rates = plan_some_rates();
+    (void)state;
+    local_ranks = 4;
+    find(sets, 6, (uint64_t)1 << 36, &rates, &f); /* how fast ranks are is not known: nothing of it is said */
+    check(sets, 6, (uint64_t)1 << 36, &rates, &f);
+    assert_false(says(&f, "zero_optimization.zero_hpz_partition_size"));
+    for (int use = 0; use < SPW_USE_COUNT; use++) {
+        rates.received[SPW_WAY_NEAR][use] = 1e10;
+        rates.received[SPW_WAY_FAR][use] = 1e8;
+    }
+    find(sets, 6, (uint64_t)1 << 36, &rates, &f);
+    check(sets, 6, (uint64_t)1 << 36, &rates, &f);
+    assert_int_equal(f.before.bound, SPW_RESOURCE_NETWORK);
+    assert_true(says(&f, "zero_optimization.zero_hpz_partition_size=4"));
+    sets[5] = "spillway.device_memory=200MiB"; /* room for all */
+    find(sets, 6, (uint64_t)1 << 36, &rates, &f);
+    check(sets, 6, (uint64_t)1 << 36, &rates, &f);
+    assert_int_equal(f.faster.count, 1);
+    assert_true(says(&f, "zero_optimization.max_live_parameters=1e18"));
+    local_ranks = 0;
+    sets[2] = "spillway.ranks=4"; /* on one host there is no other to gather from */
+    sets[5] = "spillway.device_memory=70MiB";
+    find(sets, 6, (uint64_t)1 << 36, &rates, &f);
+    assert_false(says(&f, "zero_optimization.zero_hpz_partition_size"));
+}
+
 /* Every setting that can be said, at once: the bits of the training without. */
 static void
 test_same_bits(void **state)
@@ -222,8 +262,9 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_up_from_disk),  cmocka_unit_test(test_no_waiting), cmocka_unit_test(test_nothing_better),
-        cmocka_unit_test(test_rates_by_path), cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_up_from_disk),   cmocka_unit_test(test_no_waiting),
+        cmocka_unit_test(test_nothing_better), cmocka_unit_test(test_rates_by_path),
+        cmocka_unit_test(test_between_hosts),  cmocka_unit_test(test_same_bits),
     };
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }
