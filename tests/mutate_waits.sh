@@ -18,10 +18,10 @@ finds() { # test: it fails
     esac
 }
 build || { tail -n 5 "$dir/log"; exit 1; }
-grep -nE 'spw_gpu_(event_wait|event_sync|queue_sync|link_wait)\(' -r runtime offload --include=*.c | grep -v calibrate | cut -d: -f1,2 | grep -E "$pattern" |
+grep -nE 'spw_gpu_(event_wait|event_sync|queue_sync|link_wait)\(' -r runtime offload --include=*.c | grep -vE "calibrate|rank_bench" | cut -d: -f1,2 | grep -E "$pattern" |
     while IFS=: read -r file line; do
         case $file in
-        *wire_*) tests="test_emulated_ranks.sh test_ranks test_mics test_zeropp" ;;
+        *wire_* | *links*) tests="test_emulated_ranks.sh test_ranks test_mics test_zeropp" ;;
         *engine_extend*) tests="test_emulated_training.sh" ;;
         *orthogonal*) tests="test_muon.sh" ;; # ranks too
         *) tests="test_random_runs test_device_state test_chains test_cuda_host test_activations test_gather test_access test_ranks" ;;
