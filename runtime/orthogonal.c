@@ -12,10 +12,20 @@
 #include "engine_internal.h"
 #include <math.h>
 
-/* Of the parameter that takes most, whoever has something of it: all ranks plan as much. */
+/* All that is made orthogonal is on the device, whole and of its type: none of it comes or goes. */
+static bool
+all_in_place(const spw_engine *e)
+{
+    return e->device_updates && e->config.zero.offload_param == SPW_TIER_DEVICE &&
+           e->config.zero.offload_optimizer == SPW_TIER_DEVICE && e->layout.parts == 1 &&
+           e->config.run.grad_dtype == e->compute_dtype;
+}
+
+/* Of the parameter that takes most, whoever has something of it: all ranks plan as much. matrix 0: it needs no place. */
 static void
 largest(const spw_engine *e, uint64_t *matrix, uint64_t *work)
 {
+    const bool in_place = all_in_place(e);
     *matrix = *work = 0;
     for (uint32_t id = 0; id < e->layout.param_count; id++) {
         const spw_param *p = &e->model->params[id];
@@ -23,7 +33,7 @@ largest(const spw_engine *e, uint64_t *matrix, uint64_t *work)
         if (!e->layout.units[e->layout.places[id].unit_idx].whole)
             continue;
         needs = spw_gpu_orthogonal_bytes(e->compute_dtype, p->rows, p->cols);
-        *matrix = bytes > *matrix ? bytes : *matrix;
+        *matrix = bytes > *matrix && !in_place ? bytes : *matrix;
         *work = needs > *work ? needs : *work;
     }
 }

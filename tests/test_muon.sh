@@ -67,6 +67,9 @@ check "of some state less than of all of it" [ "$(moved some.late d2h)" -gt 0 -a
 on bf16 "" narrow --set spillway.grad_dtype=bf16 --set spillway.fill_device=never
 on bf16 late narrow.there "${there[@]}" --set spillway.grad_dtype=bf16
 check "gradients of 16 bits, on the device: the same numbers" same narrow narrow.there
+# Only gradients of another type than is computed in need places for two matrices: the largest is 72 x 48.
+working() { SPW_CUDA_PLUGIN=$plugin SPW_CUDA_COMPUTE=fp32 "$spw" plan "$dir/c.json" --no-measure --json --set spillway.device=cuda "${there[@]}" "$@" 2>/dev/null | tr -d ' \n' | sed 's/.*"working":{"device":\([0-9]*\),.*/\1/'; }
+check "and places for two matrices, which others do not need there" test $(($(working --set spillway.grad_dtype=bf16) - $(working))) -eq $(((2 * 72 * 48 * 4 + 4095) / 4096 * 4096))
 # Between ranks, which share memory in two halves: of 6 layers each is written again while something else is made. Matrices have more than
 # 4096 elements, so that several ranks have parts of one.
 deep=(-n 3 --set spillway.fill_device=never --set gradient_accumulation_steps=1 --set train_micro_batch_size_per_gpu=1 --set model.num_hidden_layers=6
