@@ -63,8 +63,8 @@ static const char train_usage[] =
     "first one: what is being saved is saved, if it is before SIGKILL.\n";
 
 static const char plan_usage[] =
-    "spillway plan CONFIG.json [--set a.b=c ...] [--hosts N] [--network GBIT] [--json] [--faster]\n"
-    "                    [--calibrate | --no-measure]\n"
+    "spillway plan CONFIG.json [--set a.b=c ...] [--hosts N] [--gpu NAME] [--rate NAME=NUMBER ...]\n"
+    "                    [--json] [--faster] [--calibrate | --no-measure]\n"
     "spillway plan --table [--params 7.5e9] [--ranks LIST] [--mp LIST]\n"
     "\n"
     "Plans as train does and takes nothing: bytes per tier and purpose, bytes of a step per link, the predicted\n"
@@ -78,7 +78,13 @@ static const char plan_usage[] =
     "  --hosts N      spillway.ranks ranks are on N hosts, equally many on each, and this is one of them (default: "
     "all\n"
     "                 on this one); what a rank receives from the others in a step, and from other hosts, is counted\n"
-    "  --network GBIT predicts with so many Gbit/s into each host (default: what spillway bench comm has kept)\n"
+    "  --gpu NAME     plans for this GPU, which need not be here: h100, rtx4090, ... (a name that is not known shows\n"
+    "                 all of them); what it computes and copies is estimated, half of its peak, 44 or 22 GB/s\n"
+    "  --rate N=X     a rate in place of what was measured or estimated: compute (TFLOP/s), optimizer (G params/s), "
+    "or\n"
+    "                 in GB/s nvme (both ways), nvme_read, nvme_write, h2d, d2h, ranks (what a rank receives within "
+    "its\n"
+    "                 host), network (all that a host does from others; 12.5: 100 Gbit/s)\n"
     "  --json         the same as one JSON object\n"
     "  --calibrate    measures again what the cache has\n"
     "  --no-measure   neither measures nor predicts times\n"

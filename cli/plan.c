@@ -14,7 +14,13 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { OVERRIDES_MAX = 256, LIST_MAX = 16 };
+enum { OVERRIDES_MAX = 256, LIST_MAX = 16, GIVEN_MAX = 32 };
+
+/* A rate that is given, in place of what was measured. */
+typedef struct given_rate {
+    spw_resource resource;
+    double value; /* bytes, parameters or operations a second */
+} given_rate;
 
 typedef struct job {
     const char *path, *overrides[OVERRIDES_MAX];
@@ -23,7 +29,9 @@ typedef struct job {
     double params, ranks[LIST_MAX], mp[LIST_MAX];
     uint32_t rank_count, mp_count;
     uint64_t hosts; /* 0: not said */
-    double network; /* Gbit/s into each host; 0: not said */
+    const spw_gpu_spec *gpu;
+    given_rate given[GIVEN_MAX];
+    uint32_t given_count;
 } job;
 
 static void
@@ -53,11 +61,20 @@ print_set(FILE *f, const char *set)
     fputc('\'', f);
 }
 
+/* Of a machine that is not this one, for a GPU that need not be here: what is given of its memory. 0: as this one has. */
+static uint64_t
+room_elsewhere(const spw_gpu_spec *gpu, const spw_config *config)
+{
+    return gpu != NULL && config->run.host_memory != SPW_AUTO ? config->run.host_memory : 0;
+}
+
 static bool
 suggest(const spw_config *config, const spw_model *model, const spw_plan *plan, spw_suggestion *out)
 {
     spw_error err = {0};
     return spw_plan_nearest(&(spw_engine_options){.config = config,
+                                                  .gpu = plan->gpu,
+                                                  .room_bytes = room_elsewhere(plan->gpu, config),
                                                   .model = model,
                                                   .local_ranks = plan->local_ranks,
                                                   .process_bytes = plan->process_host,
@@ -168,7 +185,8 @@ print_checkpoints(const spw_config *c, const spw_engine *e)
 }
 
 static void
-print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, const spw_calibration *c, uint64_t tbw)
+print_times(const job *j, const spw_plan *p, const spw_rates *rates, const spw_prediction *x, const spw_calibration *c,
+            uint64_t tbw)
 {
     char a[32], b[32];
     if (rates == NULL) {
@@ -204,14 +222,21 @@ print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, 
         const double bytes = (double)(p->gathered.far + p->reduced.far) * p->local_ranks;
         printf("  the network is in no time here: the %u rank%s of a host receive%s %s a step from other hosts, %.3g s "
                "at 10 Gbit/s,\n  %.3g s at 100; spillway bench comm, started as train will be, measures it, and "
-               "--network 100 takes it as given\n",
+               "--rate network=12.5 takes 100 Gbit/s as given\n",
                p->local_ranks, p->local_ranks > 1 ? "s" : "", p->local_ranks > 1 ? "" : "s",
                spw_format_bytes(a, sizeof a, (uint64_t)bytes), bytes * 8e-10, bytes * 8e-11);
     }
-    if (rates != NULL)
-        printf("  rates: %u measured in %.1f s, %u from the cache%s%s%s\n", c->measured, c->seconds, c->cached,
+    if (rates != NULL) {
+        printf("  rates: %u measured in %.1f s, %u from the cache%s%s%s", c->measured, c->seconds, c->cached,
                c->cache_path[0] != '\0' ? " (" : ", which has no place here", c->cache_path,
                c->cache_path[0] != '\0' ? ")" : "");
+        if (c->estimated)
+            printf(", of %s estimated: half of its peak, %.3g GB/s to and from the host", p->gpu->title,
+                   p->gpu->link * 1e-9);
+        for (uint32_t i = 0; i < j->given_count; i++)
+            printf("%s %s", i > 0 ? "," : ", given:", spw_resource_name(j->given[i].resource));
+        printf("\n");
+    }
     printf("  disk wear: %s written a step", spw_format_bytes(a, sizeof a, x->traffic.nvme_write));
     if (x->timed)
         printf(", %s a day", spw_format_bytes(b, sizeof b, (uint64_t)fmin(x->written_per_day, 1e19)));
@@ -340,6 +365,7 @@ print_json(const run *r, const spw_plan *p, const spw_rates *rates, const spw_pr
     const uint64_t saved = cli_checkpoints_at_once(&r->config, NULL);
     char *text;
     json_object_set_new(root, "fits", json_boolean(err->status == SPW_OK));
+    json_object_set_new(root, "gpu", p->gpu != NULL ? json_string(p->gpu->name) : json_null());
     if (err->status == SPW_OK) {
         for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
             json_object_set_new(seconds, spw_resource_name((spw_resource)k), number(x->seconds[k]));
@@ -363,10 +389,10 @@ print_json(const run *r, const spw_plan *p, const spw_rates *rates, const spw_pr
                                       "at_once", integer(saved), "bytes",
                                       integer(spw_checkpoint_disk_bytes(r->engine, saved > 0 ? saved : 1))));
         json_object_set_new(root, "rates",
-                            rates == NULL
-                                ? json_null()
-                                : json_pack("{s:i, s:i, s:i, s:f}", "measured", (int)c->measured, "cached",
-                                            (int)c->cached, "unknown", (int)c->unknown, "seconds", c->seconds));
+                            rates == NULL ? json_null()
+                                          : json_pack("{s:i, s:i, s:i, s:b, s:f}", "measured", (int)c->measured,
+                                                      "cached", (int)c->cached, "unknown", (int)c->unknown, "estimated",
+                                                      (int)c->estimated, "seconds", c->seconds));
         if (r->wants_faster)
             json_object_set_new(root, "faster", faster_json(&r->faster));
         json_decref(sets);
@@ -540,6 +566,45 @@ ranks_of_hosts(const job *j, const spw_config *c, uint32_t *out, spw_error *err)
                            (unsigned long long)j->hosts, c->run.ranks);
 }
 
+/* In the place of all that a resource takes; of nvme both ways too. */
+static void
+give_rate(spw_rates *r, const given_rate *given)
+{
+    const double v = given->value;
+    const int way = given->resource == SPW_RESOURCE_NETWORK ? SPW_WAY_FAR : SPW_WAY_NEAR;
+    switch (given->resource) {
+    case SPW_RESOURCE_COMPUTE: r->flops = r->orthogonal = v; break;
+    case SPW_RESOURCE_OPTIMIZER: r->optimizer = v; break;
+    case SPW_RESOURCE_H2D: r->h2d = v; break;
+    case SPW_RESOURCE_D2H: r->d2h = v; break;
+    case SPW_RESOURCE_RANKS:
+    case SPW_RESOURCE_NETWORK:
+        for (int use = 0; use < SPW_USE_COUNT; use++)
+            r->received[way][use] = v;
+        break;
+    default:
+        for (uint32_t i = 0; i < SPW_PATHS_MAX; i++) {
+            r->nvme_read[i] = given->resource != SPW_RESOURCE_NVME_WRITE ? v : r->nvme_read[i];
+            r->nvme_write[i] = given->resource != SPW_RESOURCE_NVME_READ ? v : r->nvme_write[i];
+            r->nvme_mixed[i] = given->resource == SPW_RESOURCE_NVME ? v : r->nvme_mixed[i];
+        }
+        break;
+    }
+}
+
+static void
+add_gpu(spw_plan *p)
+{
+    spw_decision *d = &p->decisions[p->decision_count];
+    if (p->gpu == NULL || p->decision_count == SPW_DECISIONS_MAX)
+        return;
+    p->decision_count++;
+    snprintf(d->name, sizeof d->name, "device");
+    snprintf(d->value, sizeof d->value, "%s", p->gpu->name);
+    snprintf(d->reason, sizeof d->reason, "planned for: %s, sm_%u, which need not be here", p->gpu->title,
+             p->gpu->capability);
+}
+
 static int
 plan_config(const job *j)
 {
@@ -547,13 +612,14 @@ plan_config(const job *j)
     static spw_plan plan;
     static spw_suggestion s;
     spw_engine_options options = {
-        .config = &r.config, .model = NULL, .plan_only = true, .kept_rates = true, .plan_out = &plan};
+        .config = &r.config, .model = NULL, .plan_only = true, .kept_rates = true, .gpu = j->gpu, .plan_out = &plan};
     spw_calibration calibration = {0};
     spw_prediction x;
     spw_rates rates;
     spw_error err = {0};
     uint32_t local_ranks = 0;
     spw_status st;
+    int rc;
     if (spw_config_load(&r.config, j->path, j->overrides, j->override_count, &err) != SPW_OK ||
         ranks_of_hosts(j, &r.config, &local_ranks, &err) != SPW_OK) {
         cli_fail(&err);
@@ -564,16 +630,18 @@ plan_config(const job *j)
     options.model = r.model;
     options.local_ranks = local_ranks;
     options.process_bytes = process_of_train();
+    options.room_bytes = room_elsewhere(j->gpu, &r.config);
     options.weights_from = spw_config_start_folder(&r.config);
     if (st == SPW_OK)
         st = spw_engine_create(&r.engine, &options, &err);
     if (st == SPW_OK && !j->no_measure)
         spw_calibrate(&rates, &r.config, &plan, j->calibrate ? SPW_CALIBRATE_FORCE : SPW_CALIBRATE_AUTO, &calibration);
-    for (int use = 0; use < SPW_USE_COUNT && j->network > 0; use++)
-        rates.received[SPW_WAY_FAR][use] = j->network * 1e9 / 8;
-    if (calibration.measured > 0 && plan.device_apart &&
-        plan.ranks <= 1) { /* from now on training chooses by what was measured, and may choose otherwise */
+    for (uint32_t i = 0; i < j->given_count; i++)
+        give_rate(&rates, &j->given[i]);
+    if ((calibration.measured > 0 || j->given_count > 0) && plan.device_apart && plan.ranks <= 1 &&
+        st == SPW_OK) { /* from now on training chooses by what was measured, and may choose otherwise */
         spw_engine_destroy(r.engine);
+        options.rates = j->given_count > 0 ? &rates : NULL;
         st = spw_engine_create(&r.engine, &options, &err);
     }
     if (st == SPW_OK) {
@@ -585,6 +653,7 @@ plan_config(const job *j)
     if (r.data != NULL)
         add_chat(&plan, spw_data_chat(r.data));
     add_rope(&plan, &r.config);
+    add_gpu(&plan);
     if (st == SPW_OK) {
         warn_of_folders(&r.config, r.engine, &plan);
         cli_warn_of_length(&r.config);
@@ -597,7 +666,7 @@ plan_config(const job *j)
         spw_plan_print(&plan, to_file, stdout);
         if (st == SPW_OK) {
             print_links(&plan, j->no_measure ? NULL : &rates, &x);
-            print_times(&plan, j->no_measure ? NULL : &rates, &x, &calibration, r.config.run.tbw);
+            print_times(j, &plan, j->no_measure ? NULL : &rates, &x, &calibration, r.config.run.tbw);
             print_checkpoints(&r.config, r.engine);
         }
         print_decisions(&plan);
@@ -611,7 +680,12 @@ plan_config(const job *j)
     spw_data_close(r.data);
     spw_mem_free(r.tokens);
     spw_mem_free(r.targets);
-    return st == SPW_OK ? EXIT_DONE : cli_fail(&err);
+    if (st == SPW_OK)
+        return EXIT_DONE;
+    rc = cli_fail(&err);
+    if (st == SPW_EUNSUPPORTED && j->gpu == NULL && strncmp(r.config.run.device, "cuda", 4) == 0)
+        fprintf(stderr, "spillway plan --gpu NAME, such as h100 or rtx4090, plans for a GPU that is not here\n");
+    return rc;
 }
 
 static void
@@ -658,6 +732,54 @@ read_number(const char *text, double most, double *out)
 }
 
 static bool
+read_gpu(const char *name, const spw_gpu_spec **out)
+{
+    uint32_t count;
+    const spw_gpu_spec *all = spw_gpu_get_specs(&count);
+    for (uint32_t i = 0; i < count; i++) {
+        if (strcmp(all[i].name, name) == 0) {
+            *out = &all[i];
+            return true;
+        }
+    }
+    return false;
+}
+
+static int
+tell_gpus(const char *name)
+{
+    char list[512] = "";
+    uint32_t count;
+    const spw_gpu_spec *all = spw_gpu_get_specs(&count);
+    for (uint32_t i = 0; i < count; i++) {
+        const size_t at = strlen(list);
+        snprintf(list + at, sizeof list - at, "%s%s", i > 0 ? ", " : "", all[i].name);
+    }
+    return cli_usage("plan", "--gpu %s is not known; these are: %s", name, list);
+}
+
+/* NAME=NUMBER of a resource, in its unit. */
+static bool
+read_rate(const char *text, job *j)
+{
+    const char *value = strchr(text, '=');
+    given_rate *g = &j->given[j->given_count];
+    if (value == NULL || j->given_count == GIVEN_MAX || !read_positive(value + 1, &g->value) || g->value > 1e6)
+        return false;
+    for (int k = 0; k < SPW_RESOURCE_COUNT; k++) {
+        const char *name = spw_resource_name((spw_resource)k);
+        if (k == SPW_RESOURCE_CPU || strncmp(text, name, (size_t)(value - text)) != 0 ||
+            strlen(name) != (size_t)(value - text))
+            continue;
+        g->resource = (spw_resource)k;
+        g->value *= k == SPW_RESOURCE_COMPUTE ? 1e12 : 1e9;
+        j->given_count++;
+        return true;
+    }
+    return false;
+}
+
+static bool
 read_list(const char *text, double out[LIST_MAX], uint32_t *count)
 {
     char part[32];
@@ -699,15 +821,18 @@ parse(job *j, int argc, char **argv)
         } else if (strcmp(name, "--table") == 0) {
             j->table = true;
         } else if (strcmp(name, "--set") == 0 || strcmp(name, "--params") == 0 || strcmp(name, "--ranks") == 0 ||
-                   strcmp(name, "--mp") == 0 || strcmp(name, "--hosts") == 0 || strcmp(name, "--network") == 0) {
+                   strcmp(name, "--mp") == 0 || strcmp(name, "--hosts") == 0 || strcmp(name, "--gpu") == 0 ||
+                   strcmp(name, "--rate") == 0) {
             if ((v = cli_value("plan", argc, argv, &i)) == NULL)
                 return EXIT_USAGE;
             table_option = table_option || strcmp(name, "--params") == 0 || strcmp(name, "--ranks") == 0 ||
                            strcmp(name, "--mp") == 0;
             if (strcmp(name, "--hosts") == 0)
                 ok = cli_number(v, &j->hosts) && j->hosts > 0;
-            else if (strcmp(name, "--network") == 0)
-                ok = read_positive(v, &j->network) && j->network < 1e6;
+            else if (strcmp(name, "--gpu") == 0)
+                ok = read_gpu(v, &j->gpu);
+            else if (strcmp(name, "--rate") == 0)
+                ok = read_rate(v, j);
             else if (strcmp(name, "--params") == 0)
                 ok = read_number(v, 1e18, &j->params);
             else if (strcmp(name, "--ranks") == 0)
@@ -718,6 +843,14 @@ parse(job *j, int argc, char **argv)
                 j->overrides[j->override_count++] = v;
             else
                 return cli_usage("plan", "more than %d times --set", OVERRIDES_MAX);
+            if (!ok && strcmp(name, "--gpu") == 0)
+                return tell_gpus(v);
+            if (!ok && strcmp(name, "--rate") == 0)
+                return cli_usage(
+                    "plan",
+                    "--rate %s: NAME=NUMBER with compute (TFLOP/s), optimizer (G params/s), or in GB/s nvme, "
+                    "nvme_read, nvme_write, h2d, d2h, ranks, network; %d at most",
+                    v, GIVEN_MAX);
             if (!ok)
                 return cli_usage("plan", "%s cannot be %s", name, v);
         } else {
@@ -725,7 +858,7 @@ parse(job *j, int argc, char **argv)
         }
     }
     if (j->table && (j->path != NULL || j->json || j->calibrate || j->no_measure || j->faster ||
-                     j->override_count > 0 || j->hosts > 0 || j->network > 0))
+                     j->override_count > 0 || j->hosts > 0 || j->gpu != NULL || j->given_count > 0))
         return cli_usage("plan", "--table takes --params, --ranks and --mp, and no configuration");
     if (!j->table && table_option)
         return cli_usage("plan", "--params, --ranks and --mp belong to --table");
@@ -733,8 +866,8 @@ parse(job *j, int argc, char **argv)
         return cli_usage("plan", "a configuration file is needed, or --table");
     if (j->calibrate && j->no_measure)
         return cli_usage("plan", "--calibrate or --no-measure, not both");
-    if (j->network > 0 && j->no_measure)
-        return cli_usage("plan", "--network is for times, which --no-measure leaves out");
+    if (j->given_count > 0 && j->no_measure)
+        return cli_usage("plan", "--rate is for times, which --no-measure leaves out");
     if (j->faster && j->no_measure)
         return cli_usage("plan", "--faster compares times, which --no-measure leaves out");
     return -1;

@@ -55,6 +55,39 @@ spw__each_rows(const spw_each *e, uint64_t i, uint64_t *first)
     return e->ends[i] - *first;
 }
 
+/* ---------------------------------------------------------------- cuda, whether it is here or planned for */
+
+/*
+ * Of a loss at a time. Each time the products read and write all of the head's gradient, 8 bytes for 6 operations a row; from a
+ * few thousand rows on that takes less time than the operations do.
+ */
+enum { SPW_APART_LOSS_ROWS = 4096 };
+/* The pinned ring of a queue, and what else it keeps in host memory at most. */
+enum { SPW_APART_SLOTS = 32, SPW_APART_SLOT_BYTES = 64 << 10, SPW_APART_QUEUE_BYTES = 48 << 10 };
+
+/* A compute queue and two for copies: a thread, a ring and its own memory each. */
+static inline uint64_t
+spw__apart_work_bytes(void)
+{
+    return 3 * (spw_touched_bytes(SPW_STACK_BYTES) + (uint64_t)SPW_APART_SLOTS * SPW_APART_SLOT_BYTES +
+                SPW_APART_QUEUE_BYTES);
+}
+
+/*
+ * The limit where none is given, of what is free. What is left is for what is not counted: kernels, which are loaded when they are first used,
+ * and local memory; cuBLASLt's workspace, 32 MiB on every compute queue, and staging memory, up to 64 MiB on queues that convert; and NCCL's
+ * communicators, hundreds of MiB each, which come after the plan.
+ */
+static inline uint64_t
+spw__apart_limit_bytes(uint64_t free_bytes)
+{
+    const uint64_t reserve = 1ull << 30;
+    return free_bytes > reserve * 2 ? free_bytes - reserve : free_bytes / 2;
+}
+
+/* What options->planned says; it computes nothing. */
+spw_status spw__planned_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err);
+
 enum { SPW_GPU_ANY = 0xffffffff }; /* for open: the device that options->turn says */
 
 /* What a link can do; only a device that makes links has such a table. */

@@ -25,6 +25,16 @@ typedef void act; /* an array of compute_dtype; void so that one signature serve
 
 /* ---------------------------------------------------------------- the device */
 
+/* A device that is not here, to plan for. */
+typedef struct spw_gpu_spec {
+    const char *name, *title;        /* "h100", "NVIDIA H100 SXM 80GB" */
+    uint64_t memory_bytes;           /* all of it, as the driver shows it */
+    uint32_t capability;             /* 90: 9.0 */
+    double half_flops, single_flops; /* per second, of products in bf16 with fp32 sums, and in fp32 */
+    double link;                     /* bytes/s of large copies to or from host memory */
+} spw_gpu_spec;
+const spw_gpu_spec *spw_gpu_get_specs(uint32_t *count); /* those that are known */
+
 typedef struct spw_gpu_options {
     const char *name;             /* "cpu", "cuda", "cuda:1"; NULL or "auto": cuda when it works, else cpu */
     uint64_t memory_bytes;        /* limit for spw_gpu_alloc; 0: no limit on cpu, the free memory on cuda */
@@ -33,6 +43,8 @@ typedef struct spw_gpu_options {
     bool pin_threads;             /* cpu: seat the compute threads in the topology (spw_seat_workers) */
     spw_dtype compute_dtype;      /* cuda; SPW_CUDA_COMPUTE=fp32, bf16 or fp16 overrides it. cpu computes in fp32 */
     uint32_t turn;                /* a cuda device without a number: this one, modulo how many there are */
+    /* cuda: of this one instead, which need not be here: what plans ask a device is answered, and there is no memory. NULL: what is here */
+    const spw_gpu_spec *planned;
 } spw_gpu_options;
 
 typedef struct spw_gpu_info {
@@ -41,6 +53,7 @@ typedef struct spw_gpu_info {
     spw_dtype compute_dtype;
     bool host_addressable; /* the CPU may read and write device memory through plain pointers */
     uint64_t memory_bytes; /* the limit; UINT64_MAX: none */
+    uint64_t free_bytes;   /* cuda: what nobody else had when it was opened; 0: not known */
     uint32_t thread_count;
     uint32_t device_count; /* cuda: how many there are, at least 1 */
     unsigned char id[16];  /* cuda: of this one, the same in every process */

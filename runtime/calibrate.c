@@ -440,17 +440,40 @@ spw__keep_received(bool linked, uint32_t local_ranks, const spw_rates *rates, ch
     spw__rate_cache_close(c.cache);
 }
 
+/* ---------------------------------------------------------------- all of it */
+
+static void
+device_rates(calibration *c, spw_rates *out)
+{
+    const spw_config *config = c->config;
+    const spw_plan *plan = c->plan;
+    const uint32_t threads = config->run.compute_threads > 0 ? config->run.compute_threads : spw_cpu_allowed_count();
+    char what[RATE_KEY_BYTES - 400], device[64];
+    double copies[2];
+    /* What auto took, and in which precision: rates of one are not those of another. */
+    snprintf(device, sizeof device, "%.32s%s%s", config->run.device, plan->device_apart ? " apart" : "",
+             plan->device_apart && !config->bf16 && !config->fp16 ? " fp32" : "");
+    snprintf(what, sizeof what, "copies|%s|%s|%s", device,
+             spw_dtype_name(spw_state_weight_dtype(config->run.state_format)), spw_dtype_name(config->run.grad_dtype));
+    get_rates(c, what, measure_copies, NULL, copies, 2);
+    out->h2d = copies[0];
+    out->d2h = copies[1];
+    snprintf(what, sizeof what, "compute|%s|%u|%llu|%llu", device, threads,
+             (unsigned long long)(config->micro_batch * config->data.seq_length),
+             (unsigned long long)config->model.width);
+    get_rates(c, what, measure_compute, NULL, &out->flops, 1);
+    if (plan->orthogonal_flops > 0) {
+        snprintf(what, sizeof what, "orthogonal|%s|%u|%llu", device, threads, (unsigned long long)config->model.width);
+        get_rates(c, what, measure_orthogonal, NULL, &out->orthogonal, 1);
+    }
+}
+
 void
 spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, spw_calibrate_mode mode,
               spw_calibration *report)
 {
     calibration c = {.config = config, .plan = plan, .mode = mode, .report = report, .now_s = (int64_t)time(NULL)};
     char what[RATE_KEY_BYTES - 400];
-    char device[64];
-    double copies[2];
-    /* What auto took, and in which precision: rates of one are not those of another. */
-    snprintf(device, sizeof device, "%.32s%s%s", config->run.device, plan->device_apart ? " apart" : "",
-             plan->device_apart && !config->bf16 && !config->fp16 ? " fp32" : "");
     memset(out, 0, sizeof *out);
     memset(report, 0, sizeof *report);
     describe_machine(&c);
@@ -470,26 +493,18 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
         out->nvme_write[i] = rates[1];
         out->nvme_mixed[i] = rates[2];
     }
-    snprintf(what, sizeof what, "copies|%s|%s|%s", device,
-             spw_dtype_name(spw_state_weight_dtype(config->run.state_format)), spw_dtype_name(config->run.grad_dtype));
-    get_rates(&c, what, measure_copies, NULL, copies, 2);
-    out->h2d = copies[0];
-    out->d2h = copies[1];
     snprintf(what, sizeof what, "optimizer|%s|%s|%s|%llu|%u",
              config->optimizer.type[0] != '\0' ? config->optimizer.type : "AdamW",
              spw_state_name(config->run.state_format), spw_dtype_name(config->run.grad_dtype),
              (unsigned long long)config->run.chunk_elems, c.threads);
     get_rates(&c, what, measure_optimizer, NULL, &out->optimizer, 1);
-    snprintf(what, sizeof what, "compute|%s|%u|%llu|%llu", device,
-             config->run.compute_threads > 0 ? config->run.compute_threads : spw_cpu_allowed_count(),
-             (unsigned long long)(config->micro_batch * config->data.seq_length),
-             (unsigned long long)config->model.width);
-    get_rates(&c, what, measure_compute, NULL, &out->flops, 1);
-    if (plan->orthogonal_flops > 0) {
-        snprintf(what, sizeof what, "orthogonal|%s|%u|%llu", device,
-                 config->run.compute_threads > 0 ? config->run.compute_threads : spw_cpu_allowed_count(),
-                 (unsigned long long)config->model.width);
-        get_rates(&c, what, measure_orthogonal, NULL, &out->orthogonal, 1);
+    if (plan->gpu == NULL) {
+        device_rates(&c, out);
+    } else {
+        const bool single = !config->bf16 && !config->fp16;
+        out->h2d = out->d2h = plan->gpu->link;
+        out->flops = out->orthogonal = (single ? plan->gpu->single_flops : plan->gpu->half_flops) / 2;
+        report->estimated = true;
     }
     if (plan->ranks > 1 && plan->local_ranks > 1)
         find_received(&c, SPW_WAY_NEAR, out);

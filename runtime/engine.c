@@ -300,7 +300,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
                            .topology = &topology,
                            .pin_threads = c->run.pin_threads,
                            .compute_dtype = spw__config_compute(c),
-                           .turn = e->comm != NULL ? spw_comm_get_info(e->comm)->machine_rank : 0};
+                           .turn = e->comm != NULL ? spw_comm_get_info(e->comm)->machine_rank : 0,
+                           .planned = o->plan_only ? o->gpu : NULL};
     SPW_TRY(spw__zeropp_parts(e, &parts, err));
     experts_each = o->inference && parts == 1 && experts > 0 ? 1 : turns > 1 ? (experts + turns - 1) / turns : 0;
     if (c->zero.sub_group_size > 0 && c->zero.sub_group_size < chunk)
@@ -338,6 +339,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     SPW_TRY(spw__open_device(e, &gpu, err));
     spw__settle_choices(e, o);
     e->device_sharers = e->host_addressable ? 1 : spw__count_sharers(e, e->comm != NULL && !o->plan_only);
+    spw__bound_device(e, !o->plan_only);
     if (e->comm != NULL && !o->plan_only)
         SPW_TRY(spw__devices_compare(e, err));
     SPW_TRY(spw__zeropp_settle(e, err));

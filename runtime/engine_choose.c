@@ -128,9 +128,12 @@ settle_rates(search *s)
     spw_calibration report;
     bool all = true;
     *r = guess;
-    if (!s->o->kept_rates || s->e->world > 1) /* all ranks choose alike, whatever their hosts keep */
-        return;
-    spw_calibrate(r, &s->e->config, &s->e->plan, SPW_CALIBRATE_CACHE_ONLY, &report);
+    if (s->e->world > 1 || !(s->o->kept_rates || s->o->rates != NULL))
+        return; /* all ranks choose alike, whatever their hosts keep */
+    if (s->o->rates != NULL)
+        *r = *s->o->rates;
+    else
+        spw_calibrate(r, &s->e->config, &s->e->plan, SPW_CALIBRATE_CACHE_ONLY, &report);
     r->flops = r->flops > 0 ? fmin(r->flops, guess.flops) : guess.flops;
     r->orthogonal = r->orthogonal > 0 ? fmin(r->orthogonal, guess.flops) : r->flops;
     fill_in(&r->optimizer, guess.optimizer, &all);

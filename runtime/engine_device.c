@@ -79,6 +79,22 @@ spw__open_device(spw_engine *e, spw_gpu_options *options, spw_error *err)
     return SPW_OK;
 }
 
+void
+spw__bound_device(spw_engine *e, bool tell)
+{
+    const uint64_t there = spw_gpu_get_info(e->gpu)->free_bytes / e->device_sharers;
+    uint64_t *budget = &e->config.run.device_memory;
+    char asked[32], left[32];
+    if (there == 0 || *budget == SPW_AUTO || *budget <= there)
+        return;
+    if (tell)
+        spw_log(SPW_LOG_WARN, "spillway.device_memory is %s, and the device has %s left%s: so much is counted on",
+                spw_format_bytes(asked, sizeof asked, *budget), spw_format_bytes(left, sizeof left, there),
+                e->device_sharers > 1 ? " for each rank" : "");
+    e->device_asked = *budget;
+    *budget = there / 4096 * 4096;
+}
+
 uint32_t
 spw__count_sharers(const spw_engine *e, bool tell)
 {

@@ -105,6 +105,7 @@ struct spw_engine {
     engine_zeropp zeropp;
     char *wire_memory;       /* device, for wire.c */
     uint32_t device_sharers; /* ranks of this host on this device */
+    uint64_t device_asked;   /* of its memory, more than there is; 0: no more */
     uint64_t gather_most;    /* bytes of gathered units, as ranks agreed on them; 0: they did not yet, or none are */
     bool single_grad, lands; /* they make gradients one at a time; one of them updates on its device */
     bool in_turns;           /* a layer's experts come to the device turn by turn, while the layer is computed */
@@ -246,6 +247,8 @@ typedef struct block_run {
 
 /* The device, which can do what is asked: device auto takes the cpu device where another one cannot, and says why. */
 spw_status spw__open_device(spw_engine *e, spw_gpu_options *options, spw_error *err);
+/* No more of it is counted on than there is, whatever spillway.device_memory says. tell: so that somebody sees it who makes no plan. */
+void spw__bound_device(spw_engine *e, bool tell);
 /* Ranks of one host that use this rank's GPU. tell: one of them says so, because it seldom is what was meant. */
 uint32_t spw__count_sharers(const spw_engine *e, bool tell);
 

@@ -592,6 +592,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .room_bytes = o->room_bytes,
         .device_in_host = e->host_addressable,
         .device_room = e->host_addressable ? 0 : spw_gpu_get_info(e->gpu)->memory_bytes / e->device_sharers,
+        .device_asked = e->device_asked,
         .gather_most = e->gather_most,
         .single_grad = e->single_grad,
         .process_bytes = o->process_bytes,
@@ -675,6 +676,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         e->plan.ranks = e->world;
         e->plan.local_ranks = e->local_world;
         e->plan.linked = e->linked;
+        e->plan.gpu = o->plan_only ? o->gpu : NULL;
         if (st == SPW_OK && e->world > 1 && !e->inference && in.use_count > 0)
             st = spw__count_received(e, &in, err);
         if (e->plan.single_grad)

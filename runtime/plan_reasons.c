@@ -194,13 +194,16 @@ explain_ahead(spw_plan *p, const plan_input *in)
 static void
 explain_device(spw_plan *p, const plan_input *in)
 {
-    char value[64], bytes[32];
+    char value[64], bytes[32], asked[32];
     bool all = p->cache_device >= spw__layout_all_on_device(in->layout) * in->compute_bytes;
     const spw_config *c = in->config;
     double share = p->trained > 0 ? (double)p->trained_device / (double)p->trained : 0;
     if (p->device_budget == SPW_AUTO)
         decide(p, "spillway.device_memory", spw_format_bytes(value, sizeof value, p->device_bytes),
                "auto: activations and working memory of this batch, and the gathered units below");
+    if (in->device_asked > 0)
+        decide(p, "spillway.device_memory", spw_format_bytes(value, sizeof value, p->device_budget),
+               "what the device has left: %s are asked for", spw_format_bytes(asked, sizeof asked, in->device_asked));
     decide(p, "gathered units", spw_format_bytes(value, sizeof value, p->cache_device), "%s",
            p->cache_device == 0           ? "none: weights are used where they lie"
            : all                          ? "all units fit and stay gathered until they are updated"

@@ -63,6 +63,7 @@ typedef struct plan_input {
     uint64_t room_bytes;     /* what the process may still take; 0: unknown */
     bool device_in_host;     /* the device's memory comes out of it too */
     uint64_t device_room;    /* what the device has; 0: nothing that would limit it */
+    uint64_t device_asked;   /* of it, more than there is: the configuration says what there is instead; 0: no more */
     uint32_t grad_windows;   /* that gradients on their way to nvme pass through; plan.c's */
     uint64_t gather_most;    /* of gathered units, where another rank holds no more; 0: as there is room */
     bool single_grad;        /* gradients are made one at a time, as another rank has to */

@@ -111,9 +111,11 @@ typedef struct spw_engine_options {
     bool plan_only;                /* stop before anything is taken: only the plan and the layout may be asked for */
     uint32_t local_ranks;   /* plan_only, without comm: so many of spillway.ranks, in a row, are on each host; 0: all */
     bool kept_rates;        /* what is chosen by time is so by rates that spw_calibrate() keeps; else by estimates */
-    bool fit_only;          /* plan_only: whether it fits is enough, what a step moves is not counted */
-    uint64_t process_bytes; /* what the plan counts for the process; 0: what is resident now */
-    uint64_t caller_bytes;  /* and for what the caller will take besides its batches */
+    const spw_rates *rates; /* plan_only: these instead, by the plan's paths; NULL: as kept_rates says */
+    const spw_gpu_spec *gpu; /* plan_only: for this device, which need not be here; NULL: the configuration's */
+    bool fit_only;           /* plan_only: whether it fits is enough, what a step moves is not counted */
+    uint64_t process_bytes;  /* what the plan counts for the process; 0: what is resident now */
+    uint64_t caller_bytes;   /* and for what the caller will take besides its batches */
     bool resumes; /* a checkpoint will be loaded or saved, though there is neither model.path nor a checkpoint_dir */
     /*
      * Where the weights will be loaded from: the path of spw_engine_load_weights(), or "<checkpoint>/model.safetensors". With

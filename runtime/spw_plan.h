@@ -8,6 +8,7 @@
 #define SPW_PLAN_H
 
 #include "spw_config.h"
+#include "spw_gpu.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -92,6 +93,7 @@ typedef struct spw_plan {
     spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */
     uint32_t ranks, local_ranks;         /* of the world; of them, those on this machine */
     bool linked;                         /* their devices reach each other without the host */
+    const spw_gpu_spec *gpu;             /* that it is for, though it may not be here; NULL: the device that is */
     spw_received gathered, reduced;      /* weights, gradients */
     spw_received gathered_first;         /* of gathered: in the first forward pass, when updates have changed them */
     uint32_t decision_count;
@@ -181,6 +183,7 @@ spw_resource spw_step_bound(const spw_plan *plan, const spw_rates *rates, const 
  * Cache     $XDG_CACHE_HOME/spillway/rates.json or ~/.cache/spillway/rates.json, kept by machine (host name, processor,
  *           CPUs) and by what was measured (path and its device, aio settings; format and optimizer; threads), for 30
  *           days. A file that cannot be read is measured over with one line in the log; one that cannot be written too.
+ * Estimated what a device that the plan is for (plan->gpu) computes, by half of its peak, the most that training gets out of one, and copies.
  * Unknown   what cannot be measured (no such path, a full disk) stays 0, with one line in the log; what ranks receive from each other,
  *           which only ranks can measure (spw_rank_bench.h), without one.
  * Threads   one call at a time; uses the cores and disks that it measures.
@@ -192,6 +195,7 @@ typedef enum spw_calibrate_mode {
 } spw_calibrate_mode;
 typedef struct spw_calibration {
     uint32_t measured, cached, unknown; /* how many of the paths, copies, optimizer and compute */
+    bool estimated;                     /* copies and compute: of plan->gpu */
     double seconds, oldest_days;        /* spent measuring; age of the oldest value from the cache */
     char cache_path[SPW_PATH_BYTES];    /* "": there is no cache */
 } spw_calibration;

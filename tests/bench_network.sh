@@ -54,7 +54,7 @@ for rate; do
     for clip in 1e-6 0; do
         taskset -c 0 "$spw" plan "$dir/c.json" --json --set spillway.ranks="$ranks" --hosts 2 --set gradient_clipping=$clip >"$dir/plan" 2>"$dir/why" || { cat "$dir/why"; exit 1; }
         predicted=$(number step_s)
-        without=$(taskset -c 0 "$spw" plan "$dir/c.json" --json --set spillway.ranks="$ranks" --hosts 2 --network 999999 --set gradient_clipping=$clip 2>/dev/null |
+        without=$(taskset -c 0 "$spw" plan "$dir/c.json" --json --set spillway.ranks="$ranks" --hosts 2 --rate network=1e5 --set gradient_clipping=$clip 2>/dev/null |
             sed -n 's/.*"step_s": \([0-9.e+-]*\).*/\1/p')
         rm -f "$dir/log"
         all train "$dir/c.json" --quiet --set gradient_clipping=$clip >/dev/null

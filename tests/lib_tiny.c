@@ -443,22 +443,33 @@ tiny_train(const spw_config *c, spw_family family, uint32_t steps, double *losse
 }
 
 bool
-tiny_emulated_device(void)
+tiny_emulated_file(char path[TINY_PATH_BYTES], const char *name)
 {
-    char exe[1024], path[1200];
+    char exe[1024];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
     char *slash;
-    if (n <= 0)
-        return false;
-    exe[n] = '\0';
+    exe[n > 0 ? n : 0] = '\0';
     slash = strrchr(exe, '/');
-    if (slash != NULL)
-        *slash = '\0';
-    snprintf(path, sizeof path, "%s/../emulated/spillway-cuda.so", exe);
-    if (access(path, R_OK) != 0)
+    if (slash == NULL)
         return false;
-    setenv("SPW_CUDA_PLUGIN", path, 1);
-    return true;
+    *slash = '\0';
+    snprintf(path, TINY_PATH_BYTES, "%s/../emulated/%s", exe, name);
+    return access(path, R_OK) == 0;
+}
+
+bool
+tiny_emulated_device(void)
+{
+    char path[TINY_PATH_BYTES];
+    return tiny_emulated_file(path, "spillway-cuda.so") && setenv("SPW_CUDA_PLUGIN", path, 1) == 0;
+}
+
+bool
+tiny_emulated_links(const char *devices)
+{
+    char path[TINY_PATH_BYTES];
+    return tiny_emulated_device() && tiny_emulated_file(path, "libnccl.so.2") && setenv("SPW_NCCL", path, 1) == 0 &&
+           setenv("SPW_EMULATE_DEVICES", devices, 1) == 0;
 }
 
 static void *

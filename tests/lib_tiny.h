@@ -62,6 +62,11 @@ spw_status tiny_one_nan(void *ctx, uint32_t chunk_idx, void *weights, void *reco
 void tiny_settle(spw_store *store);
 /* Makes the emulated plugin of this build the device cuda; false where there was no C++ compiler. */
 bool tiny_emulated_device(void);
+/* And its NCCL, for so many devices. */
+bool tiny_emulated_links(const char *devices);
+/* The path of a file among them; false: it is not there. */
+enum { TINY_PATH_BYTES = 1200 };
+bool tiny_emulated_file(char path[TINY_PATH_BYTES], const char *name);
 /* What its streams were given so far; the device is open. */
 spw_emulate_counts tiny_emulated_counts(void);
 /* Has its k-th allocation or event from now on refused; 0: none. Whether what was asked for before has happened. */

@@ -4,7 +4,7 @@
  * arguments on the emulated device with the emulated NCCL, one to three ranks; --gpu: on GPUs with NCCL, one rank, and as many
  * as there are GPUs (to 4). Speaks TAP.
  */
-#include "spw_gpu.h"
+#include "lib_tiny.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -196,34 +196,13 @@ run_world(shared *s, uint32_t world)
     return worst;
 }
 
-/* Beside the emulated plugin of this build, if there was a C++ compiler. */
-static bool
-use_emulated(void)
-{
-    char exe[1024], path[1200];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    char *slash;
-    exe[n > 0 ? n : 0] = '\0';
-    slash = strrchr(exe, '/');
-    if (slash != NULL)
-        *slash = '\0';
-    snprintf(path, sizeof path, "%s/../emulated/libnccl.so.2", exe);
-    if (access(path, R_OK) != 0)
-        return false;
-    setenv("SPW_NCCL", path, 1);
-    snprintf(path, sizeof path, "%s/../emulated/spillway-cuda.so", exe);
-    setenv("SPW_CUDA_PLUGIN", path, 1);
-    setenv("SPW_EMULATE_DEVICES", "3", 1);
-    return true;
-}
-
 int
 main(int argc, char **argv)
 {
     bool gpu = argc > 1 && strcmp(argv[1], "--gpu") == 0;
     shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     uint32_t most = 1, done = 0, failed = 0;
-    if (s == MAP_FAILED || (!gpu && !use_emulated())) {
+    if (s == MAP_FAILED || (!gpu && !tiny_emulated_links("3"))) {
         printf("1..1\nok 1 - links # SKIP no C++ compiler when this was built\n");
         return SKIP;
     }

@@ -244,8 +244,21 @@ check "thousands of experts are planned in seconds" quickly plan "$c" --no-measu
         "vocab_size": 256, "max_position_embeddings": 32, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 16,
         "num_experts": 384, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}'
 # What README says of 405 B parameters.
-plugin=$(dirname "$spw")/emulated/spillway-cuda.so
-[ ! -f "$plugin" ] || SPW_CUDA_PLUGIN=$plugin check "405 B parameters are planned" run plan examples/llama_405b.json --no-measure
+llama=examples/llama_405b.json
+check "405 B parameters are planned" run plan $llama --gpu rtx4090 --no-measure --json
+check "within an RTX 4090, 16 GiB and 6 TiB" json 'p["fits"] and p["gpu"] == "rtx4090" and p["budget"]["device"] < 23.5 * 2**30 and p["total"]["device"] <= p["budget"]["device"] and p["total"]["host"] <= 16 * 2**30 and p["total"]["nvme"] < 6 * 2**40'
+check "which move 13.4 TiB a step" json '13.3 * 2**40 < p["step"]["nvme_read"] + p["step"]["nvme_write"] < 13.45 * 2**40'
+check "and with rates that are given" run plan $llama --gpu h100 --json --set spillway.device_memory=auto --set spillway.host_memory=900GiB --rate nvme=10 --rate optimizer=4 --rate compute=500 --rate h2d=50 --rate d2h=40 --rate nvme_write=6
+check "takes what they say" json '(lambda s, t: all(abs(s[r] - n) <= 1e-9 * n for r, n in [("nvme_read", t["nvme_read"] / 1e10), ("nvme_write", t["nvme_write"] / 6e9), ("nvme", (t["nvme_read"] + t["nvme_write"]) / 1e10), ("h2d", t["h2d"] / 5e10), ("d2h", t["d2h"] / 4e10)]) and 0.99 < s["optimizer"] / (p["params"] / 4e9) < 1.02)(p["seconds"], p["step"]) and p["step_s"] > 0 and p["rates"]["estimated"]'
+check "on a machine that is not this one" json 'p["total"]["host"] > 800 * 2**30 and p["total"]["device"] > 76 * 2**30'
+SPW_CUDA_PLUGIN=$dir/none expect 1 "spillway plan --gpu NAME" "where there is no GPU, that is said" plan $llama
+check "says what it is for" run plan $llama --gpu h100 --rate nvme=10
+check "and what it knows of it" shows 'of NVIDIA H100 SXM 80GB estimated: half of its peak, 44 GB/s to and from the host, given: nvme'
+expect 2 "these are: a100-40gb, a100-80gb, h100, " "another GPU" plan $llama --gpu voodoo2
+expect 2 "device cpu, and a plan for a NVIDIA H100" "a GPU for the cpu device" plan "$c" --gpu h100
+expect 2 "and no configuration" "a GPU for a table" plan --table --gpu h100
+for rate in nvme network=0 cpu=3 tape=3 compute=fast optimizer=-1; do expect 2 "--rate $rate: NAME=NUMBER" "--rate $rate" plan "$c" --rate $rate; done
+expect 2 "which --no-measure leaves out" "a rate without times" plan "$c" --rate network=1 --no-measure
 # A folder's model, and nothing saved: what loading takes is planned too.
 mkdir "$dir/folder"
 echo '{"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 64, "n_layer": 6, "n_head": 4}' >"$dir/folder/config.json"

@@ -34,11 +34,11 @@ typedef struct cuda_gpu {
 } cuda_gpu;
 
 enum {
-    SLOTS = 32,            /* of the pinned ring of a queue */
-    SLOT_BYTES = 64 << 10, /* each */
-    PARCEL_SLOTS = 8,      /* that one small copy takes at most: the sums of 268 million elements */
-    NOTES = 256,           /* notifications under way */
-    SUM_ELEMS = 4096,      /* one sum of squares each */
+    SLOTS = SPW_APART_SLOTS, /* of the pinned ring of a queue */
+    SLOT_BYTES = SPW_APART_SLOT_BYTES,
+    PARCEL_SLOTS = 8, /* that one small copy takes at most: the sums of 268 million elements */
+    NOTES = 256,      /* notifications under way */
+    SUM_ELEMS = 4096, /* one sum of squares each */
 };
 
 /*

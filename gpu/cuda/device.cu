@@ -8,19 +8,6 @@
 
 extern const spw_gpu_calls spw__cuda_calls;
 
-/*
- * Of a loss at a time. Each time the products read and write all of the head's gradient, 8 bytes for 6 operations a row; from a
- * few thousand rows on that takes less time than the operations do.
- */
-enum { LOSS_ROWS = 4096 };
-
-/*
- * Left when the limit is "what is free", to what is not counted: kernels, which are loaded when they are first used, and local
- * memory; cuBLASLt's workspace, 32 MiB on every compute queue, and staging memory, up to 64 MiB on queues that convert; and NCCL's
- * communicators, hundreds of MiB each, which come after the plan.
- */
-static const uint64_t RESERVE_BYTES = 1ull << 30;
-
 void
 spw__cuda_fail(cuda_gpu *gpu, spw_status status, const char *what)
 {
@@ -223,12 +210,11 @@ cuda_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, sp
     gpu->info.description = gpu->description;
     gpu->info.compute_dtype = compute;
     gpu->info.host_addressable = false;
-    gpu->info.memory_bytes = options->memory_bytes > 0        ? options->memory_bytes
-                             : free_bytes > RESERVE_BYTES * 2 ? free_bytes - RESERVE_BYTES
-                                                              : free_bytes / 2;
+    gpu->info.memory_bytes = options->memory_bytes > 0 ? options->memory_bytes : spw__apart_limit_bytes(free_bytes);
+    gpu->info.free_bytes = free_bytes;
     gpu->info.thread_count = 1;
     gpu->info.device_count = (uint32_t)count;
-    gpu->info.loss_rows = LOSS_ROWS;
+    gpu->info.loss_rows = SPW_APART_LOSS_ROWS;
     memcpy(gpu->info.id, &prop.uuid, sizeof gpu->info.id);
     snprintf(gpu->description, sizeof gpu->description, "%s, %d SMs, %llu MiB, sm_%d%d, %s, %s", prop.name,
              prop.multiProcessorCount, (unsigned long long)(total >> 20), prop.major, prop.minor,
@@ -348,8 +334,9 @@ spw__cuda_free(spw_gpu *device, void *p)
 uint64_t
 spw__cuda_work_bytes(const spw_gpu *gpu)
 {
-    (void)gpu; /* a compute queue and two for copies: a thread, a ring and its own memory each */
-    return 3 * (spw_touched_bytes(SPW_STACK_BYTES) + (uint64_t)SLOTS * SLOT_BYTES + sizeof(cuda_queue));
+    static_assert(sizeof(cuda_queue) <= SPW_APART_QUEUE_BYTES, "what a queue keeps is planned for");
+    (void)gpu;
+    return spw__apart_work_bytes();
 }
 
 uint64_t
