@@ -601,6 +601,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .device_share = e->device_share,
         .trial = e->trial,
         .measured = e->measured,
+        .given = o->rates != NULL || o->gpu != NULL,
         .displaces = e->displaces,
         .direct = !e->host_addressable && spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype,
         .gather_all = e->gather_all,

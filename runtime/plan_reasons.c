@@ -223,6 +223,7 @@ explain_device(spw_plan *p, const plan_input *in)
         decide(p, "updates", value, "%s%s: state of the first units is there, the host updates the others meanwhile",
                !in->fills                                ? "zero_optimization.offload_optimizer.ratio"
                : strcmp(c->run.fill_device, "auto") != 0 ? "spillway.fill_device"
+               : in->given    ? "spillway.fill_device auto, the shortest step by the rates above"
                : in->measured ? "spillway.fill_device auto, the shortest step by rates measured here"
                               : "spillway.fill_device auto, the shortest step by estimate",
                in->displaces ? ", though weights then come more often" : "");

@@ -72,6 +72,7 @@ typedef struct plan_input {
     double device_share;     /* of the elements that are trained: whose state the first units have there at least */
     const plan_trial *trial; /* NULL: it is not one */
     bool measured;           /* what was chosen by time was so by rates of this machine */
+    bool given;              /* or by others that the caller knows of */
     bool displaces;          /* state is where weights could stay gathered */
     bool direct;             /* weights that lie on the device have its compute type and are used there, not gathered */
     bool gather_all;         /* the configuration wants the weights on the device: room for all of them, if there is */

@@ -117,4 +117,15 @@ expect 1 "(data.chat, and --chat of eval, are for conversations)" "conversations
 expects="run"
 expect 1 "(data.chat, and --chat of eval, are for conversations)" "conversations in a format without loss" tokenize "$dir/c.jsonl" --tokenizer tests/vectors/tok_qwen2.json -o "$dir/c.bin"
 expect 2 "--ids" "an answer in numbers" generate "$dir/ckpt" --chat auto --ids --prompt 5
+# The configurations that README begins with: in full and by adapters, from a folder to a folder.
+for example in finetune lora; do
+    set -- examples/$example.json --set model.path="$dir/ckpt/step-20" --set data.path="$dir/c.jsonl" --set spillway.checkpoint_dir="$dir/$example" --set spillway.run_log="$dir/$example.log"
+    check "examples/$example.json plans for a GPU that is not here" run plan "$@" --set data.seq_length=64 --gpu rtx4090 --no-measure --json
+    check "which does everything it says" sh -c "! grep -q warning '$dir/err' && grep -q '\"fits\": true' '$dir/out'"
+    check "trains" run train "$@" --set data.seq_length=32 --set train_micro_batch_size_per_gpu=2 --set gradient_accumulation_steps=1 --set spillway.steps=3 --set spillway.device=cpu
+    check "by a small loss, for it begins with what was trained" awk -F'[:,]' '/"step":3,/ { for (i = 1; i < NF; i++) if ($i == "\"loss\"") loss = $(i + 1) } END { exit !(loss != "" && loss < 0.2) }' "$dir/$example.log"
+    check "is exported" run export "$dir/$example" --to "$dir/$example-folder"
+    check "and answers" run generate "$dir/$example-folder" --chat auto --prompt "What is 5?" --temperature 0 --tokens 30
+    check "as it was taught" test "$(tail -n 1 "$dir/out")" = yes
+done
 echo "1..$n"
