@@ -3,7 +3,7 @@
 #   ops        each operation beside the cpu device; where a type fails, each of its tests in a process of its own; ops=TEST one of them (test_cuda --list)
 #   links      NCCL between GPUs, with one rank where there is one GPU
 #   runs       losses on cpu and cuda, and the same bits in every placement
-#   rates      bench gemm, attention, copy, and of the processor adam (half a minute)
+#   rates      bench gemm, attention, copy, of the processor adam, and of several GPUs comm (half a minute)
 #   speed, profile, offload, large    benchmarks of whole runs; train.sh beside this file says what they are (1, half, 2 and 3 minutes)
 #   memcheck, racecheck    compute-sanitizer on small operations
 #   test = ops links runs memcheck side by side (2 minutes), sanitize = memcheck racecheck, bench = rates speed profile offload large, all = test bench racecheck
@@ -92,9 +92,10 @@ JSON
     done
     [ "$(wc -l <"$work/nccl")" -eq 10 ] && cmp "$work/nccl" "$work/host"
 }
+gpus() { nvidia-smi -L 2>/dev/null | grep -c '^GPU'; }
 links() {
     step links 200 "$here/bin/test_link" --gpu
-    [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -ge 2 ] || return 0
+    [ "$(gpus)" -ge 2 ] || return 0
     echo "== two ranks on two GPUs"
     (train_ranks) || { echo "== two ranks on two GPUs failed"; failed=1; }
 }
@@ -116,6 +117,7 @@ rates() {
     done
     step bench-attention-mma 150 env SPW_CUDA_HOPPER=0 "$here/bin/spillway" bench attention --device cuda --seconds 0.2
     step bench-adam 60 "$here/bin/spillway" bench adam
+    [ "$(gpus)" -lt 2 ] || step bench-comm 60 "$here/bin/spillway" bench comm -n "$(gpus)" --device cuda --seconds 0.5
 }
 whole_runs() { step "$1" 580 "$here/train.sh" "$here/bin/spillway" "$here/tokens.bin" "$1"; }
 check_with() {
