@@ -12,14 +12,9 @@ shift $(($# < 2 ? $# : 2))
 export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-network-XXXXXX")
 export XDG_CACHE_HOME=$dir/cache
-a=spwna$$ b=spwnb$$
-trap 'ip netns del $a 2>/dev/null; ip netns del $b 2>/dev/null; rm -rf "$dir"' EXIT
-if ! { ip netns add $a && ip netns add $b && ip link add v$a netns $a type veth peer name v$b netns $b; } 2>"$dir/why"; then
-    echo "no network namespaces here: $(head -n 1 "$dir/why")"
-    exit 77
-fi
-ip -n $a addr add 10.80.0.1/24 dev v$a && ip -n $b addr add 10.80.0.2/24 dev v$b
-for ns in $a $b; do ip -n $ns link set v$ns up && ip -n $ns link set lo up; done
+. tests/lib_hosts.sh
+trap 'end_hosts; rm -rf "$dir"' EXIT
+two_hosts 10.80.0 || { echo "$why"; exit 77; }
 cat >"$dir/c.json" <<JSON
 { "model": {"model_type": "gpt2", "vocab_size": 256, "n_positions": 256, "n_embd": 512, "n_layer": 8, "n_head": 8},
   "data": {"path": ["README.md"], "seq_length": 256, "seed": 1}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
@@ -33,8 +28,8 @@ port=29811
 all() {
     local pids="" bad=0 ns r
     for ((r = 0; r < ranks; r++)); do
-        ns=$a core=0
-        [ $((2 * r)) -ge "$ranks" ] && ns=$b core=1
+        ns=$(host_of $r "$ranks") core=0
+        [ "$ns" = $b ] && core=1
         taskset -c $core ip netns exec $ns env RANK=$r WORLD_SIZE="$ranks" MASTER_ADDR=10.80.0.1 MASTER_PORT=$port SPW_HOST=$ns "$spw" "$@" >"$dir/rank-$r" 2>&1 </dev/null &
         pids="$pids $!"
     done
@@ -48,7 +43,7 @@ number() { sed -n "s/.*\"$1\": \([0-9.e+-]*\).*/\1/p" "$dir/plan" | head -n 1; }
 echo "# bench network: $ranks ranks on 2 hosts, GPT-2 of 25.5 M parameters, 256 tokens a rank and step, $steps steps"
 echo "#   link      clipping   received   predicted   measured   ratio   without network   bound/measured"
 for rate; do
-    for ns in $a $b; do ip netns exec $ns tc qdisc replace dev v$ns root tbf rate "$rate" burst 1mb latency 50ms || exit 77; done
+    slow_hosts "$rate" 1mb || exit 77
     all bench comm --json --size 16MiB --seconds 3 >"$dir/comm"
     got=$(sed -n 's/.*"from":"network","op":"both".*"host_gb_s":\([0-9.e+-]*\),.*/\1/p' "$dir/comm")
     for clip in 1e-6 0; do

@@ -8,17 +8,10 @@ cd "$(dirname "$0")/.."
 spw=${SPW_BUILD:-build/release}/spillway rate=${1:-1gbit} steps=${2:-12}
 export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-zeropp-XXXXXX")
-a=spwza$$ b=spwzb$$
-trap 'ip netns del $a 2>/dev/null; ip netns del $b 2>/dev/null; rm -rf "$dir"' EXIT
-if ! { ip netns add $a && ip netns add $b && ip link add v$a netns $a type veth peer name v$b netns $b; } 2>"$dir/why"; then
-    echo "no network namespaces here: $(head -n 1 "$dir/why")"
-    exit 77
-fi
-ip -n $a addr add 10.79.0.1/24 dev v$a && ip -n $b addr add 10.79.0.2/24 dev v$b
-for ns in $a $b; do
-    ip -n $ns link set v$ns up && ip -n $ns link set lo up
-    ip netns exec $ns tc qdisc add dev v$ns root tbf rate "$rate" burst 256kb latency 50ms || exit 77
-done
+. tests/lib_hosts.sh
+trap 'end_hosts; rm -rf "$dir"' EXIT
+two_hosts 10.79.0 || { echo "$why"; exit 77; }
+slow_hosts "$rate" 256kb || exit 77
 cat >"$dir/c.json" <<JSON
 { "model": {"model_type": "gpt2", "vocab_size": 256, "n_positions": 64, "n_embd": 384, "n_layer": 6, "n_head": 6},
   "data": {"path": ["README.md"], "seq_length": 64, "seed": 1},
@@ -37,8 +30,7 @@ row() {
     rm -f "$dir/log"
     before=$(ip netns exec $a cat /sys/class/net/v$a/statistics/rx_bytes)
     for r in 0 1 2 3; do
-        ns=$a
-        [ $r -ge 2 ] && ns=$b
+        ns=$(host_of $r 4)
         ip netns exec $ns env RANK=$r WORLD_SIZE=4 MASTER_ADDR=10.79.0.1 MASTER_PORT=$port SPW_HOST=$ns \
             "$spw" train "$dir/c.json" --quiet "${set[@]}" >"$dir/rank-$r" 2>&1 </dev/null &
         pids="$pids $!"

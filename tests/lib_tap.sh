@@ -35,3 +35,18 @@ pids() {
         echo "${at#/proc/}"
     done | sort -n
 }
+# lossy_copies BYTES: makes $dir/lossy.so, to be preloaded: a memcpy that loses the last byte of copies as large as that. False: no compiler.
+lossy_copies() {
+    cat >"$dir/lossy.c" <<'C'
+#include <stddef.h>
+void *memcpy(void *restrict d, const void *restrict s, size_t n)
+{
+    volatile char *to = d;
+    const char *from = s;
+    for (size_t i = 0; i + (n >= LARGE) < n; i++)
+        to[i] = from[i];
+    return d;
+}
+C
+    ${CC:-gcc} -O1 -fno-builtin -DLARGE="$1" -shared -fPIC -o "$dir/lossy.so" "$dir/lossy.c" 2>"$dir/err"
+}

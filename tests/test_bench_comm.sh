@@ -81,18 +81,7 @@ check "is said once, too" test "$(wc -l <"$dir/err")" -eq 1
 case $build in
 *asan* | *tsan*) n=$((n + 1)); echo "ok $n - a broken copy # SKIP sanitizers replace memcpy" ;;
 *)
-    cat >"$dir/lossy.c" <<'C'
-#include <stddef.h>
-void *memcpy(void *restrict d, const void *restrict s, size_t n)
-{
-    volatile char *to = d;
-    const char *from = s;
-    for (size_t i = 0; i + (n >= 100000) < n; i++)
-        to[i] = from[i];
-    return d;
-}
-C
-    if ${CC:-gcc} -O1 -fno-builtin -shared -fPIC -o "$dir/lossy.so" "$dir/lossy.c" 2>"$dir/err"; then
+    if lossy_copies 100000; then
         LD_PRELOAD=$dir/lossy.so "$spw" bench comm -n 2 --smoke --json >"$dir/out" 2>"$dir/err"
         check "a broken copy fails" test $? -eq 1 -a -n "$(grep 'are not what they should be' "$dir/err")"
         check "and is counted: an element on each rank" json '[r["wrong"] for r in rows] == [2, 0, 2]'

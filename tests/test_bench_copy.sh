@@ -51,18 +51,7 @@ check "makes 5 repetitions" test -z "$(grep -v '^#' "$dir/out" | awk '$3 < 5')"
 case $build in
 *asan* | *tsan*) n=$((n + 1)); echo "ok $n - a broken copy # SKIP sanitizers replace memcpy" ;;
 *)
-    cat >"$dir/lossy.c" <<'C'
-#include <stddef.h>
-void *memcpy(void *restrict d, const void *restrict s, size_t n)
-{
-    volatile char *to = d;
-    const char *from = s;
-    for (size_t i = 0; i + (n >= 4096) < n; i++)
-        to[i] = from[i];
-    return d;
-}
-C
-    if ${CC:-gcc} -O1 -fno-builtin -shared -fPIC -o "$dir/lossy.so" "$dir/lossy.c" 2>"$dir/err"; then
+    if lossy_copies 4096; then
         LD_PRELOAD=$dir/lossy.so "$spw" bench copy --smoke --json --size 64KiB >"$dir/out" 2>"$dir/err"
         code=$?
         check "a broken copy fails" test $code -eq 1 -a -n "$(grep 'arrived wrong' "$dir/err")"

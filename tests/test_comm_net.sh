@@ -4,21 +4,14 @@
 set -u
 cd "$(dirname "$0")/.."
 bin=${SPW_BUILD:-build/checked}/tests/test_comm
-command -v ip >/dev/null 2>&1 || { echo "no iproute2: no network namespaces"; exit 77; }
-a=spwa$$ b=spwb$$
+. tests/lib_hosts.sh
 log=$(mktemp -d)
-trap 'ip netns del $a 2>/dev/null; ip netns del $b 2>/dev/null; rm -rf "$log" /etc/netns/$a /etc/netns/$b' EXIT
-if ! { ip netns add $a && ip netns add $b && ip link add v$a netns $a type veth peer name v$b netns $b; } 2>"$log/why"; then
-    echo "no network namespaces here: $(head -n 1 "$log/why")"
-    exit 77
-fi
-ip -n $a addr add 10.77.0.1/24 dev v$a && ip -n $b addr add 10.77.0.2/24 dev v$b
-ip -n $a link set v$a up && ip -n $b link set v$b up && ip -n $a link set lo up && ip -n $b link set lo up
+trap 'end_hosts; rm -rf "$log" /etc/netns/$a /etc/netns/$b' EXIT
+two_hosts 10.77.0 || { echo "$why"; exit 77; }
 world() { # runs four ranks, two in each; what else to set
     pids=
     for r in 0 1 2 3; do
-        ns=$a
-        [ $r -ge 2 ] && ns=$b
+        ns=$(host_of $r 4)
         timeout -s KILL 200 ip netns exec $ns env RANK=$r WORLD_SIZE=4 MASTER_ADDR=10.77.0.1 MASTER_PORT=29511 SPW_HOST=$ns "$@" \
             "$bin" rank >"$log/$r" 2>&1 </dev/null &
         pids="$pids $!"

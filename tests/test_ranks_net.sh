@@ -7,8 +7,8 @@ spw=${SPW_BUILD:-build/release}/spillway
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan_mpi.txt:print_suppressions=0" ASAN_OPTIONS="${ASAN_OPTIONS:-}:fast_unwind_on_malloc=0" # leaks inside MPI, found by whole stacks
 export OPENBLAS_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-net-XXXXXX")
-a=spwta$$ b=spwtb$$
-trap 'ip netns del $a 2>/dev/null; ip netns del $b 2>/dev/null; rm -rf "$dir"' EXIT
+. tests/lib_hosts.sh
+trap 'end_hosts; rm -rf "$dir"' EXIT
 mkdir "$dir/swap"
 awk 'BEGIN { for (i = 0; i < 1500; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"
 cat >"$dir/tiny.json" <<JSON
@@ -37,17 +37,14 @@ world() { # four ranks, two in each namespace; what else to set
     pids= bad=0
     rm -f "$dir/log"
     for r in 0 1 2 3; do
-        ns=$a
-        [ $r -ge 2 ] && ns=$b
+        ns=$(host_of $r 4)
         timeout -s KILL 100 ip netns exec $ns env RANK=$r WORLD_SIZE=4 MASTER_ADDR=10.78.0.1 MASTER_PORT=29611 SPW_HOST=$ns \
             "$spw" train "$dir/tiny.json" --quiet "$@" >"$dir/rank-$r" 2>&1 </dev/null &
         pids="$pids $!"
     done
     for p in $pids; do wait "$p" || bad=1; done
 }
-if command -v ip >/dev/null 2>&1 && { ip netns add $a && ip netns add $b && ip link add v$a netns $a type veth peer name v$b netns $b; } 2>"$dir/why"; then
-    ip -n $a addr add 10.78.0.1/24 dev v$a && ip -n $b addr add 10.78.0.2/24 dev v$b
-    ip -n $a link set v$a up && ip -n $b link set v$b up && ip -n $a link set lo up && ip -n $b link set lo up
+if two_hosts 10.78.0; then
     for stage in 0 1 2 3; do
         place=
         [ $stage -lt 3 ] && place="--set zero_optimization.offload_param.device=none"
