@@ -79,7 +79,7 @@ static const char plan_usage[] =
     "all\n"
     "                 on this one); what a rank receives from the others in a step, and from other hosts, is counted\n"
     "  --gpu NAME     plans for this GPU, which need not be here: h100, rtx4090, ... (a name that is not known shows\n"
-    "                 all of them); what it computes and copies is estimated, half of its peak, 44 or 22 GB/s\n"
+    "                 all of them); what it computes, copies and receives from others is estimated\n"
     "  --rate N=X     a rate in place of what was measured or estimated: compute (TFLOP/s), optimizer (G params/s), "
     "or\n"
     "                 in GB/s nvme (both ways), nvme_read, nvme_write, h2d, d2h, ranks (what a rank receives within "

@@ -208,6 +208,8 @@ print_times(const plan_run *r)
         if (c->estimated)
             printf(", of %s estimated: half of its peak, %.3g GB/s to and from the host", p->gpu->title,
                    p->gpu->link * 1e-9);
+        if (c->estimated && p->local_ranks > 1)
+            printf(", %.3g from each other", p->gpu->peers * 1e-9);
         for (uint32_t i = 0; i < r->given_count; i++)
             printf("%s %s", i > 0 ? "," : ", given:", spw_resource_name(r->given[i].resource));
         printf("\n");

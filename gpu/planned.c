@@ -9,22 +9,22 @@
 /*
  * From NVIDIA's data sheets: operations per second without sparsity, in bf16 with fp32 sums, and in fp32 without tensor cores. Memory is what
  * nvidia-smi says. Links are what large copies from pinned memory get out of 16 lanes: 44 GB/s of generation 5 (docs/performance.md), and in
- * proportion 22 of generation 4.
+ * proportion 22 of generation 4; between such devices half of that, for it comes and goes over them, or three quarters of what NVLink has one way.
  */
 static const spw_gpu_spec specs[] = {
-    {"a100-40gb", "NVIDIA A100 SXM 40GB", 40960ull << 20, 80, 312e12, 19.5e12, 22e9},
-    {"a100-80gb", "NVIDIA A100 SXM 80GB", 81920ull << 20, 80, 312e12, 19.5e12, 22e9},
-    {"h100", "NVIDIA H100 SXM 80GB", 81559ull << 20, 90, 989e12, 67e12, 44e9},
-    {"h100-pcie", "NVIDIA H100 PCIe 80GB", 81559ull << 20, 90, 756e12, 51e12, 44e9},
-    {"h200", "NVIDIA H200 141GB", 143771ull << 20, 90, 989e12, 67e12, 44e9},
-    {"b200", "NVIDIA B200 180GB", 183359ull << 20, 100, 2250e12, 75e12, 44e9},
-    {"l4", "NVIDIA L4 24GB", 23034ull << 20, 89, 121e12, 30.3e12, 22e9},
-    {"l40s", "NVIDIA L40S 48GB", 46068ull << 20, 89, 362e12, 91.6e12, 22e9},
-    {"a10", "NVIDIA A10 24GB", 23028ull << 20, 86, 125e12, 31.2e12, 22e9},
-    {"a6000", "NVIDIA RTX A6000 48GB", 49140ull << 20, 86, 155e12, 38.7e12, 22e9},
-    {"rtx3090", "NVIDIA GeForce RTX 3090 24GB", 24576ull << 20, 86, 71e12, 35.6e12, 22e9},
-    {"rtx4090", "NVIDIA GeForce RTX 4090 24GB", 24564ull << 20, 89, 165e12, 82.6e12, 22e9},
-    {"rtx5090", "NVIDIA GeForce RTX 5090 32GB", 32607ull << 20, 120, 209e12, 104.8e12, 44e9},
+    {"a100-40gb", "NVIDIA A100 SXM 40GB", 40960ull << 20, 80, 312e12, 19.5e12, 22e9, 225e9},
+    {"a100-80gb", "NVIDIA A100 SXM 80GB", 81920ull << 20, 80, 312e12, 19.5e12, 22e9, 225e9},
+    {"h100", "NVIDIA H100 SXM 80GB", 81559ull << 20, 90, 989e12, 67e12, 44e9, 337e9},
+    {"h100-pcie", "NVIDIA H100 PCIe 80GB", 81559ull << 20, 90, 756e12, 51e12, 44e9, 22e9},
+    {"h200", "NVIDIA H200 141GB", 143771ull << 20, 90, 989e12, 67e12, 44e9, 337e9},
+    {"b200", "NVIDIA B200 180GB", 183359ull << 20, 100, 2250e12, 75e12, 44e9, 675e9},
+    {"l4", "NVIDIA L4 24GB", 23034ull << 20, 89, 121e12, 30.3e12, 22e9, 11e9},
+    {"l40s", "NVIDIA L40S 48GB", 46068ull << 20, 89, 362e12, 91.6e12, 22e9, 11e9},
+    {"a10", "NVIDIA A10 24GB", 23028ull << 20, 86, 125e12, 31.2e12, 22e9, 11e9},
+    {"a6000", "NVIDIA RTX A6000 48GB", 49140ull << 20, 86, 155e12, 38.7e12, 22e9, 11e9},
+    {"rtx3090", "NVIDIA GeForce RTX 3090 24GB", 24576ull << 20, 86, 71e12, 35.6e12, 22e9, 11e9},
+    {"rtx4090", "NVIDIA GeForce RTX 4090 24GB", 24564ull << 20, 89, 165e12, 82.6e12, 22e9, 11e9},
+    {"rtx5090", "NVIDIA GeForce RTX 5090 32GB", 32607ull << 20, 120, 209e12, 104.8e12, 44e9, 22e9},
 };
 
 const spw_gpu_spec *

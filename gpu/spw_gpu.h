@@ -32,6 +32,7 @@ typedef struct spw_gpu_spec {
     uint32_t capability;             /* 90: 9.0 */
     double half_flops, single_flops; /* per second, of products in bf16 with fp32 sums, and in fp32 */
     double link;                     /* bytes/s of large copies to or from host memory */
+    double peers;                    /* bytes/s that one receives from others like it on its host, all at once */
 } spw_gpu_spec;
 const spw_gpu_spec *spw_gpu_get_specs(uint32_t *count); /* those that are known */
 

@@ -510,6 +510,8 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
         find_received(&c, SPW_WAY_NEAR, out);
     if (plan->ranks > plan->local_ranks)
         find_received(&c, SPW_WAY_FAR, out);
+    for (int use = 0; plan->gpu != NULL && plan->linked && use < SPW_USE_COUNT; use++)
+        out->received[SPW_WAY_NEAR][use] = plan->gpu->peers;
     if (!plan->device_apart)
         out->shared_cores = spw_cpu_allowed_count();
     out->compute_threads = config->run.compute_threads;

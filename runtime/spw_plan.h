@@ -183,7 +183,8 @@ spw_resource spw_step_bound(const spw_plan *plan, const spw_rates *rates, const 
  * Cache     $XDG_CACHE_HOME/spillway/rates.json or ~/.cache/spillway/rates.json, kept by machine (host name, processor,
  *           CPUs) and by what was measured (path and its device, aio settings; format and optimizer; threads), for 30
  *           days. A file that cannot be read is measured over with one line in the log; one that cannot be written too.
- * Estimated what a device that the plan is for (plan->gpu) computes, by half of its peak, the most that training gets out of one, and copies.
+ * Estimated what a device that the plan is for (plan->gpu) computes, by half of its peak, the most that training gets out of one, copies, and
+ *           receives from others like it on its host.
  * Unknown   what cannot be measured (no such path, a full disk) stays 0, with one line in the log; what ranks receive from each other,
  *           which only ranks can measure (spw_rank_bench.h), without one.
  * Threads   one call at a time; uses the cores and disks that it measures.
@@ -195,7 +196,7 @@ typedef enum spw_calibrate_mode {
 } spw_calibrate_mode;
 typedef struct spw_calibration {
     uint32_t measured, cached, unknown; /* how many of the paths, copies, optimizer and compute */
-    bool estimated;                     /* copies and compute: of plan->gpu */
+    bool estimated;                     /* copies, compute and ranks of a host: of plan->gpu */
     double seconds, oldest_days;        /* spent measuring; age of the oldest value from the cache */
     char cache_path[SPW_PATH_BYTES];    /* "": there is no cache */
 } spw_calibration;

@@ -154,7 +154,8 @@ test_estimates(void **state)
 {
     static spw_config c;
     static spw_plan p;
-    const char *sets[] = {NULL}, *fp32[] = {"bf16.enabled=false", NULL};
+    const char *sets[] = {NULL}, *fp32[] = {"bf16.enabled=false", NULL}, *ranks[] = {"spillway.ranks=4", NULL};
+    const char *through_host[] = {"spillway.ranks=4", "spillway.collectives=host", NULL};
     spw_gpu_spec spec = describe();
     spw_calibration report;
     spw_rates rates;
@@ -163,10 +164,19 @@ test_estimates(void **state)
     spec.half_flops = 4e14;
     spec.single_flops = 6e13;
     spec.link = 3e10;
+    spec.peers = 1e11;
     DONE(plan_for(&c, sets, &spec, &p, &err));
     spw_calibrate(&rates, &c, &p, SPW_CALIBRATE_CACHE_ONLY, &report);
     assert_true(report.estimated && rates.flops == 2e14 && rates.orthogonal == 2e14 && rates.h2d == 3e10 &&
                 rates.d2h == 3e10);
+    assert_true(rates.received[SPW_WAY_NEAR][SPW_USE_BOTH] == 0);
+    DONE(plan_for(&c, ranks, &spec, &p, &err));
+    spw_calibrate(&rates, &c, &p, SPW_CALIBRATE_CACHE_ONLY, &report);
+    assert_true(p.linked && rates.received[SPW_WAY_NEAR][SPW_USE_GATHER] == 1e11 &&
+                rates.received[SPW_WAY_FAR][SPW_USE_GATHER] == 0);
+    DONE(plan_for(&c, through_host, &spec, &p, &err));
+    spw_calibrate(&rates, &c, &p, SPW_CALIBRATE_CACHE_ONLY, &report);
+    assert_true(!p.linked && rates.received[SPW_WAY_NEAR][SPW_USE_GATHER] == 0);
     DONE(plan_for(&c, fp32, &spec, &p, &err));
     spw_calibrate(&rates, &c, &p, SPW_CALIBRATE_CACHE_ONLY, &report);
     assert_true(rates.flops == 3e13);
