@@ -14,7 +14,7 @@ enum { SAMPLES = 5, CALLS_MAX = 100000, BLOCK = 4096, TIMEOUT_S = 60 };
 /* One thread's: a channel, and what its ranks' devices reach each other by. */
 typedef struct lane {
     struct spw_rank_bench *bench;
-    spw_channel *channel; /* NULL: this way is not there */
+    spw_channel *channel;
     spw_gpu_link *link;   /* NULL: through the host */
     spw_gpu_queue *queue;
     spw_waiting waiting;
@@ -83,9 +83,15 @@ open_device(spw_rank_bench *b, const spw_rank_bench_options *o, spw_error *err)
                                      .turn = spw_comm_get_info(b->comm)->machine_rank};
     spw_error own = {0};
     spw_status st = spw_gpu_open(&b->gpu, &options, &own);
+    double apart;
     SPW_TRY(agree_on(b, st, &own, err));
     b->info.device = spw_gpu_get_info(b->gpu)->description;
-    if (strcmp(o->collectives, "host") != 0 && (must || !spw_gpu_get_info(b->gpu)->host_addressable))
+    apart = !spw_gpu_get_info(b->gpu)->host_addressable;
+    SPW_TRY(spw_sum(b->all, &apart, 1, err));
+    if (apart > 0 && apart < spw_comm_get_info(b->comm)->world)
+        return SPW_RAISE(err, SPW_EINVAL, "%.0f of %u ranks have a GPU: it is cpu or cuda on all of them", apart,
+                         spw_comm_get_info(b->comm)->world);
+    if (strcmp(o->collectives, "host") != 0 && (must || apart > 0))
         SPW_TRY(spw__links_agree(b->comm, b->gpu, &b->info.linked, why, err));
     if (must && !b->info.linked)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "collectives nccl: %s", why);

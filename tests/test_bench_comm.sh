@@ -67,6 +67,19 @@ else
 fi
 
 # Usage, and what keeps all ranks from beginning: once.
+one_without() { # auto, and the second one finds no GPU
+    for r in 0 1; do
+        SPW_CUDA_PLUGIN=$build/emulated/$([ $r -eq 0 ] && echo spillway-cuda || echo none).so RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            timeout -s KILL 100 "$spw" bench comm --smoke >"$dir/rank$r" 2>&1 </dev/null &
+    done
+    wait
+    port=$((port + 2))
+    cat "$dir/rank0" "$dir/rank1" >"$dir/err"
+}
+if [ -f "$build/emulated/spillway-cuda.so" ]; then
+    one_without
+    check "a GPU on one of two ranks" test "$(cat "$dir/err")" = "spillway: 1 of 2 ranks have a GPU: it is cpu or cuda on all of them"
+fi
 expect 2 "one rank has nobody to reach" "one rank" bench comm --smoke
 expect 2 "-n takes 1 to 1024 ranks, not 0" "no ranks" bench comm -n 0
 expect 2 "auto, host or nccl, not tcp" "other collectives" bench comm -n 2 --collectives tcp
