@@ -42,7 +42,9 @@ spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err)
     if (options->planned != NULL)
         return parse_cuda(name, &device_idx) || strcmp(name, "auto") == 0
                    ? spw__planned_open(out, options, err)
-                   : SPW_RAISE(err, SPW_ECONFIG, "device %s, and a plan for a %s", name, options->planned->title);
+                   : SPW_RAISE(err, SPW_ECONFIG,
+                               "device %s, and a plan for %s, a cuda device: spillway.device is cuda or auto then",
+                               name, options->planned->title);
     if (parse_cuda(name, &device_idx)) {
         spw_status st = open_cuda(out, options, device_idx, err);
         if (st != SPW_OK)

@@ -15,7 +15,7 @@ enum { SAMPLES = 5, CALLS_MAX = 100000, BLOCK = 4096, TIMEOUT_S = 60 };
 typedef struct lane {
     struct spw_rank_bench *bench;
     spw_channel *channel;
-    spw_gpu_link *link;   /* NULL: through the host */
+    spw_gpu_link *link; /* NULL: through the host */
     spw_gpu_queue *queue;
     spw_waiting waiting;
 } lane;

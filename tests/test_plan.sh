@@ -256,7 +256,7 @@ SPW_CUDA_PLUGIN=$dir/none expect 1 "spillway plan --gpu NAME" "where there is no
 check "says what it is for" run plan "$c" --set spillway.device=auto --gpu h100 --rate nvme=10
 check "and what it knows of it" shows 'of NVIDIA H100 SXM 80GB estimated: half of its peak, 44 GB/s to and from the host, given: nvme'
 expect 2 "these are: a100-40gb, a100-80gb, h100, " "another GPU" plan $llama --gpu voodoo2
-expect 2 "device cpu, and a plan for a NVIDIA H100" "a GPU for the cpu device" plan "$c" --gpu h100
+expect 2 "device cpu, and a plan for NVIDIA H100 SXM 80GB, a cuda device: spillway.device is cuda or auto then" "a GPU for the cpu device" plan "$c" --gpu h100
 expect 2 "and no configuration" "a GPU for a table" plan --table --gpu h100
 for rate in nvme network=0 cpu=3 tape=3 compute=fast optimizer=-1; do expect 2 "--rate $rate: NAME=NUMBER" "--rate $rate" plan "$c" --rate $rate; done
 expect 2 "which --no-measure leaves out" "a rate without times" plan "$c" --rate network=1 --no-measure
