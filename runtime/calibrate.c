@@ -5,6 +5,7 @@
  */
 #include "runtime_internal.h"
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <sys/statvfs.h>
 #include <time.h>
@@ -189,6 +190,60 @@ measure_orthogonal(const calibration *c, const char *unused, double rates[1], sp
     }
     spw_gpu_free(gpu, x);
     spw_gpu_free(gpu, work);
+    spw_gpu_queue_destroy(q);
+    spw_gpu_close(gpu);
+    return st;
+}
+
+enum { ATTENTION_MAX = 512, ATTENTION_MAX_APART = 4096 };
+
+/* One sequence, as far as that goes, of the model's heads, forward and backward. */
+static spw_status
+measure_attention(const calibration *c, const char *unused, double rates[1], spw_error *err)
+{
+    const spw_model_config *m = &c->config->model;
+    spw_attention_shape s = {
+        .B = 1, .Hq = m->heads, .Hk = m->kv_heads > 0 ? m->kv_heads : m->heads, .D = spw_model_head_dim(m, 0)};
+    enum { Q, K, V, OUT, DOUT, DQ, DK, DV, LSE, COUNT };
+    void *a[COUNT] = {NULL};
+    spw_gpu *gpu = NULL;
+    spw_gpu_queue *q = NULL;
+    uint64_t begin, count = 0, elems[COUNT];
+    spw_status st = open_gpu(c, &gpu, err);
+    (void)unused;
+    if (st == SPW_OK) {
+        const uint64_t most = spw_gpu_get_info(gpu)->host_addressable ? ATTENTION_MAX : ATTENTION_MAX_APART;
+        s.T = c->config->data.seq_length < most ? c->config->data.seq_length : most;
+        s.q_stride = s.Hq * s.D;
+        s.kv_stride = s.Hk * s.D;
+        s.scale = 1 / sqrtf((float)s.D);
+        st = spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, err);
+    }
+    for (int i = 0; i < COUNT && st == SPW_OK; i++) {
+        const bool kv = i == K || i == V || i == DK || i == DV;
+        elems[i] = s.T * (i == LSE ? s.Hq : kv ? s.kv_stride : s.q_stride);
+        st = spw_gpu_alloc(
+            gpu, &a[i], elems[i] * (i == LSE ? sizeof(float) : spw_dtype_bytes(spw_gpu_get_info(gpu)->compute_dtype)),
+            err);
+        if (st == SPW_OK && i <= DOUT)
+            st = fill_drawn(gpu, q, a[i], elems[i], err);
+    }
+    begin = 0;
+    for (int warm = 1; warm >= 0 && st == SPW_OK; warm--) {
+        count = 0;
+        begin = spw_now_ns();
+        do {
+            spw_gpu_attention(q, a[OUT], a[LSE], a[Q], a[K], a[V], &s);
+            spw_gpu_attention_backward(q, a[DQ], a[DK], a[DV], NULL, a[DOUT], a[OUT], a[LSE], a[Q], a[K], a[V], &s);
+            spw_gpu_queue_sync(q);
+            count++;
+        } while (!warm && spw_now_ns() - begin < LOOP_NS);
+        st = spw_gpu_check(gpu, err);
+    }
+    if (st == SPW_OK) /* of the forward pass 2 products of half of T x T by D, and twice that */
+        rates[0] = 3.0 * 2 * (double)(s.T * s.T * s.Hq * s.D) * (double)count / ((double)(spw_now_ns() - begin) * 1e-9);
+    for (int i = 0; i < COUNT && gpu != NULL; i++)
+        spw_gpu_free(gpu, a[i]);
     spw_gpu_queue_destroy(q);
     spw_gpu_close(gpu);
     return st;
@@ -462,6 +517,13 @@ device_rates(calibration *c, spw_rates *out)
              (unsigned long long)(config->micro_batch * config->data.seq_length),
              (unsigned long long)config->model.width);
     get_rates(c, what, measure_compute, NULL, &out->flops, 1);
+    if (plan->attention_flops > plan->flops / 10) {
+        const spw_model_config *m = &config->model;
+        snprintf(what, sizeof what, "attention|%s|%u|%llu|%llu|%llu|%llu", device, threads,
+                 (unsigned long long)config->data.seq_length, (unsigned long long)m->heads,
+                 (unsigned long long)m->kv_heads, (unsigned long long)spw_model_head_dim(m, 0));
+        get_rates(c, what, measure_attention, NULL, &out->attention, 1);
+    }
     if (plan->orthogonal_flops > 0) {
         snprintf(what, sizeof what, "orthogonal|%s|%u|%llu", device, threads, (unsigned long long)config->model.width);
         get_rates(c, what, measure_orthogonal, NULL, &out->orthogonal, 1);
@@ -504,6 +566,7 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
         const bool single = !config->bf16 && !config->fp16;
         out->h2d = out->d2h = plan->gpu->link;
         out->flops = out->orthogonal = (single ? plan->gpu->single_flops : plan->gpu->half_flops) / 2;
+        out->attention = plan->attention_flops > plan->flops / 10 ? out->flops * 4 / 5 : 0; /* of 65536 tokens */
         report->estimated = true;
     }
     if (plan->ranks > 1 && plan->local_ranks > 1)

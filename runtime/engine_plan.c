@@ -236,14 +236,14 @@ attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
 
 /*
  * Of a step: each matrix twice per element and token forward, again for recomputing what backward reads, and twice that backward, where half
- * is for its own gradient; forward alone below the lowest block that is trained. *recompute: what is for recomputing.
+ * is for its own gradient; forward alone below the lowest block that is trained. And so the products of attention.
  */
-static double
-step_flops(const spw_engine *e, double *recompute)
+static void
+count_flops(const spw_engine *e, plan_input *in)
 {
     const spw_model_config *m = &e->model->config;
     double tokens = (double)(e->config.accumulation * e->rows), forward = 0, backward = 0;
-    double again = e->again_flops / (double)e->rows;
+    double again = e->again_flops / (double)e->rows, attention = 0, attention_again = 0;
     for (uint32_t b = 1; b < e->model->block_count; b++) { /* the first looks embeddings up */
         const spw_block *block = &e->model->blocks[b];
         for (uint32_t k = 0; k < block->param_count; k++) {
@@ -259,14 +259,14 @@ step_flops(const spw_engine *e, double *recompute)
     }
     for (uint64_t l = 0; l < m->layers; l++) {
         double product = attention_flops(m, l, (double)e->T);
-        forward += product;
-        if (l + 1 >= e->lowest) { /* the first block has the embeddings */
-            again += product;
-            backward += 2 * product;
-        }
+        const bool trained = l + 1 >= e->lowest; /* the first block has the embeddings */
+        attention += (trained ? 4 : 1) * product;
+        attention_again += trained ? product : 0;
     }
-    *recompute = tokens * again;
-    return tokens * (forward + again + backward);
+    in->recompute_flops = tokens * (again + attention_again);
+    in->flops = tokens * (forward + again + backward + attention);
+    in->attention_flops = tokens * attention;
+    in->attention_again = tokens * attention_again;
 }
 
 static double
@@ -645,7 +645,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.tape_bytes = e->tape_bytes;
     in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
     in.activation_elems = e->rows * e->model->config.width;
-    in.flops = step_flops(e, &in.recompute_flops);
+    count_flops(e, &in);
     in.twice_flops = twice_flops(e);
     in.orthogonal_flops = spw__orthogonal_flops(e);
     in.activation_slots = e->kept_slots;

@@ -57,6 +57,7 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
     p->late = !in->inference && in->config->run.delayed_update > 0;
     p->flops = in->flops + in->twice_flops + in->orthogonal_flops;
     p->orthogonal_flops = in->orthogonal_flops;
+    p->attention_flops = in->attention_flops;
     p->model_flops = in->flops - in->recompute_flops;
     p->device_apart = !in->device_in_host;
     p->cpu_ranks = in->cpu_ranks;

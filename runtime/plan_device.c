@@ -289,4 +289,5 @@ spw__plan_tapes(spw_plan *p, const plan_input *in)
         spw__plan_activations_tapes(p, in, room / 4096 * 4096);
     p->device_bytes += p->tapes_device;
     p->flops -= in->recompute_flops * spw__plan_kept_share(p, in);
+    p->attention_flops -= in->attention_again * spw__plan_kept_share(p, in);
 }

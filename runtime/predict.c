@@ -172,6 +172,14 @@ receiving(const spw_plan *p, const spw_rates *r)
            known(seconds_of(far, r->received_cpu[SPW_WAY_FAR]));
 }
 
+/* Products, and attention where its rate is known, without what Muon makes orthogonal. */
+static double
+computing(const spw_plan *p, const spw_rates *r)
+{
+    const double attention = r->attention > 0 ? p->attention_flops : 0;
+    return seconds_of(p->flops - p->orthogonal_flops - attention, r->flops) + seconds_of(attention, r->attention);
+}
+
 static void
 fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
 {
@@ -179,7 +187,7 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
     double *s = out->seconds;
     const double host = turns(p), device = p->device_apart ? 1 : host; /* rates are those of all processors */
     out->orthogonal_s = device * seconds_of(p->orthogonal_flops, r->orthogonal);
-    s[SPW_RESOURCE_COMPUTE] = device * seconds_of(p->flops - p->orthogonal_flops, r->flops) + out->orthogonal_s;
+    s[SPW_RESOURCE_COMPUTE] = device * computing(p, r) + out->orthogonal_s;
     s[SPW_RESOURCE_OPTIMIZER] = host * seconds_of((double)(p->trained - p->trained_device), r->optimizer);
     s[SPW_RESOURCE_H2D] = device * seconds_of((double)t->h2d, r->h2d);
     s[SPW_RESOURCE_D2H] = device * seconds_of((double)t->d2h, r->d2h);

@@ -90,8 +90,9 @@ typedef struct plan_input {
     uint32_t log_bytes_32[2];      /* what takes an update back, of a record and of its weights too (spw_offload.h) */
     uint64_t tokens;               /* of a step, of all ranks */
     double flops, recompute_flops; /* of the step; what can be kept instead is part of both */
-    double orthogonal_flops;       /* and of what Muon makes orthogonal */
-    double twice_flops;            /* and of logits of heads in pieces, which are made twice */
+    double attention_flops, attention_again; /* of each of them, by attention */
+    double orthogonal_flops;                 /* and of what Muon makes orthogonal */
+    double twice_flops;                      /* and of logits of heads in pieces, which are made twice */
 } plan_input;
 /* Errors  SPW_ENOFIT with the budget that would do; plan is filled all the same. */
 spw_status spw__plan_make(spw_plan *plan, const plan_input *in, spw_error *err);

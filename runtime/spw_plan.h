@@ -90,6 +90,7 @@ typedef struct spw_plan {
     double flops;                        /* that the device is to do */
     double model_flops;                  /* without what is computed again: what a model's utilisation counts */
     double orthogonal_flops;             /* of flops, by Muon, before the next forward pass uses what came of it */
+    double attention_flops;              /* of flops, by attention, which is slower than products */
     spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */
     uint32_t ranks, local_ranks;         /* of the world; of them, those on this machine */
     bool linked;                         /* their devices reach each other without the host */
@@ -120,6 +121,7 @@ typedef struct spw_rates {
     double optimizer;                                           /* parameters/s, all threads */
     double flops;                                               /* floating point operations/s */
     double orthogonal;                                          /* the same of spw_gpu_orthogonalize() */
+    double attention;      /* the same of attention, forward and twice that backward; 0: as of products */
     uint32_t shared_cores; /* compute, optimizer and copies take turns on so many cores (cpu device); 0: they do not */
     uint32_t compute_threads, optimizer_threads; /* that their rates are of, where fewer than cores; 0: as many */
     /* Bytes/s that a rank receives from those of its host, all at once; that a host's ranks together receive from other hosts. */
@@ -179,7 +181,8 @@ spw_resource spw_step_bound(const spw_plan *plan, const spw_rates *rates, const 
  * spw_calibrate - the rates of this machine and of the plan's paths, from the cache or measured in one to two seconds.
  *
  * Measures  each path with the library's own transfers on a file that is removed; copies between host and device with
- *           the formats' conversions; the optimizer on all its threads; a matrix product of the model's width; with Muon what it makes orthogonal.
+ *           the formats' conversions; the optimizer on all its threads; a matrix product of the model's width; with Muon what it makes orthogonal;
+ *           attention where it is more than a tenth of the operations.
  * Cache     $XDG_CACHE_HOME/spillway/rates.json or ~/.cache/spillway/rates.json, kept by machine (host name, processor,
  *           CPUs) and by what was measured (path and its device, aio settings; format and optimizer; threads), for 30
  *           days. A file that cannot be read is measured over with one line in the log; one that cannot be written too.

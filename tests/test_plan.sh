@@ -107,6 +107,8 @@ if [ "$(nproc)" -gt 1 ] && command -v taskset >/dev/null; then
     check "on one of the processors" bound
     check "disks and copies are the machine's" json 'p["rates"]["measured"] <= 2 and p["rates"]["cached"] >= 2'
 fi
+check "longer sequences" run plan "$c" --json --set model.n_positions=512 --set data.seq_length=512
+check "have attention measured, and products for themselves" json 'p["rates"]["measured"] == 2 and p["rates"]["cached"] == 3'
 check "--calibrate measures again" run plan "$c" --json --calibrate
 check "everything" json 'p["rates"]["measured"] == 4'
 echo '{"spillway_rates": 1, "entr' >"$rates"

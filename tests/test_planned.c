@@ -155,6 +155,7 @@ test_estimates(void **state)
     static spw_config c;
     static spw_plan p;
     const char *sets[] = {NULL}, *fp32[] = {"bf16.enabled=false", NULL}, *ranks[] = {"spillway.ranks=4", NULL};
+    const char *longer[] = {"model.max_position_embeddings=8192", "data.seq_length=8192", NULL};
     const char *through_host[] = {"spillway.ranks=4", "spillway.collectives=host", NULL};
     spw_gpu_spec spec = describe();
     spw_calibration report;
@@ -170,6 +171,10 @@ test_estimates(void **state)
     assert_true(report.estimated && rates.flops == 2e14 && rates.orthogonal == 2e14 && rates.h2d == 3e10 &&
                 rates.d2h == 3e10);
     assert_true(rates.received[SPW_WAY_NEAR][SPW_USE_BOTH] == 0);
+    assert_true(rates.attention == 0); /* little of it */
+    DONE(plan_for(&c, longer, &spec, &p, &err));
+    spw_calibrate(&rates, &c, &p, SPW_CALIBRATE_CACHE_ONLY, &report);
+    assert_true(p.attention_flops > p.flops / 2 && rates.attention == 1.6e14);
     DONE(plan_for(&c, ranks, &spec, &p, &err));
     spw_calibrate(&rates, &c, &p, SPW_CALIBRATE_CACHE_ONLY, &report);
     assert_true(p.linked && rates.received[SPW_WAY_NEAR][SPW_USE_GATHER] == 1e11 &&

@@ -235,6 +235,27 @@ test_step_bound(void **state)
     assert_true(s[SPW_RESOURCE_COMPUTE] == 7 && s[SPW_RESOURCE_CPU] == 0);
 }
 
+/* A quarter of the operations is attention's, at a fifth of the rate: 3 s and 5 in place of 4. */
+static void
+test_attention(void **state)
+{
+    static spw_plan p;
+    spw_rates r = plan_some_rates();
+    spw_prediction x;
+    (void)state;
+    make_plan(&p);
+    p.attention_flops = 1e12;
+    spw_plan_predict(&p, &r, 0, &x); /* not known: as of products */
+    assert_true(fabs(x.step_s - 4) < 1e-9);
+    r.attention = 2e11;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(x.bound == SPW_RESOURCE_COMPUTE && fabs(x.step_s - (3 + 5)) < 1e-9);
+    p.gated = p.clips = true; /* a quarter of it forward, and updates of 3 s beside that */
+    r.optimizer = 1e9 / 3;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.step_s - (6 + 3)) < 1e-9);
+}
+
 /*
  * Between ranks, by hand: 4 ranks on 2 hosts; each gathers 10 GB, 4 of them first, of which 6 and 2 come from the other host, and gets 8 of
  * gradients, 4 from there.
@@ -408,6 +429,6 @@ main(void)
         cmocka_unit_test(test_zero_table),       cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_prediction_gated), cmocka_unit_test(test_prediction_passes),
         cmocka_unit_test(test_step_bound),       cmocka_unit_test(test_between_ranks),
-        cmocka_unit_test(test_beside_training)};
+        cmocka_unit_test(test_attention),        cmocka_unit_test(test_beside_training)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }
