@@ -116,7 +116,7 @@ cat >"$dir/large.json" <<JSON
   "spillway": {"device": "cuda", "fill_device": "never", "update_ahead": "never", "checkpoint_dir": ""} }
 JSON
 planned() { # PER_PASS MEMORY THREADS
-    run plan --no-measure "$dir/large.json" --set spillway.device_memory="$2" --set spillway.optimizer_threads="$3" &&
+    run plan --gpu h100 --no-measure "$dir/large.json" --set spillway.device_memory="$2" --set spillway.optimizer_threads="$3" &&
         grep -Eq "^  spillway.micro_batches_per_pass +$1 " "$dir/out"
 }
 check "all in one pass where the device has room for it" planned 8 70GiB 64
