@@ -49,7 +49,7 @@ typedef struct run {
 static double
 best_quarter(const double *v, uint32_t n)
 {
-    return cli_sample_at(v, n, n / 4);
+    return spw_sample_at(v, n, n / 4);
 }
 
 static void
@@ -347,7 +347,7 @@ measure(run *r, run *split, spw_pool *pool, result *out)
     }
     /* One stream for all repetitions: the fastest of three each time would be compared with a single step. */
     for (int g = 0; g < GRANULES; g++) {
-        double median_s = cli_median(stream_s[g], reps);
+        double median_s = spw_median(stream_s[g], reps);
         if (g == 0 || median_s < out->stream_s) {
             fastest = g;
             out->stream_s = median_s;
@@ -355,9 +355,9 @@ measure(run *r, run *split, spw_pool *pool, result *out)
     }
     for (uint32_t rep = 0; rep < reps; rep++)
         to_stream[rep] = stream_s[fastest][rep] / step_s[rep];
-    out->to_stream = cli_median(to_stream, reps);
-    out->to_split = cli_median(to_split, reps);
-    out->step_s = cli_median(step_s, reps);
+    out->to_stream = spw_median(to_stream, reps);
+    out->to_split = spw_median(to_split, reps);
+    out->step_s = spw_median(step_s, reps);
     out->logged = best_quarter(step_s, reps) / best_quarter(logged_s, reps);
     out->back = best_quarter(step_s, reps) / best_quarter(back_s, reps);
     out->reached = best_quarter(split != NULL ? split_s : stream_s[fastest], reps) / best_quarter(step_s, reps);

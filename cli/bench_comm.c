@@ -15,25 +15,16 @@ typedef struct options {
     uint64_t ranks; /* 0: not said */
 } options;
 
-/* One JSON object and its newline; given up. */
-static spw_status
-print_json(json_t *object, spw_error *err)
-{
-    int rc = object == NULL ? -1 : json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
-    json_decref(object);
-    putchar('\n');
-    return rc == 0 ? SPW_OK : SPW_RAISE(err, SPW_EIO, "bench comm: writing JSON");
-}
-
 static spw_status
 print_header(const options *o, const spw_comm_info *comm, const spw_rank_bench_info *info, spw_error *err)
 {
     if (o->json)
-        return print_json(json_pack("{s:{s:s,s:i,s:s,s:s,s:s,s:i,s:i,s:i,s:b,s:s}}", "header", "bench", "comm",
-                                    "schema", 1, "version", SPW_VERSION, "build", cli_build_name(), "device",
-                                    info->device, "ranks", (int)comm->world, "ranks_here", (int)comm->machine_world,
-                                    "hosts", (int)comm->host_count, "linked", (int)info->linked, "how", info->why),
-                          err);
+        return cli_bench_json("bench comm",
+                              json_pack("{s:{s:s,s:i,s:s,s:s,s:s,s:i,s:i,s:i,s:b,s:s}}", "header", "bench", "comm",
+                                        "schema", 1, "version", SPW_VERSION, "build", cli_build_name(), "device",
+                                        info->device, "ranks", (int)comm->world, "ranks_here", (int)comm->machine_world,
+                                        "hosts", (int)comm->host_count, "linked", (int)info->linked, "how", info->why),
+                              err);
     printf("# bench comm  schema 1  spillway %s  %u ranks on %u host%s, %u here  build %s\n", SPW_VERSION, comm->world,
            comm->host_count, comm->host_count > 1 ? "s" : "", comm->machine_world, cli_build_name());
     printf("# %s; device %s\n", info->why, info->device);
@@ -48,12 +39,13 @@ print_row(const options *o, spw_rank_way way, spw_rank_use use, uint64_t size, c
 {
     char share[16] = "-";
     if (o->json)
-        return print_json(json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:I}", "from", spw_rank_way_name(way), "op",
-                                    spw_rank_use_name(use), "size", (json_int_t)size, "calls", (json_int_t)r->calls,
-                                    "us", r->seconds * 1e6, "gb_s", r->rank * 1e-9, "host_gb_s", r->host * 1e-9,
-                                    "memcpy_gb_s", r->memcpy * 1e-9, "cpu_s_per_gb", r->cpu > 0 ? 1e9 / r->cpu : 0,
-                                    "wrong", (json_int_t)r->wrong),
-                          err);
+        return cli_bench_json("bench comm",
+                              json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:I}", "from", spw_rank_way_name(way),
+                                        "op", spw_rank_use_name(use), "size", (json_int_t)size, "calls",
+                                        (json_int_t)r->calls, "us", r->seconds * 1e6, "gb_s", r->rank * 1e-9,
+                                        "host_gb_s", r->host * 1e-9, "memcpy_gb_s", r->memcpy * 1e-9, "cpu_s_per_gb",
+                                        r->cpu > 0 ? 1e9 / r->cpu : 0, "wrong", (json_int_t)r->wrong),
+                              err);
     if (r->memcpy > 0)
         snprintf(share, sizeof share, "%.0f", 100 * r->rank / r->memcpy);
     printf("  %-8s %-8s %13llu %10llu %11.1f %7.2f %8.2f %8s %9.3f %7llu\n", spw_rank_way_name(way),
@@ -114,8 +106,8 @@ run_rank(const options *o, spw_comm *comm)
     if (st == SPW_OK && !o->smoke) {
         st = spw_rank_bench_keep(bench, path, &err);
         if (st == SPW_OK && info->rank == 0 && !o->json)
-            printf("# the last of each size is kept for plan and train%s%s\n", path[0] != '\0' ? ", in " : ", nowhere",
-                   path);
+            printf("# what the largest size gave is kept for plan and train%s%s\n",
+                   path[0] != '\0' ? ", in " : ", nowhere", path);
     }
     spw_rank_bench_close(bench, st == SPW_OK);
     return st == SPW_OK ? EXIT_DONE : cli_fail(&err);

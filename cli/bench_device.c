@@ -100,9 +100,9 @@ measure(device_bench *b, device_row *r)
             ceiling[r->reps] = time_call(b, square_product, NULL, 1);
         r->seconds[r->reps] = time_call(b, r->work, r, calls);
     }
-    r->p50 = cli_median(r->seconds, r->reps);
+    r->p50 = spw_median(r->seconds, r->reps);
     r->limit_flops_s =
-        b->square[0] != NULL ? 2 * n * n * n / cli_median(ceiling, r->reps) : spw_gpu_get_info(b->gpu)->peak_flops;
+        b->square[0] != NULL ? 2 * n * n * n / spw_median(ceiling, r->reps) : spw_gpu_get_info(b->gpu)->peak_flops;
 }
 
 /* ---------------------------------------------------------------- reports */
@@ -110,10 +110,9 @@ measure(device_bench *b, device_row *r)
 static void
 print_json(device_bench *b, json_t *object)
 {
-    if (object == NULL || json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6)) != 0)
-        (void)SPW_RAISE(&b->err, SPW_EIO, "bench %s: writing JSON", b->name);
-    json_decref(object);
-    putchar('\n');
+    char command[32];
+    snprintf(command, sizeof command, "bench %s", b->name);
+    (void)cli_bench_json(command, object, &b->err);
 }
 
 static void

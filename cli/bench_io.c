@@ -35,7 +35,7 @@ field_median(const spw_aio_bench_result *r, uint32_t n, size_t offset)
     double v[64] = {0};
     for (uint32_t i = 0; i < n; i++)
         v[i] = *(const double *)(const void *)((const char *)&r[i] + offset);
-    return cli_median(v, n);
+    return spw_median(v, n);
 }
 #define MEDIAN(r, n, field) field_median((r), (n), offsetof(spw_aio_bench_result, field))
 

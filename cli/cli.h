@@ -111,10 +111,6 @@ spw_status cli_chat_open(spw_chat **out, const cli_text *text, const char *layou
 spw_status cli_text_encode(const cli_text *text, const char *bytes, spw_tokens *out, spw_error *err);
 /* The bytes of one token, in room or the tokenizer's; numbers have a comma before them. */
 const char *cli_text_decode(const cli_text *text, int32_t id, char room[16], uint64_t *bytes_out);
-/* The median of n samples; 0 of none. */
-double cli_median(const double *v, uint32_t n);
-/* The sample that is at this rank, below n, when they are sorted; NaN where some are no numbers. */
-double cli_sample_at(const double *v, uint32_t n, uint32_t rank);
 /* "release", "checked", "debug", "asan" or "tsan": a benchmark's header names it. */
 const char *cli_build_name(void);
 /* What benchmarks are asked for. False after a message: a list such as "256KiB,4MiB", of multiples of some bytes; seconds above 0. */
@@ -124,5 +120,8 @@ typedef struct cli_sizes {
 } cli_sizes;
 bool cli_bench_sizes(const char *command, const char *list, uint64_t multiple, cli_sizes *out);
 bool cli_bench_seconds(const char *command, const char *text, double *out);
+/* A line of JSON; object is given up, and NULL an error like any other. */
+struct json_t;
+spw_status cli_bench_json(const char *command, struct json_t *object, spw_error *err);
 
 #endif

@@ -246,7 +246,7 @@ static const char bench_comm_usage[] =
     "comm: GB that ranks receive from each other in a second where weights are gathered, where gradients are\n"
     "summed up, and where both happen at once: from the ranks of a host (beside memcpy, where they share its\n"
     "memory), and from other hosts, whose ranks share the network. To be started as the training is: what is\n"
-    "found at the last size is kept on each host, and from then on spillway plan predicts, and spillway train\n"
+    "found at the largest size is kept on each host, and from then on spillway plan predicts, and spillway train\n"
     "bounds steps, with it (for as many ranks on a host). Every element is checked; one that is wrong makes the\n"
     "exit code 1.\n"
     "\n"

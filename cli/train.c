@@ -39,22 +39,18 @@ join(train_run *r, const char **overrides, uint32_t *override_count, spw_error *
 static int
 all_well(train_run *r, spw_status st, const spw_error *own)
 {
-    int32_t mine = (int32_t)st, *all = NULL;
-    uint32_t first = r->rank;
+    spw_word word = {.first = r->rank};
     spw_error err = {0};
-    int rc = st == SPW_OK ? EXIT_DONE : cli_exit_code(own);
-    if (r->talk != NULL && (all = spw_mem_calloc(r->world, sizeof *all)) != NULL) {
-        if (spw_exchange(r->talk, &mine, all, sizeof mine, &err) != SPW_OK)
+    spw_status all = st;
+    if (r->talk != NULL) {
+        all = spw_agree(r->talk, st, own, &word, &err);
+        if (all != SPW_OK && word.first == r->world)
             return cli_fail(st != SPW_OK ? own : &err);
-        for (first = 0; first + 1 < r->world && all[first] == SPW_OK;)
-            first++;
-        rc = all[first] == SPW_OK ? EXIT_DONE : cli_exit_code(&(spw_error){.status = (spw_status)all[first]});
-        r->speaker = first;
-        spw_mem_free(all);
+        r->speaker = word.first;
     }
-    if (st != SPW_OK && first == r->rank)
+    if (st != SPW_OK && word.first == r->rank)
         return cli_fail(own);
-    return rc;
+    return all == SPW_OK ? EXIT_DONE : cli_exit_code(&(spw_error){.status = all});
 }
 
 /* A failure that the others have to hear of: they are waiting for this rank, or soon will. */

@@ -109,7 +109,7 @@ one_round(tuning *t, spw_aio_bench *bench, double seconds, spw_error *err)
             c->rate[d] = rates[n++] = row.gb_s;
             c->cpu = row.cpu_s_per_gb;
         }
-        middle = cli_median(rates, n);
+        middle = spw_median(rates, n);
         for (uint32_t i = 0; i < t->alive; i++) {
             candidate *c = t->order[i];
             if (!c->refused && c->score_count[d] < SCORES_MAX)
@@ -120,7 +120,7 @@ one_round(tuning *t, spw_aio_bench *bench, double seconds, spw_error *err)
         candidate *c = t->order[i];
         c->score = c->refused ? -1 : 0;
         for (uint32_t d = 0; d < t->dir_count && !c->refused; d++)
-            c->score += cli_median(c->scores[d], c->score_count[d]) / t->dir_count;
+            c->score += spw_median(c->scores[d], c->score_count[d]) / t->dir_count;
     }
     qsort(t->order, t->alive, sizeof *t->order, compare_scores);
     return SPW_OK;

@@ -102,54 +102,112 @@ fill_drawn(spw_gpu *gpu, spw_gpu_queue *q, void *device, uint64_t elems, spw_err
     return spw_gpu_check(gpu, err);
 }
 
+/* What a device does for a while: its memory, filled, and what is called again and again. */
+enum { TRIAL_MAX = 9 };
+typedef struct trial {
+    spw_gpu *gpu;
+    spw_gpu_queue *q;
+    spw_dtype type; /* that it computes in */
+    void *a[TRIAL_MAX];
+    uint64_t M, N, K; /* of a product; rows and columns of a matrix */
+    spw_attention_shape shape;
+} trial;
+
+static spw_status
+trial_open(trial *t, const calibration *c, spw_error *err)
+{
+    *t = (trial){0};
+    SPW_TRY(open_gpu(c, &t->gpu, err));
+    t->type = spw_gpu_get_info(t->gpu)->compute_dtype;
+    return spw_gpu_queue_create(&t->q, t->gpu, SPW_QUEUE_COMPUTE, err);
+}
+
+static void
+trial_close(trial *t)
+{
+    for (int i = 0; i < TRIAL_MAX && t->gpu != NULL; i++)
+        spw_gpu_free(t->gpu, t->a[i]);
+    spw_gpu_queue_destroy(t->q);
+    spw_gpu_close(t->gpu);
+}
+
+/* Of what a device that is in the host's memory, or one that is not, can do in the time. */
+static uint64_t
+at_most(const trial *t, uint64_t wanted, uint64_t here, uint64_t apart)
+{
+    const uint64_t most = spw_gpu_get_info(t->gpu)->host_addressable ? here : apart;
+    return wanted == 0 || wanted > most ? most : wanted;
+}
+
+static spw_status
+take_drawn(trial *t, int i, uint64_t elems, spw_error *err)
+{
+    SPW_TRY(spw_gpu_alloc(t->gpu, &t->a[i], elems * spw_dtype_bytes(t->type), err));
+    return fill_drawn(t->gpu, t->q, t->a[i], elems, err);
+}
+
+/* Calls in a second, at_once of them between two waits; the first are not counted. */
+static spw_status
+time_trial(trial *t, void (*call)(const trial *t), uint32_t at_once, double *rate, spw_error *err)
+{
+    for (int warm = 1; warm >= 0; warm--) {
+        const uint64_t begin = spw_now_ns();
+        uint64_t count = 0;
+        do {
+            for (uint32_t i = 0; i < at_once; i++, count++)
+                call(t);
+            spw_gpu_queue_sync(t->q);
+        } while (!warm && spw_now_ns() - begin < LOOP_NS);
+        *rate = (double)count / ((double)(spw_now_ns() - begin) * 1e-9);
+    }
+    return spw_gpu_check(t->gpu, err);
+}
+
+static void
+call_product(const trial *t)
+{
+    spw_gpu_linear(t->q, t->a[2], t->a[0], t->a[1], NULL, t->M, t->N, t->K, 0);
+}
+
+static void
+call_orthogonal(const trial *t)
+{
+    spw_gpu_orthogonalize(t->q, t->type, t->a[0], t->a[1], t->M, t->N, 1 / (float)t->M, 5, 1);
+}
+
+enum { ATTENTION_MAX = 512, ATTENTION_MAX_APART = 4096 };
+enum { Q, K, V, OUT, DOUT, DQ, DK, DV, LSE };
+
+static void
+call_attention(const trial *t)
+{
+    void *const *a = t->a;
+    spw_gpu_attention(t->q, a[OUT], a[LSE], a[Q], a[K], a[V], &t->shape);
+    spw_gpu_attention_backward(t->q, a[DQ], a[DK], a[DV], NULL, a[DOUT], a[OUT], a[LSE], a[Q], a[K], a[V], &t->shape);
+}
+
 /* A product of the size of a micro-batch with a matrix of the model's. */
 static spw_status
 measure_compute(const calibration *c, const char *unused, double rates[1], spw_error *err)
 {
-    uint64_t M = c->config->micro_batch * c->config->data.seq_length, K = c->config->model.width, N = 0;
-    spw_gpu *gpu = NULL;
-    spw_gpu_queue *q = NULL;
-    void *x = NULL, *w = NULL, *y = NULL;
-    uint64_t begin, count = 0, bytes = 0;
-    spw_status st;
+    trial t;
+    spw_status st = trial_open(&t, c, err);
     (void)unused;
-    st = open_gpu(c, &gpu, err);
     if (st == SPW_OK) {
-        uint64_t most = spw_gpu_get_info(gpu)->host_addressable ? GEMM_MAX : GEMM_MAX_APART;
-        K = K == 0 || K > most ? most : K;
-        M = M == 0 || M > most ? most : M;
-        N = 4 * K > 2 * most ? 2 * most : 4 * K;
+        t.K = at_most(&t, c->config->model.width, GEMM_MAX, GEMM_MAX_APART);
+        t.M = at_most(&t, c->config->micro_batch * c->config->data.seq_length, GEMM_MAX, GEMM_MAX_APART);
+        t.N = at_most(&t, 4 * t.K, 2 * GEMM_MAX, 2 * GEMM_MAX_APART);
+        st = take_drawn(&t, 0, t.M * t.K, err);
     }
     if (st == SPW_OK)
-        st = spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, err);
+        st = take_drawn(&t, 1, t.N * t.K, err);
     if (st == SPW_OK)
-        bytes = spw_dtype_bytes(spw_gpu_get_info(gpu)->compute_dtype);
+        st = spw_gpu_alloc(t.gpu, &t.a[2], t.M * t.N * spw_dtype_bytes(t.type), err);
     if (st == SPW_OK)
-        st = spw_gpu_alloc(gpu, &x, M * K * bytes, err);
+        st = time_trial(&t, call_product, calls_at_once(t.gpu), &rates[0], err);
     if (st == SPW_OK)
-        st = spw_gpu_alloc(gpu, &w, N * K * bytes, err);
-    if (st == SPW_OK)
-        st = spw_gpu_alloc(gpu, &y, M * N * bytes, err);
-    if (st == SPW_OK)
-        st = fill_drawn(gpu, q, x, M * K, err);
-    if (st == SPW_OK)
-        st = fill_drawn(gpu, q, w, N * K, err);
-    if (st == SPW_OK) {
-        spw_gpu_linear(q, y, x, w, NULL, M, N, K, 0); /* warm */
-        spw_gpu_queue_sync(q);
-        for (begin = spw_now_ns(); spw_now_ns() - begin < LOOP_NS; count += calls_at_once(gpu)) {
-            for (uint32_t i = 0; i < calls_at_once(gpu); i++)
-                spw_gpu_linear(q, y, x, w, NULL, M, N, K, 0);
-            spw_gpu_queue_sync(q);
-        }
-        rates[0] = 2.0 * (double)(M * N * K) * (double)count / ((double)(spw_now_ns() - begin) * 1e-9);
-        st = spw_gpu_check(gpu, err);
-    }
-    spw_gpu_free(gpu, x);
-    spw_gpu_free(gpu, w);
-    spw_gpu_free(gpu, y);
-    spw_gpu_queue_destroy(q);
-    spw_gpu_close(gpu);
+        rates[0] *= 2.0 * (double)(t.M * t.N * t.K);
+    trial_close(&t);
     return st;
 }
 
@@ -157,95 +215,51 @@ measure_compute(const calibration *c, const char *unused, double rates[1], spw_e
 static spw_status
 measure_orthogonal(const calibration *c, const char *unused, double rates[1], spw_error *err)
 {
-    uint64_t rows = c->config->model.width, cols, count = 0, begin;
-    spw_gpu *gpu = NULL;
-    spw_gpu_queue *q = NULL;
-    spw_dtype type = SPW_F32;
-    void *x = NULL, *work = NULL;
-    spw_status st = open_gpu(c, &gpu, err);
+    trial t;
+    spw_status st = trial_open(&t, c, err);
     (void)unused;
     if (st == SPW_OK) {
-        uint64_t most = spw_gpu_get_info(gpu)->host_addressable ? GEMM_MAX : GEMM_MAX_APART;
-        rows = rows == 0 || rows > most ? most : rows;
-        type = spw_gpu_get_info(gpu)->compute_dtype;
+        t.M = at_most(&t, c->config->model.width, GEMM_MAX, GEMM_MAX_APART);
+        t.N = 2 * t.M;
+        st = take_drawn(&t, 0, t.M * t.N, err);
     }
-    cols = 2 * rows;
     if (st == SPW_OK)
-        st = spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, err);
+        st = spw_gpu_alloc(t.gpu, &t.a[1], spw_gpu_orthogonal_bytes(t.type, t.M, t.N), err);
     if (st == SPW_OK)
-        st = spw_gpu_alloc(gpu, &x, rows * cols * spw_dtype_bytes(type), err);
+        st = time_trial(&t, call_orthogonal, 1, &rates[0], err);
     if (st == SPW_OK)
-        st = spw_gpu_alloc(gpu, &work, spw_gpu_orthogonal_bytes(type, rows, cols), err);
-    if (st == SPW_OK)
-        st = fill_drawn(gpu, q, x, rows * cols, err);
-    if (st == SPW_OK) {
-        spw_gpu_orthogonalize(q, type, x, work, rows, cols, 1 / (float)rows, 5, 1); /* warm */
-        spw_gpu_queue_sync(q);
-        for (begin = spw_now_ns(); spw_now_ns() - begin < LOOP_NS; count++) {
-            spw_gpu_orthogonalize(q, type, x, work, rows, cols, 1 / (float)rows, 5, 1);
-            spw_gpu_queue_sync(q);
-        }
-        rates[0] = spw_gpu_orthogonal_flops(rows, cols, 5) * (double)count / ((double)(spw_now_ns() - begin) * 1e-9);
-        st = spw_gpu_check(gpu, err);
-    }
-    spw_gpu_free(gpu, x);
-    spw_gpu_free(gpu, work);
-    spw_gpu_queue_destroy(q);
-    spw_gpu_close(gpu);
+        rates[0] *= spw_gpu_orthogonal_flops(t.M, t.N, 5);
+    trial_close(&t);
     return st;
 }
-
-enum { ATTENTION_MAX = 512, ATTENTION_MAX_APART = 4096 };
 
 /* One sequence, as far as that goes, of the model's heads, forward and backward. */
 static spw_status
 measure_attention(const calibration *c, const char *unused, double rates[1], spw_error *err)
 {
     const spw_model_config *m = &c->config->model;
-    spw_attention_shape s = {
-        .B = 1, .Hq = m->heads, .Hk = m->kv_heads > 0 ? m->kv_heads : m->heads, .D = spw_model_head_dim(m, 0)};
-    enum { Q, K, V, OUT, DOUT, DQ, DK, DV, LSE, COUNT };
-    void *a[COUNT] = {NULL};
-    spw_gpu *gpu = NULL;
-    spw_gpu_queue *q = NULL;
-    uint64_t begin, count = 0, elems[COUNT];
-    spw_status st = open_gpu(c, &gpu, err);
+    trial t;
+    spw_attention_shape *s = &t.shape;
+    spw_status st = trial_open(&t, c, err);
     (void)unused;
     if (st == SPW_OK) {
-        const uint64_t most = spw_gpu_get_info(gpu)->host_addressable ? ATTENTION_MAX : ATTENTION_MAX_APART;
-        s.T = c->config->data.seq_length < most ? c->config->data.seq_length : most;
-        s.q_stride = s.Hq * s.D;
-        s.kv_stride = s.Hk * s.D;
-        s.scale = 1 / sqrtf((float)s.D);
-        st = spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, err);
+        *s = (spw_attention_shape){.B = 1,
+                                   .T = at_most(&t, c->config->data.seq_length, ATTENTION_MAX, ATTENTION_MAX_APART),
+                                   .Hq = m->heads,
+                                   .Hk = m->kv_heads > 0 ? m->kv_heads : m->heads,
+                                   .D = spw_model_head_dim(m, 0)};
+        s->q_stride = s->Hq * s->D;
+        s->kv_stride = s->Hk * s->D;
+        s->scale = 1 / sqrtf((float)s->D);
+        st = spw_gpu_alloc(t.gpu, &t.a[LSE], s->T * s->Hq * sizeof(float), err);
     }
-    for (int i = 0; i < COUNT && st == SPW_OK; i++) {
-        const bool kv = i == K || i == V || i == DK || i == DV;
-        elems[i] = s.T * (i == LSE ? s.Hq : kv ? s.kv_stride : s.q_stride);
-        st = spw_gpu_alloc(
-            gpu, &a[i], elems[i] * (i == LSE ? sizeof(float) : spw_dtype_bytes(spw_gpu_get_info(gpu)->compute_dtype)),
-            err);
-        if (st == SPW_OK && i <= DOUT)
-            st = fill_drawn(gpu, q, a[i], elems[i], err);
-    }
-    begin = 0;
-    for (int warm = 1; warm >= 0 && st == SPW_OK; warm--) {
-        count = 0;
-        begin = spw_now_ns();
-        do {
-            spw_gpu_attention(q, a[OUT], a[LSE], a[Q], a[K], a[V], &s);
-            spw_gpu_attention_backward(q, a[DQ], a[DK], a[DV], NULL, a[DOUT], a[OUT], a[LSE], a[Q], a[K], a[V], &s);
-            spw_gpu_queue_sync(q);
-            count++;
-        } while (!warm && spw_now_ns() - begin < LOOP_NS);
-        st = spw_gpu_check(gpu, err);
-    }
+    for (int i = 0; i < LSE && st == SPW_OK; i++)
+        st = take_drawn(&t, i, s->T * (i == K || i == V || i == DK || i == DV ? s->kv_stride : s->q_stride), err);
+    if (st == SPW_OK)
+        st = time_trial(&t, call_attention, 1, &rates[0], err);
     if (st == SPW_OK) /* of the forward pass 2 products of half of T x T by D, and twice that */
-        rates[0] = 3.0 * 2 * (double)(s.T * s.T * s.Hq * s.D) * (double)count / ((double)(spw_now_ns() - begin) * 1e-9);
-    for (int i = 0; i < COUNT && gpu != NULL; i++)
-        spw_gpu_free(gpu, a[i]);
-    spw_gpu_queue_destroy(q);
-    spw_gpu_close(gpu);
+        rates[0] *= 3.0 * 2 * (double)(s->T * s->T * s->Hq * s->D);
+    trial_close(&t);
     return st;
 }
 
@@ -413,21 +427,38 @@ describe_machine(calibration *c)
 
 typedef spw_status (*measure_fn)(const calibration *c, const char *path, double *rates, spw_error *err);
 
+static void
+make_key(char key[RATE_KEY_BYTES], const calibration *c, const char *what)
+{
+    snprintf(key, RATE_KEY_BYTES, "%s|%s", c->machine, what);
+}
+
+/* From the cache. False: it is not there, and rates (count) are 0. */
+static bool
+look_up(calibration *c, const char *what, double *rates, uint32_t count)
+{
+    char key[RATE_KEY_BYTES];
+    double age = 0;
+    make_key(key, c, what);
+    if (c->cache != NULL && spw__rate_cache_get(c->cache, key, c->now_s, rates, count, &age)) {
+        c->report->cached++;
+        c->report->oldest_days = age > c->report->oldest_days ? age : c->report->oldest_days;
+        return true;
+    }
+    memset(rates, 0, count * sizeof *rates);
+    return false;
+}
+
 /* rates (count) stay 0 when they are not known. */
 static void
 get_rates(calibration *c, const char *what, measure_fn measure, const char *path, double *rates, uint32_t count)
 {
     char key[RATE_KEY_BYTES];
     spw_error err = {0};
-    double age = 0;
     uint64_t begin = spw_now_ns();
-    snprintf(key, sizeof key, "%s|%s", c->machine, what);
-    if (c->mode != SPW_CALIBRATE_FORCE && c->cache != NULL &&
-        spw__rate_cache_get(c->cache, key, c->now_s, rates, count, &age)) {
-        c->report->cached++;
-        c->report->oldest_days = age > c->report->oldest_days ? age : c->report->oldest_days;
+    make_key(key, c, what);
+    if (c->mode != SPW_CALIBRATE_FORCE && look_up(c, what, rates, count))
         return;
-    }
     memset(rates, 0, count * sizeof *rates);
     if (c->mode != SPW_CALIBRATE_CACHE_ONLY && measure(c, path, rates, &err) == SPW_OK) {
         c->report->measured++;
@@ -459,13 +490,8 @@ find_received(calibration *c, spw_rank_way way, spw_rates *out)
 {
     char what[RATE_KEY_BYTES - 400];
     double values[RECEIVED_VALUES];
-    const uint32_t unknown = c->report->unknown;
-    const spw_calibrate_mode mode = c->mode;
     name_received(what, way, c->plan->linked, c->plan->local_ranks);
-    c->mode = SPW_CALIBRATE_CACHE_ONLY;
-    get_rates(c, what, NULL, NULL, values, RECEIVED_VALUES);
-    c->mode = mode;
-    c->report->unknown = unknown;
+    (void)look_up(c, what, values, RECEIVED_VALUES);
     memcpy(out->received[way], values, sizeof out->received[way]);
     out->received_cpu[way] = values[SPW_USE_COUNT];
 }
@@ -488,7 +514,7 @@ spw__keep_received(bool linked, uint32_t local_ranks, const spw_rates *rates, ch
         for (int i = 0; i < RECEIVED_VALUES; i++)
             whole = whole && values[i] > 0;
         name_received(what, (spw_rank_way)way, linked, local_ranks);
-        snprintf(key, sizeof key, "%s|%s", c.machine, what);
+        make_key(key, &c, what);
         if (whole)
             spw__rate_cache_put(c.cache, key, (int64_t)time(NULL), values, RECEIVED_VALUES);
     }
@@ -496,6 +522,13 @@ spw__keep_received(bool linked, uint32_t local_ranks, const spw_rates *rates, ch
 }
 
 /* ---------------------------------------------------------------- all of it */
+
+/* Attention has a rate of its own where it is more than a tenth of the operations. */
+static bool
+attends_much(const spw_plan *plan)
+{
+    return plan->attention_flops > plan->flops / 10;
+}
 
 static void
 device_rates(calibration *c, spw_rates *out)
@@ -517,7 +550,7 @@ device_rates(calibration *c, spw_rates *out)
              (unsigned long long)(config->micro_batch * config->data.seq_length),
              (unsigned long long)config->model.width);
     get_rates(c, what, measure_compute, NULL, &out->flops, 1);
-    if (plan->attention_flops > plan->flops / 10) {
+    if (attends_much(plan)) {
         const spw_model_config *m = &config->model;
         snprintf(what, sizeof what, "attention|%s|%u|%llu|%llu|%llu|%llu", device, threads,
                  (unsigned long long)config->data.seq_length, (unsigned long long)m->heads,
@@ -566,7 +599,7 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
         const bool single = !config->bf16 && !config->fp16;
         out->h2d = out->d2h = plan->gpu->link;
         out->flops = out->orthogonal = (single ? plan->gpu->single_flops : plan->gpu->half_flops) / 2;
-        out->attention = plan->attention_flops > plan->flops / 10 ? out->flops * 4 / 5 : 0; /* of 65536 tokens */
+        out->attention = attends_much(plan) ? out->flops * 4 / 5 : 0; /* of 65536 tokens */
         report->estimated = true;
     }
     if (plan->ranks > 1 && plan->local_ranks > 1)

@@ -14,10 +14,12 @@ spw_resource_name(spw_resource resource)
     return (unsigned)resource < SPW_RESOURCE_COUNT ? names[resource] : "unknown";
 }
 
+static const spw_resource of_way[SPW_WAY_COUNT] = {SPW_RESOURCE_RANKS, SPW_RESOURCE_NETWORK};
+
 const char *
 spw_rank_way_name(spw_rank_way way)
 {
-    return spw_resource_name(way == SPW_WAY_NEAR ? SPW_RESOURCE_RANKS : SPW_RESOURCE_NETWORK);
+    return spw_resource_name(of_way[way]);
 }
 
 const char *
@@ -194,7 +196,7 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
     if (p->single_grad && t->d2h > 0) /* nothing is computed while a gradient leaves */
         s[SPW_RESOURCE_COMPUTE] += s[SPW_RESOURCE_D2H];
     for (int way = 0; way < SPW_WAY_COUNT; way++)
-        s[SPW_RESOURCE_RANKS + way] = received_seconds(p, &p->gathered, &p->reduced, r, (spw_rank_way)way);
+        s[of_way[way]] = received_seconds(p, &p->gathered, &p->reduced, r, (spw_rank_way)way);
     s[SPW_RESOURCE_CPU] = 0;
     if (r->shared_cores > 0) /* a copy keeps one core busy, the others as many as they have threads */
         s[SPW_RESOURCE_CPU] = s[SPW_RESOURCE_COMPUTE] * busy(r->compute_threads, r->shared_cores) +
@@ -286,7 +288,7 @@ spw_step_bound(const spw_plan *p, const spw_rates *r, const spw_step_load *load,
     seconds[SPW_RESOURCE_NVME_WRITE] = disk_seconds(p, &t, r, r->nvme_write, false, true);
     seconds[SPW_RESOURCE_NVME] = disk_seconds(p, &t, r, r->nvme_mixed, true, true);
     for (int way = 0; way < SPW_WAY_COUNT; way++)
-        seconds[SPW_RESOURCE_RANKS + way] = received_seconds(p, &load->gathered, &load->reduced, r, (spw_rank_way)way);
+        seconds[of_way[way]] = received_seconds(p, &load->gathered, &load->reduced, r, (spw_rank_way)way);
     for (int k = 0; k < SPW_RESOURCE_COUNT; k++) {
         seconds[k] = known(seconds[k]);
         if (seconds[k] > seconds[longest])

@@ -32,7 +32,8 @@ struct spw_rank_bench {
     char *received, *sum; /* (unit_bytes), (2 unit_bytes), of the linked device; sums are fp32 */
     spw_region own;       /* (2 unit_bytes) sums of the host; what is written to and read from a linked device */
     spw_pool *pool;       /* two threads */
-    spw_rates kept;       /* what ranks receive, of it */
+    spw_rates kept;       /* what ranks receive, of it, and of which sizes */
+    uint64_t kept_bytes[SPW_WAY_COUNT][SPW_USE_COUNT];
 };
 
 /* ---------------------------------------------------------------- set-up */
@@ -47,31 +48,6 @@ going(void *ctx, spw_error *err)
     return SPW_RAISE(err, SPW_ETIMEDOUT, "a transfer between devices did not come to its end in %d s", TIMEOUT_S);
 }
 
-/* What a rank says of how something went for it alone. */
-typedef struct outcome {
-    int32_t status;
-    char message[400];
-} outcome;
-
-/* The same on all ranks: what went wrong on the first of those where something did. */
-static spw_status
-agree_on(spw_rank_bench *b, spw_status st, const spw_error *own, spw_error *err)
-{
-    const spw_comm_info *info = spw_comm_get_info(b->comm);
-    outcome mine = {.status = (int32_t)st}, *all = spw_mem_calloc(info->world, sizeof *all);
-    spw_status told = all != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", info->world);
-    snprintf(mine.message, sizeof mine.message, "rank %u: %.*s", info->rank, (int)sizeof mine.message - 20,
-             st != SPW_OK ? own->message : "");
-    if (told == SPW_OK)
-        told = spw_exchange(b->all, &mine, all, sizeof mine, err);
-    for (uint32_t i = 0; told == SPW_OK && i < info->world; i++) {
-        if (all[i].status != (int32_t)SPW_OK)
-            told = SPW_RAISE(err, (spw_status)all[i].status, "%s", all[i].message);
-    }
-    spw_mem_free(all);
-    return told;
-}
-
 static spw_status
 open_device(spw_rank_bench *b, const spw_rank_bench_options *o, spw_error *err)
 {
@@ -84,7 +60,7 @@ open_device(spw_rank_bench *b, const spw_rank_bench_options *o, spw_error *err)
     spw_error own = {0};
     spw_status st = spw_gpu_open(&b->gpu, &options, &own);
     double apart;
-    SPW_TRY(agree_on(b, st, &own, err));
+    SPW_TRY(spw_agree(b->all, st, &own, NULL, err));
     b->info.device = spw_gpu_get_info(b->gpu)->description;
     apart = !spw_gpu_get_info(b->gpu)->host_addressable;
     SPW_TRY(spw_sum(b->all, &apart, 1, err));
@@ -119,7 +95,7 @@ open_memory(spw_rank_bench *b, spw_error *err)
         st = spw_pool_create(&b->pool, 2, "spw-bench", &own);
     if (st == SPW_OK && b->info.linked)
         st = take_device(b, &own);
-    SPW_TRY(agree_on(b, st, &own, err));
+    SPW_TRY(spw_agree(b->all, st, &own, NULL, err));
     if (b->info.linked)
         return SPW_OK;
     SPW_TRY(spw_comm_alloc(b->comm, (void **)&b->gathered, b->unit_bytes, err));
@@ -132,7 +108,7 @@ open_lane_link(lane *l, bool swaps, spw_error *err)
     spw_rank_bench *b = l->bench;
     spw_error own = {0};
     spw_status st = spw_gpu_queue_create(&l->queue, b->gpu, swaps ? SPW_QUEUE_D2H : SPW_QUEUE_H2D, &own);
-    SPW_TRY(agree_on(b, st, &own, err));
+    SPW_TRY(spw_agree(b->all, st, &own, NULL, err));
     spw_waiting_begin(&l->waiting);
     SPW_TRY(spw__link_open(&l->link, b->gpu, l->channel, going, l, err));
     return swaps ? spw__link_connect(l->link, l->queue, spw_channel_size(l->channel), b->received, err) : SPW_OK;
@@ -437,20 +413,6 @@ time_calls(round *r, uint64_t count, bool copy, uint64_t received, told *out, sp
     return agree(b, out, err);
 }
 
-static int
-compare(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double
-median(double samples[SAMPLES])
-{
-    qsort(samples, SAMPLES, sizeof *samples, compare);
-    return samples[SAMPLES / 2];
-}
-
 static spw_status
 measure(round *r, spw_rank_way way, spw_rank_use use, uint64_t duration_ns, spw_rank_rate *out, spw_error *err)
 {
@@ -475,11 +437,12 @@ measure(round *r, spw_rank_way way, spw_rank_use use, uint64_t duration_ns, spw_
             copied[i] = (double)c.ns * 1e-9 / (double)count;
         }
     }
-    out->seconds = median(seconds);
+    out->seconds = spw_median(seconds, SAMPLES);
     out->rank = (double)received / out->seconds;
     out->host = (double)t.bytes / out->seconds;
     out->cpu = cpu_ns > 0 ? (double)(received * count * SAMPLES) / ((double)cpu_ns * 1e-9) : 0;
-    out->memcpy = copies ? (double)(received < b->unit_bytes ? received : b->unit_bytes) / median(copied) : 0;
+    out->memcpy =
+        copies ? (double)(received < b->unit_bytes ? received : b->unit_bytes) / spw_median(copied, SAMPLES) : 0;
     out->calls = count;
     t.wrong = r->size > 1 ? count_wrong(r) : 0;
     SPW_TRY(spw_gpu_check(b->gpu, err));
@@ -509,11 +472,13 @@ spw_rank_bench_measure(spw_rank_bench *b, spw_rank_way way, spw_rank_use use, ui
     st = measure(&r, way, use, duration_ns, out, err);
     if (st != SPW_OK)
         spw_comm_abort(b->comm, err->message);
-    else
-        b->kept.received[way][use] = way == SPW_WAY_NEAR ? out->rank : out->host;
+    if (st != SPW_OK || bytes < b->kept_bytes[way][use])
+        return st;
+    b->kept_bytes[way][use] = bytes;
+    b->kept.received[way][use] = way == SPW_WAY_NEAR ? out->rank : out->host;
     if (use == SPW_USE_BOTH)
         b->kept.received_cpu[way] = out->cpu;
-    return st;
+    return SPW_OK;
 }
 
 /* ---------------------------------------------------------------- for plans */

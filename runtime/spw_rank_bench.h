@@ -56,7 +56,7 @@ typedef struct spw_rank_rate {
 spw_status spw_rank_bench_measure(spw_rank_bench *bench, spw_rank_way way, spw_rank_use use, uint64_t bytes,
                                   uint64_t duration_ns, spw_rank_rate *out, spw_error *err);
 /*
- * spw_rank_bench_keep - on each host, in turn, keeps what was measured last where all uses of a way were, for spw_calibrate() to find: where as
+ * spw_rank_bench_keep - on each host, in turn, keeps what the largest unit gave, the last time, where all uses of a way were, for spw_calibrate() to find: where as
  * many ranks of a host reach each other in the same way. path (SPW_PATH_BYTES): where, "": nowhere.
  */
 spw_status spw_rank_bench_keep(spw_rank_bench *bench, char *path, spw_error *err);

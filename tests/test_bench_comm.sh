@@ -125,6 +125,9 @@ check "once" test "$(grep -c 'spillway bench comm -n 2 measures it' "$dir/out")"
 rm "$rates"
 check "a run that is kept" run bench comm -n 2 --seconds 0.01 --size 1MiB
 check "in the cache of rates" grep -q '|received|ranks|host|2"' "$rates"
+check "a larger size before a smaller one" run bench comm -n 2 --seconds 0.01 --size 2MiB,64KiB --json
+kept='next(e["values"] for k, e in json.load(open(sys.argv[2]))["entries"].items() if "|received|ranks|host|2" in k)'
+check "is what is kept" python3 -c 'import json, sys; rows = [json.loads(l) for l in open(sys.argv[1])][1:]; sys.exit(0 if len(rows) == 6 and all(abs(r["gb_s"] * 1e9 / v - 1) < 1e-4 for r, v in zip([r for r in rows if r["size"] == 2 << 20], '"$kept"')) else 1)' "$dir/out" "$rates"
 check "of what there is alone" test "$(grep -c 'received' "$rates")" -eq 1
 set_rates 1e6
 check "a plan of two ranks, by the megabyte a second" plan 2

@@ -214,6 +214,26 @@ check_all_to_all_v(bench *t, uint64_t each)
     CHECK(t->size == 1 || spw_all_to_all_v(t->ch, 4, t->a, bytes, take, give, NULL) == SPW_EINVAL, "beyond its end");
 }
 
+/* From rank `bad` on all fail, each in its way; rank `other` says another number. The size: none does. */
+static void
+check_agreed(bench *t, uint32_t bad, uint32_t other)
+{
+    spw_word word = {.number = t->rank == other ? -4 : (int64_t)1 << 40};
+    spw_error own = {0}, told = {0};
+    spw_status st = SPW_OK;
+    char want[64];
+    if (t->rank >= bad)
+        st = SPW_RAISE(&own, t->rank == bad ? SPW_ENOSPC : SPW_EIO, "%u is full", t->rank);
+    snprintf(want, sizeof want, "rank %u: %u is full", bad, bad);
+    st = spw_agree(t->ch, st, &own, &word, &told);
+    CHECK(st == (bad < t->size ? SPW_ENOSPC : SPW_OK) && (st == SPW_OK || strcmp(told.message, want) == 0),
+          "agreed: %s for %s", told.message, want);
+    CHECK(word.first == bad && word.number == (other == 0 ? -4 : (int64_t)1 << 40), "%u failed, for %u", word.first,
+          bad);
+    CHECK(word.other == (other < t->size ? other == 0 ? t->size > 1 : other : 0), "%u says another number, for %u",
+          word.other, other);
+}
+
 static void
 check_small(bench *t, uint64_t bytes)
 {
@@ -244,6 +264,9 @@ check_small(bench *t, uint64_t bytes)
             CHECK(any[i] == (unsigned char)(i + root), "broadcast from %u", root);
     }
     OK(spw_barrier(t->ch, err));
+    for (uint32_t m = 0; m <= t->size; m++)
+        check_agreed(t, m, t->size - m);
+    OK(spw_agree(t->ch, SPW_OK, NULL, NULL, err));
     free(all);
     free(any);
 }

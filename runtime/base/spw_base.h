@@ -470,6 +470,12 @@ void spw_seat_apply(const spw_seat *seat, pthread_t thread);
 /* Seats a pool's threads; worker 0 is the caller, whose thread stays as it is. Errors  SPW_ENOMEM, nothing bound. */
 spw_status spw_pool_seat(spw_pool *pool, const spw_topology *topology, spw_error *err);
 
+/* ---------------------------------------------------------------- samples */
+
+double spw_median(const double *v, uint32_t n); /* 0 of none */
+/* The sample that is at this rank, below n, when they are sorted; NaN where some are no numbers. */
+double spw_sample_at(const double *v, uint32_t n, uint32_t rank);
+
 /* ---------------------------------------------------------------- timeline (Perfetto) */
 
 /*

@@ -3,6 +3,7 @@
  * through a buffer that the members on the root's host share.
  */
 #include "comm_internal.h"
+#include <stdio.h>
 
 spw_status
 spw_exchange(spw_channel *ch, const void *mine, void *all, uint64_t bytes, spw_error *err)
@@ -84,4 +85,31 @@ spw_barrier(spw_channel *ch, spw_error *err)
 {
     SPW_TRY(spw__op_begin(ch, &(spw__call){.op = SPW_COLL_BARRIER}, err));
     return spw__op_end(ch, 0, 0, err);
+}
+
+typedef struct verdict {
+    int32_t status;
+    int64_t number;
+    char message[480];
+} verdict;
+
+spw_status
+spw_agree(spw_channel *ch, spw_status st, const spw_error *own, spw_word *word, spw_error *err)
+{
+    verdict mine = {.status = (int32_t)st, .number = word != NULL ? word->number : 0};
+    const verdict *all = (const verdict *)(const void *)ch->mail;
+    uint32_t first = 0, other = 0;
+    if (word != NULL)
+        *word = (spw_word){.first = ch->size};
+    snprintf(mine.message, sizeof mine.message, "%.*s", (int)sizeof mine.message - 1, st != SPW_OK ? own->message : "");
+    SPW_TRY(spw_exchange(ch, &mine, ch->mail, sizeof mine, err));
+    while (first < ch->size && all[first].status == (int32_t)SPW_OK)
+        first++;
+    for (uint32_t m = 1; m < ch->size && other == 0; m++)
+        other = all[m].number != all[0].number ? m : 0;
+    if (word != NULL)
+        *word = (spw_word){.number = all[0].number, .first = first, .other = other};
+    if (first == ch->size)
+        return SPW_OK;
+    return SPW_RAISE(err, (spw_status)all[first].status, "rank %u: %s", first, all[first].message);
 }

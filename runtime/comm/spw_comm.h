@@ -182,6 +182,18 @@ spw_status spw_sum(spw_channel *channel, double *values, uint32_t count, spw_err
 /* Any memory, any size. */
 spw_status spw_broadcast(spw_channel *channel, void *buf, uint64_t bytes, uint32_t root, spw_error *err);
 spw_status spw_barrier(spw_channel *channel, spw_error *err);
+/*
+ * spw_agree - after something that all ranks did, or before something that all are to do: the first failure is everybody's.
+ *   st, own   how it went here; own's message is read where st is not SPW_OK
+ *   word      what is said beside it; NULL: nothing
+ * Errors  on all ranks the status of the first rank that has one, and "rank N: " with its message; then word->first is not the size
+ */
+typedef struct spw_word {
+    int64_t number; /* this rank's, then the first one's */
+    uint32_t first; /* out: the first rank with a failure; size: none has */
+    uint32_t other; /* out: the first rank that has another number than the first one; 0: none has */
+} spw_word;
+spw_status spw_agree(spw_channel *channel, spw_status st, const spw_error *own, spw_word *word, spw_error *err);
 
 /* Of this rank since open. Bytes are what it got from others: (size - 1) parts of a gather or reduce-scatter. */
 typedef struct spw_comm_stats {
