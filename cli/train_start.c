@@ -267,6 +267,20 @@ warn_of_no_evaluation(const train_run *r)
                 (unsigned long long)have, c->data.validation_split, (unsigned long long)c->micro_batch);
 }
 
+/* Said before the first step: they are missing in what is learned. */
+static void
+warn_of_left_out(const train_run *r)
+{
+    uint64_t left_out, kept = spw_data_pairs(r->data);
+    (void)spw_data_untargeted(r->data, &left_out);
+    if (r->rank == 0 && kept > 0 && left_out > 0)
+        fprintf(stderr,
+                "spillway: warning: %llu of %llu pairs are left out: both answers of a pair, each behind its prompt, "
+                "have to be within data.seq_length (%llu tokens), and not the same or without a target\n",
+                (unsigned long long)left_out, (unsigned long long)(kept + left_out),
+                (unsigned long long)r->config.data.seq_length);
+}
+
 /* Said before the first step: such windows cost as much as others and teach nothing. */
 static void
 warn_of_no_targets(const train_run *r)
@@ -308,6 +322,7 @@ cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
         cli_warn_of_full_disk(&r->config, r->engine, r->resumed ? &r->at : NULL, 0);
     warn_of_no_evaluation(r);
     warn_of_no_targets(r);
+    warn_of_left_out(r);
     warn_of_other_run(r);
     if (r->rank == 0)
         cli_warn_of_length(&r->config);

@@ -78,7 +78,7 @@ has_unread_tokenizer(const spw_config *c)
 static void
 warn_of_bytes(const spw_config *c, const char *encoder)
 {
-    if (strcmp(encoder, "bytes") == 0 && strcmp(c->data.tokenizer, "auto") == 0 && c->model_path[0] != '\0' &&
+    if (strncmp(encoder, "bytes", 5) == 0 && strcmp(c->data.tokenizer, "auto") == 0 && c->model_path[0] != '\0' &&
         c->model.vocab != 256)
         spw_log(SPW_LOG_WARN,
                 "data: bytes are tokens, because model.path %s has no tokenizer for its vocabulary of %llu; "

@@ -258,44 +258,91 @@ put_message(spw_chat *c, const message *m, spw_error *err)
     return put_layout(c, turn->after, m->loss, err);
 }
 
-/* A message of the list, after turns of role *last; system: what the line has besides the list, or NULL. */
+/* How far a conversation is written. */
+typedef struct talk {
+    const json_t *system; /* what the line has besides its lists, or NULL */
+    chat_role last;       /* CHAT_ROLES: no turn yet */
+    uint64_t count;       /* messages so far; of these the first `without` have no loss */
+    uint64_t without;
+} talk;
+
 static spw_status
-put_next(spw_chat *c, const json_t *v, bool first, const json_t *system, chat_role *last, spw_error *err)
+put_turn(spw_chat *c, talk *k, message *m, spw_error *err)
 {
-    message m = {.role = CHAT_ROLES};
-    SPW_TRY(read_message(c, &m, v, err));
-    if (first && system != NULL && m.role == CHAT_SYSTEM) {
-        if (m.bytes == json_string_length(system) && memcmp(m.text, json_string_value(system), m.bytes) == 0)
-            return SPW_OK;
-        return SPW_RAISE(err, SPW_ECORRUPT, "it is the system's, with another text than the line's \"system\"");
-    }
-    SPW_TRY(check_turn(c, *last, &m, err));
-    *last = m.role;
-    return put_message(c, &m, err);
+    SPW_TRY(check_turn(c, k->last, m, err));
+    k->last = m->role;
+    m->loss = m->loss && k->count >= k->without;
+    return put_message(c, m, err);
 }
 
 static spw_status
-put_messages(spw_chat *c, const json_t *list, const json_t *system, spw_error *err)
+put_next(spw_chat *c, talk *k, const json_t *v, spw_error *err)
 {
-    chat_role last = CHAT_ROLES;
-    const json_t *v;
-    size_t i;
+    message m = {.role = CHAT_ROLES};
+    SPW_TRY(read_message(c, &m, v, err));
+    if (k->count == 0 && k->system != NULL && m.role == CHAT_SYSTEM) {
+        if (m.bytes == json_string_length(k->system) && memcmp(m.text, json_string_value(k->system), m.bytes) == 0)
+            return SPW_OK;
+        return SPW_RAISE(err, SPW_ECORRUPT, "it is the system's, with another text than the line's \"system\"");
+    }
+    return put_turn(c, k, &m, err);
+}
+
+static spw_status
+begin_talk(spw_chat *c, const talk *k, spw_error *err)
+{
+    restart(c);
     SPW_TRY(put_layout(c, c->layout.begin, false, err));
-    if (system != NULL) {
-        const message m = {.role = CHAT_SYSTEM, .text = json_string_value(system), .bytes = json_string_length(system)};
-        last = CHAT_SYSTEM;
+    if (k->system != NULL) {
+        const message m = {
+            .role = CHAT_SYSTEM, .text = json_string_value(k->system), .bytes = json_string_length(k->system)};
         SPW_TRY(put_message(c, &m, err));
     }
+    return SPW_OK;
+}
+
+/* The messages of a field. */
+static spw_status
+put_list(spw_chat *c, talk *k, const json_t *line, const char *field, spw_error *err)
+{
+    const json_t *list = json_object_get(line, field), *v;
+    size_t i;
+    if (json_array_size(list) == 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not a list of messages", field);
     json_array_foreach(list, i, v)
     {
-        spw_status st = put_next(c, v, i == 0, system, &last, err);
+        spw_status st = put_next(c, k, v, err);
         if (st != SPW_OK) {
-            spw_error_wrap(err, "message %zu", i + 1);
+            spw_error_wrap(err, "field \"%s\": message %zu", field, i + 1);
             return st;
         }
+        k->count++;
     }
+    return SPW_OK;
+}
+
+/* A field that comes before others; a text in it is a user's turn. */
+static spw_status
+put_prompt(spw_chat *c, talk *k, const json_t *line, const char *field, spw_error *err)
+{
+    const json_t *text = json_object_get(line, field);
+    message m = {.role = CHAT_USER, .text = json_string_value(text), .bytes = json_string_length(text)};
+    spw_status st;
+    if (!json_is_string(text))
+        return put_list(c, k, line, field, err);
+    st = put_turn(c, k, &m, err);
+    if (st != SPW_OK)
+        spw_error_wrap(err, "field \"%s\"", field);
+    k->count++;
+    return st;
+}
+
+static spw_status
+end_talk(spw_chat *c, const char *field, spw_error *err)
+{
     if (c->folded)
-        return SPW_RAISE(err, SPW_ECORRUPT, "a system's text without a user's turn, which layout %s does not have",
+        return SPW_RAISE(err, SPW_ECORRUPT,
+                         "field \"%s\": a system's text without a user's turn, which layout %s does not have", field,
                          c->layout.name);
     return put_layout(c, c->layout.end, false, err);
 }
@@ -442,24 +489,28 @@ read_line(const json_t **system, const json_t *line, spw_error *err)
 }
 
 spw_status
+spw_chat_encode_answer(spw_chat *c, const spw_data_line *line, const char *prompt, const char *field, uint64_t without,
+                       spw_tokens *tokens, spw_tokens *targets, spw_error *err)
+{
+    const json_t *object = (const json_t *)line;
+    talk k = {.last = CHAT_ROLES, .without = without};
+    SPW_TRY(read_line(&k.system, object, err));
+    k.last = k.system != NULL ? CHAT_SYSTEM : CHAT_ROLES;
+    SPW_TRY(begin_talk(c, &k, err));
+    if (prompt != NULL)
+        SPW_TRY(put_prompt(c, &k, object, prompt, err));
+    SPW_TRY(put_list(c, &k, object, field, err));
+    SPW_TRY(end_talk(c, field, err));
+    return encode_all(c, tokens, targets, err);
+}
+
+spw_status
 spw_chat_encode(spw_chat *c, const spw_data_line *line, const char *field, spw_tokens *tokens, spw_tokens *targets,
                 spw_error *err)
 {
-    const json_t *list, *system;
-    spw_status st;
-    SPW_TRY(read_line(&system, (const json_t *)line, err));
     if (field == NULL || field[0] == '\0')
         field = member((const json_t *)line, "messages") != NULL ? "messages" : "conversations";
-    list = json_object_get((const json_t *)line, field);
-    if (json_array_size(list) == 0)
-        return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not a list of messages", field);
-    restart(c);
-    st = put_messages(c, list, system, err);
-    if (st != SPW_OK) {
-        spw_error_wrap(err, "field \"%s\"", field);
-        return st;
-    }
-    return encode_all(c, tokens, targets, err);
+    return spw_chat_encode_answer(c, line, NULL, field, 0, tokens, targets, err);
 }
 
 spw_status

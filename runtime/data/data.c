@@ -236,6 +236,14 @@ add_source(spw_data *d, const char *const *patterns, uint32_t count, double weig
 static spw_status
 check_lines(const spw_data *d, const spw_data_options *o, spw_error *err)
 {
+    for (uint32_t i = 0; i < d->file_count && o->pairs; i++) {
+        if (d->files[i].format != SPW_DATA_JSONL)
+            return SPW_RAISE(
+                err, SPW_ECONFIG,
+                "data: %s is read as %s, and pairs of answers are JSON lines (which have a name in .jsonl, or "
+                "data.format jsonl)",
+                d->files[i].path, spw_data_format_name(d->files[i].format));
+    }
     if (o->lines_for == NULL)
         return SPW_OK;
     for (uint32_t i = 0; i < d->file_count; i++) {
@@ -246,6 +254,16 @@ check_lines(const spw_data *d, const spw_data_options *o, spw_error *err)
                      "%s is for JSON lines, and no file of the data holds such: %s is read as %s (JSON lines have a "
                      "name in .jsonl, or data.format jsonl)",
                      o->lines_for, d->files[0].path, spw_data_format_name(d->files[0].format));
+}
+
+/* Pairs that were left out of a source's files. */
+static uint64_t
+count_left_out(const spw_data *d, const data_source *s)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < s->file_count; i++)
+        count += d->files[s->file_first + i].cut;
+    return count;
 }
 
 static spw_status
@@ -260,6 +278,13 @@ open_source(spw_data *d, data_source *s, const spw_data_options *o, spw_error *e
         return SPW_RAISE(err, SPW_EINVAL, "%s: %s: all %u files are empty", d->mixed ? "data.sources" : "data.path",
                          s->name, s->file_count);
     SPW_TRY(number_windows(d, s, o->validation_split, err));
+    if (s->windows[SPW_SPLIT_TRAIN] == 0 && o->pairs)
+        return SPW_RAISE(
+            err, SPW_EINVAL,
+            "%s: %s: no pair of answers is left in %u files, and %llu were left out: both answers of a pair, each "
+            "behind its prompt, have to be within data.seq_length (%llu tokens), and not the same or without a target",
+            d->mixed ? "data.sources" : "data.path", s->name, s->file_count, (unsigned long long)count_left_out(d, s),
+            (unsigned long long)d->seq_length);
     if (s->windows[SPW_SPLIT_TRAIN] == 0)
         return SPW_RAISE(err, SPW_EINVAL,
                          "%s: %s: no file is long enough for one sequence: %llu tokens (%llu bytes) in %u files, a "
@@ -300,6 +325,8 @@ check_options(const spw_data_options *o, spw_error *err)
 {
     if (o->seq_length == 0 || !(o->validation_split >= 0 && o->validation_split < 1))
         return SPW_RAISE(err, SPW_EINVAL, "data.seq_length must be at least 1 and data.validation_split in [0, 1)");
+    if (o->pairs && o->documents != SPW_DOCUMENTS_WHOLE)
+        return SPW_RAISE(err, SPW_EINVAL, "data: pairs of answers are never cut: data.documents must be whole");
     if (o->source_count > SPW_DATA_SOURCES_MAX || (o->source_count > 0 && o->pattern_count > 0))
         return SPW_RAISE(err, SPW_EINVAL, "data: %u sources, at most %d, and no patterns beside them", o->source_count,
                          SPW_DATA_SOURCES_MAX);
@@ -320,6 +347,21 @@ check_options(const spw_data_options *o, spw_error *err)
     return SPW_OK;
 }
 
+/* What decides about tokens of JSON lines besides the encoder, and its key: ", chat KEY". */
+static void
+say_lines(spw_data *d, const spw_data_options *o)
+{
+    size_t n = strlen(d->encoder);
+    uint64_t key = o->chat != NULL ? spw__data_chat_key(o) : 0;
+    if (o->pairs)
+        key = spw__data_pair_key(o, key);
+    if (o->chat != NULL)
+        snprintf(d->chat, sizeof d->chat, "%s", spw_chat_says(o->chat));
+    if (o->chat != NULL || o->pairs)
+        snprintf(d->encoder + n, sizeof d->encoder - n, ", %s%s%s %016llx", o->chat != NULL ? "chat" : "",
+                 o->chat != NULL && o->pairs ? " and " : "", o->pairs ? "pairs" : "", (unsigned long long)key);
+}
+
 /* What made tokens of text, if any of the files is text. */
 static void
 say_encoder(spw_data *d, const spw_data_options *o)
@@ -329,16 +371,14 @@ say_encoder(spw_data *d, const spw_data_options *o)
         lines = lines || d->files[i].format == SPW_DATA_JSONL;
         text = text || lines || d->files[i].format == SPW_DATA_TEXT;
     }
-    if (lines && o->chat != NULL) {
-        snprintf(d->chat, sizeof d->chat, "%s", spw_chat_says(o->chat));
-        snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx, chat %016llx",
-                 (unsigned long long)spw_data_encode_key(o), (unsigned long long)spw__data_chat_key(o));
-    } else if (text && o->encode != NULL)
+    if (text && (o->encode != NULL || (lines && o->chat != NULL)))
         snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx", (unsigned long long)spw_data_encode_key(o));
     else if (!text && o->documents != SPW_DOCUMENTS_PACKED && o->end_of_text_set)
         snprintf(d->encoder, sizeof d->encoder, "none, documents end with token %d", o->end_of_text);
     else
         snprintf(d->encoder, sizeof d->encoder, text ? "bytes" : "none");
+    if (lines)
+        say_lines(d, o);
 }
 
 static spw_status
@@ -438,6 +478,15 @@ spw_data_untargeted(const spw_data *d, uint64_t *cut)
         *cut += d->files[i].cut;
     }
     return windows;
+}
+
+uint64_t
+spw_data_pairs(const spw_data *d)
+{
+    uint64_t pairs = 0;
+    for (uint32_t i = 0; i < d->file_count; i++)
+        pairs += d->files[i].pairs;
+    return pairs;
 }
 
 const char *

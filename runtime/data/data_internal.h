@@ -25,6 +25,7 @@ typedef struct data_file {
     bool made;      /* its tokens were not in the cache */
     uint64_t untargeted,
         cut;                /* windows without a target, and documents that one does not hold, where that was counted */
+    uint64_t pairs;         /* that it holds; those that were left out are cut */
     uint64_t begin, tokens; /* byte offset of the first token in store, and how many there are */
     int32_t delimiter;      /* llm.c, llmq: the token that ends a document; -1: none */
     uint64_t loss_at;       /* llmq: byte offset in store of a bit for each token; 0: all have loss */
@@ -72,6 +73,25 @@ spw_status spw__data_pack_end(data_packer *p, spw_error *err);     /* of the doc
  * all; cut: documents that are longer than a window. */
 spw_status spw__data_pack_finish(data_packer *p, uint64_t *padding, uint64_t *cut, spw_error *err);
 void spw__data_pack_close(data_packer *p); /* NULL is fine */
+
+/* ---------------------------------------------------------------- pairs of answers (pairs.c) */
+
+/* What a line's pair is. */
+typedef struct data_pair {
+    const char *answers[2]; /* the fields of the chosen and the rejected answer */
+    const char *prompt;     /* the field that comes before both; NULL: none does */
+    bool prompted;          /* the line has a prompt, which may be passed over */
+    bool talks;             /* answers are conversations, else texts */
+    uint64_t shared;        /* of conversations: so many messages, the prompt's included, both begin with */
+} data_pair;
+/* Errors  without file and line: SPW_ECORRUPT naming the field; SPW_ECONFIG for conversations where there is no layout. */
+spw_status spw__data_pair_find(data_pair *out, spw_data_line *line, const spw_data_options *o, spw_error *err);
+/* Of a pair's tokens, the rejected one's from `middle` on: takes the targets of what both begin with. */
+void spw__data_pair_hide(const spw_tokens *tokens, spw_tokens *targets, uint64_t middle);
+/* Whether there is anything to learn: both have a target, of which a first token is none, and are not the same. */
+bool spw__data_pair_differs(const spw_tokens *tokens, const spw_tokens *targets, uint64_t middle);
+/* Goes on from a checksum with the names of fields. */
+uint64_t spw__data_pair_key(const spw_data_options *o, uint64_t sum);
 
 /* ---------------------------------------------------------------- reading */
 

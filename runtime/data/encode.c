@@ -4,10 +4,10 @@
  *
  *   0  "SPWTOKEN" | 8  u32 version 2 | 12  u32 bytes per token, 2 or 4 | 16  u64 key | 24  u64 tokens | 32  u64 documents
  *   40  u64 windows in which no token has a target | 48  u64 documents longer than a window | 56  u64 zero | tokens: the two
- *   top bits are CACHE_FIRST and CACHE_NO_LOSS
+ *   top bits are CACHE_FIRST and CACHE_NO_LOSS. Of pairs of answers 32 counts pairs, and 48 those that were left out.
  *
  * Two bytes hold vocabularies up to 16384. The key says what the tokens were made from and how: the file's path, size and
- * time, the fields, the encoder, the layout of conversations, the token that ends texts, and windows where they are laid out or
+ * time, the fields, pairs, the encoder, the layout of conversations, the token that ends texts, and windows where they are laid out or
  * counted; the file is named by it. It is written without a name, or
  * beside its place where the file system knows no such files, and put there when complete: a kill leaves nothing that looks like a
  * cache, or nothing at all, and runs that make it at the same time do not meet. Nothing deletes caches; anybody may.
@@ -45,13 +45,15 @@ typedef struct encoding {
     uint64_t tokens, documents, line, line_offset;
     uint64_t untargeted, cut; /* windows without a target, and documents that one does not hold */
     bool targeted;            /* the window of the next word has a target */
+    uint64_t longer, alike;   /* pairs left out: longer than a window, without anything to learn */
+    bool prompted;            /* a line of pairs has had a prompt */
     /* Bytes that were read and not used yet: [at, have) of text, which begins at `offset` of the file. */
     char *text;
     uint64_t room, at, have, offset, size;
     /* The encoder's tokens. */
     int32_t *ids;
     uint64_t id_room;
-    spw_tokens turns, targets; /* of a conversation */
+    spw_tokens turns, targets; /* of a conversation, or of both parts of a pair */
     unsigned char buffer[OUT_TOKENS * 4];
     uint64_t buffered;
     data_packer *packer; /* of windows that hold whole documents; NULL: tokens follow each other */
@@ -79,6 +81,15 @@ flush(encoding *e, spw_error *err)
     }
     e->buffered = 0;
     return SPW_OK;
+}
+
+/* Puts in front of an error where it is. */
+static spw_status
+at_line(const encoding *e, spw_status st, spw_error *err)
+{
+    spw_error_wrap(err, "data: %s: line %llu (byte %llu)", e->path, (unsigned long long)e->line,
+                   (unsigned long long)e->line_offset);
+    return st;
 }
 
 static spw_status
@@ -136,6 +147,16 @@ put_token(encoding *e, int64_t id, uint32_t flags, spw_error *err)
     return e->packer != NULL ? spw__data_pack_put(e->packer, word, err) : put_words(e, &word, 1, err);
 }
 
+/* A text's token: of a pair it waits for the others. */
+static spw_status
+take_token(encoding *e, int32_t id, uint32_t flags, spw_error *err)
+{
+    if (!e->o->pairs)
+        return put_token(e, id, flags, err);
+    SPW_TRY(spw_tokens_push(&e->turns, id, err));
+    return spw_tokens_push(&e->targets, (flags & CACHE_NO_LOSS) != 0 ? -1 : id, err);
+}
+
 /* One document, part by part: bytes of text as tokens, the first of all marked when *begun is false. */
 static spw_status
 put_text(encoding *e, const char *text, uint64_t bytes, bool rest, uint32_t flags, bool *begun, spw_error *err)
@@ -144,11 +165,8 @@ put_text(encoding *e, const char *text, uint64_t bytes, bool rest, uint32_t flag
     if (e->o->encode != NULL) {
         for (bool again = true; again;) {
             spw_status st = e->o->encode(e->o->encode_ctx, text, bytes, rest, e->ids, e->id_room, &count, err);
-            if (st != SPW_OK) {
-                spw_error_wrap(err, "data: %s: line %llu (byte %llu)", e->path, (unsigned long long)e->line,
-                               (unsigned long long)e->line_offset);
-                return st;
-            }
+            if (st != SPW_OK)
+                return at_line(e, st, err);
             again = count > e->id_room;
             if (again) {
                 uint64_t room = count + count / 2 + OUT_TOKENS; /* so that few texts are encoded twice */
@@ -162,15 +180,24 @@ put_text(encoding *e, const char *text, uint64_t bytes, bool rest, uint32_t flag
         }
     }
     for (uint32_t i = 0, n = count > 0 && !*begun ? e->o->begin_of_text.count : 0; i < n; i++) {
-        SPW_TRY(put_token(e, e->o->begin_of_text.ids[i], flags | (*begun ? 0 : CACHE_FIRST), err));
+        SPW_TRY(take_token(e, e->o->begin_of_text.ids[i], flags | (*begun ? 0 : CACHE_FIRST), err));
         *begun = true;
     }
     for (uint64_t i = 0; i < count; i++) {
-        SPW_TRY(put_token(e, e->o->encode != NULL ? e->ids[i] : (unsigned char)text[i],
-                          flags | (*begun ? 0 : CACHE_FIRST), err));
+        SPW_TRY(take_token(e, e->o->encode != NULL ? e->ids[i] : (unsigned char)text[i],
+                           flags | (*begun ? 0 : CACHE_FIRST), err));
         *begun = true;
     }
     return SPW_OK;
+}
+
+/* What ends a text. */
+static spw_status
+put_end(encoding *e, spw_error *err)
+{
+    if (e->o->end_of_text_set)
+        return take_token(e, e->o->end_of_text, 0, err);
+    return e->o->encode == NULL ? take_token(e, '\n', 0, err) : SPW_OK;
 }
 
 static spw_status
@@ -179,10 +206,7 @@ end_document(encoding *e, bool begun, spw_error *err)
     if (!begun)
         return SPW_OK; /* nothing was in it */
     e->documents++;
-    if (e->o->end_of_text_set)
-        SPW_TRY(put_token(e, e->o->end_of_text, 0, err));
-    else if (e->o->encode == NULL)
-        SPW_TRY(put_token(e, '\n', 0, err));
+    SPW_TRY(put_end(e, err));
     return e->packer != NULL ? spw__data_pack_end(e->packer, err) : SPW_OK;
 }
 
@@ -228,9 +252,7 @@ put_field(encoding *e, spw_data_line *line, const char *name, uint32_t flags, bo
     spw_status st = spw_data_line_text(line, name, &text, &bytes, err);
     if (st == SPW_OK)
         return put_text(e, text, bytes, false, flags, begun, err);
-    spw_error_wrap(err, "data: %s: line %llu (byte %llu)", e->path, (unsigned long long)e->line,
-                   (unsigned long long)e->line_offset);
-    return st;
+    return at_line(e, st, err);
 }
 
 static spw_status
@@ -240,13 +262,60 @@ put_conversation(encoding *e, const spw_data_line *line, spw_error *err)
     e->turns.count = e->targets.count = 0;
     st = spw_chat_encode(e->o->chat, line, e->o->messages_field, &e->turns, &e->targets, err);
     if (st != SPW_OK)
-        spw_error_wrap(err, "data: %s: line %llu (byte %llu)", e->path, (unsigned long long)e->line,
-                       (unsigned long long)e->line_offset);
+        return at_line(e, st, err);
     for (uint64_t i = 0; st == SPW_OK && i < e->turns.count; i++)
         st = put_token(e, e->turns.ids[i], (i == 0 ? CACHE_FIRST : 0) | (e->targets.ids[i] < 0 ? CACHE_NO_LOSS : 0),
                        err);
     e->documents += e->turns.count > 0;
     return st == SPW_OK && e->packer != NULL ? spw__data_pack_end(e->packer, err) : st;
+}
+
+/* One of a pair's parts, behind what is there. */
+static spw_status
+take_answer(encoding *e, spw_data_line *line, const data_pair *p, const char *answer, spw_error *err)
+{
+    bool begun = false;
+    if (p->talks) {
+        spw_status st =
+            spw_chat_encode_answer(e->o->chat, line, p->prompt, answer, p->shared, &e->turns, &e->targets, err);
+        return st == SPW_OK ? SPW_OK : at_line(e, st, err);
+    }
+    if (p->prompt != NULL)
+        SPW_TRY(put_field(e, line, p->prompt, CACHE_NO_LOSS, &begun, err));
+    SPW_TRY(put_field(e, line, answer, 0, &begun, err));
+    return begun ? put_end(e, err) : SPW_OK;
+}
+
+/* Two documents that stay together: to the packer they are one. */
+static spw_status
+put_pair(encoding *e, spw_data_line *line, spw_error *err)
+{
+    data_pair p;
+    uint64_t middle;
+    spw_status st = spw__data_pair_find(&p, line, e->o, err);
+    if (st != SPW_OK)
+        return at_line(e, st, err);
+    e->turns.count = e->targets.count = 0;
+    SPW_TRY(take_answer(e, line, &p, p.answers[0], err));
+    middle = e->turns.count;
+    SPW_TRY(take_answer(e, line, &p, p.answers[1], err));
+    if (!p.talks && p.prompt == NULL)
+        spw__data_pair_hide(&e->turns, &e->targets, middle);
+    e->prompted = e->prompted || p.prompted;
+    if (!spw__data_pair_differs(&e->turns, &e->targets, middle)) {
+        e->alike++;
+        return SPW_OK;
+    }
+    if (e->turns.count > e->o->seq_length) {
+        e->longer++;
+        return SPW_OK;
+    }
+    e->documents++;
+    for (uint64_t i = 0; i < e->turns.count; i++)
+        SPW_TRY(put_token(e, e->turns.ids[i],
+                          (i == 0 || i == middle ? CACHE_FIRST : 0) | (e->targets.ids[i] < 0 ? CACHE_NO_LOSS : 0),
+                          err));
+    return spw__data_pack_end(e->packer, err);
 }
 
 static spw_status
@@ -257,10 +326,14 @@ put_line(encoding *e, const char *text, uint64_t bytes, spw_error *err)
     bool begun = false;
     spw_status st = spw_data_line_open(&line, text, bytes, err);
     if (st != SPW_OK)
-        spw_error_wrap(err, "data: %s: line %llu (byte %llu)", e->path, (unsigned long long)e->line,
-                       (unsigned long long)e->line_offset);
+        return at_line(e, st, err);
     if (line == NULL)
+        return SPW_OK;
+    if (e->o->pairs) {
+        st = put_pair(e, line, err);
+        spw_data_line_close(line);
         return st;
+    }
     if (e->o->chat != NULL && spw_chat_is_in(line, e->o->messages_field)) {
         st = put_conversation(e, line, err);
         spw_data_line_close(line);
@@ -402,7 +475,8 @@ spw_data_encode_key(const spw_data_options *o)
 static bool
 hides_targets(const data_file *f, const spw_data_options *o)
 {
-    return f->format == SPW_DATA_JSONL && (o->chat != NULL || (o->prompt_field != NULL && o->prompt_field[0] != '\0'));
+    return f->format == SPW_DATA_JSONL &&
+           (o->pairs || o->chat != NULL || (o->prompt_field != NULL && o->prompt_field[0] != '\0'));
 }
 
 static uint64_t
@@ -422,8 +496,12 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
     sum = more(sum, real != NULL ? real : f->path);
     free(real);
     if (f->format == SPW_DATA_JSONL) {
-        sum = more(sum, o->text_field != NULL && o->text_field[0] != '\0' ? o->text_field : "text");
-        sum = more(sum, o->prompt_field != NULL ? o->prompt_field : "");
+        if (o->pairs) {
+            sum = spw__data_pair_key(o, sum);
+        } else {
+            sum = more(sum, o->text_field != NULL && o->text_field[0] != '\0' ? o->text_field : "text");
+            sum = more(sum, o->prompt_field != NULL ? o->prompt_field : "");
+        }
         if (o->chat != NULL) {
             const uint64_t chat = spw__data_chat_key(o);
             sum = spw_checksum_more(sum, &chat, sizeof chat);
@@ -454,6 +532,7 @@ accept(data_file *f, const spw_data_options *o, uint64_t key)
     f->tokens = tokens;
     f->untargeted = hides_targets(f, o) ? spw__data_le(h + 40, 8) : 0; /* else it may be other windows' */
     f->cut = o->documents == SPW_DOCUMENTS_WHOLE ? spw__data_le(h + 48, 8) : 0;
+    f->pairs = o->pairs ? spw__data_le(h + 32, 8) : 0;
     return true;
 }
 
@@ -484,16 +563,36 @@ open_packer(encoding *e, spw_error *err)
     return e->o->documents == SPW_DOCUMENTS_WHOLE ? spw__data_pack_open(&e->packer, &o, err) : SPW_OK;
 }
 
+/* What happened to a file's pairs. */
+static void
+say_pairs(const encoding *e)
+{
+    if (e->cut > 0)
+        spw_log(
+            SPW_LOG_NOTE,
+            "data: %s: left out are %llu pairs longer than %llu tokens, %llu whose answers are the same or without a "
+            "target",
+            e->path, (unsigned long long)e->longer, (unsigned long long)e->o->seq_length, (unsigned long long)e->alike);
+    if (!e->prompted && e->o->prompt_field != NULL && e->o->prompt_field[0] != '\0')
+        spw_log(SPW_LOG_WARN, "data: %s: no pair has a prompt: no line has field \"%s\" (data.prompt_field)", e->path,
+                e->o->prompt_field);
+}
+
 static spw_status
 finish_windows(encoding *e, spw_error *err)
 {
     uint64_t padding;
-    if (e->packer == NULL || e->documents == 0)
-        return SPW_OK;
-    SPW_TRY(spw__data_pack_finish(e->packer, &padding, &e->cut, err));
-    spw_log(SPW_LOG_NOTE, "data: %s: %llu documents in %llu windows of %llu tokens, %.1f%% of them padding", e->path,
-            (unsigned long long)e->documents, (unsigned long long)((e->tokens - 1) / e->o->seq_length),
-            (unsigned long long)e->o->seq_length, 100.0 * (double)padding / (double)e->tokens);
+    if (e->packer != NULL && e->documents > 0) {
+        SPW_TRY(spw__data_pack_finish(e->packer, &padding, &e->cut, err));
+        spw_log(SPW_LOG_NOTE, "data: %s: %llu %s in %llu windows of %llu tokens, %.1f%% of them padding", e->path,
+                (unsigned long long)e->documents, e->o->pairs ? "pairs" : "documents",
+                (unsigned long long)((e->tokens - 1) / e->o->seq_length), (unsigned long long)e->o->seq_length,
+                100.0 * (double)padding / (double)e->tokens);
+    }
+    if (e->o->pairs) {
+        e->cut = e->longer + e->alike;
+        say_pairs(e);
+    }
     return SPW_OK;
 }
 

@@ -59,6 +59,14 @@ int32_t spw_chat_end_of_turn(const spw_chat *c); /* the special token that ends 
  */
 spw_status spw_chat_encode(spw_chat *c, const spw_data_line *line, const char *field, spw_tokens *tokens,
                            spw_tokens *targets, spw_error *err);
+/*
+ * spw_chat_encode_answer - appends a conversation that begins in one field of a line and goes on in another, as spw_chat_encode().
+ *   prompt   the field that comes first: a list of messages, or a text, which is a user's turn; NULL: none
+ *   field    the field behind it, a list
+ *   without  so many messages of both, from the first, have no targets
+ */
+spw_status spw_chat_encode_answer(spw_chat *c, const spw_data_line *line, const char *prompt, const char *field,
+                                  uint64_t without, spw_tokens *tokens, spw_tokens *targets, spw_error *err);
 /* Whether the line has that field. */
 bool spw_chat_is_in(const spw_data_line *line, const char *field);
 /* Appends a conversation of one user's turn, up to where the assistant's content begins, without a space before that. */

@@ -10,7 +10,7 @@
  *   llmq       1024 bytes of header ("BIN.TOK\n"), int32 tokens, and where some have no loss a bit for each, 1: it has
  *   Megatron   PREFIX.bin with the tokens (u8, i8, i16, u16, i32, i64) and PREFIX.idx with lengths, offsets, documents
  *   JSON lines an object a line; a field holds the text of one document, another may hold a prompt before it, or a field
- *              holds a conversation (spw_chat.h)
+ *              holds a conversation (spw_chat.h); or two fields hold a chosen and a rejected answer to the same prompt
  *
  * JSON lines and encoded text are tokenised once, into a file of a cache folder (encode.c); later runs find it there.
  */
@@ -118,6 +118,20 @@ typedef struct spw_data_options {
      * tokenizer is encode's; only the assistant's tokens get loss, and no token is put behind its end. NULL: all are text. */
     struct spw_chat *chat;
     const char *messages_field;
+    /*
+     * Lines are pairs of answers (chosen_field, rejected_field; NULL or "": "chosen", "rejected") to a prompt (prompt_field; NULL or "":
+     * "prompt") that they may have; null and what is empty is no prompt. A pair becomes two documents, one right behind the other in one
+     * window: the prompt and the chosen answer, the prompt and the rejected one. So the documents of a window are chosen, rejected,
+     * chosen, rejected, ..., and what is marked behind a rejected one and has no target is padding. Only answers have targets:
+     *   texts          as text_field's, behind the prompt's text; without a prompt what both begin with has no targets
+     *   conversations  (lists of messages; chat is needed) the prompt is a list that comes before both lists, or is in both: what both
+     *                  begin with has no targets. A prompt that is text is a user's turn before lists that begin with the assistant,
+     *                  and else passed over, for the lists have it.
+     * Left out are pairs of more than seq_length tokens, both documents together, and those with an answer that has nothing to learn:
+     * the same as the other, or without a target. Needs documents whole and files of JSON lines.
+     */
+    bool pairs;
+    const char *chosen_field, *rejected_field;
 
     spw_data_encode_fn encode; /* NULL: bytes are tokens */
     void *encode_ctx;
@@ -140,8 +154,10 @@ uint64_t spw_data_encode_key(const spw_data_options *o); /* of the encoder and w
  *
  * Errors  SPW_ENOENT naming a pattern that matches nothing; SPW_ESYS for an unreadable file; SPW_ECORRUPT naming file,
  *         field and offset of bytes that are not the format's; SPW_EUNSUPPORTED for files known to be something else;
- *         SPW_ECONFIG where lines_for has no JSON lines, before anything is tokenised;
- *         SPW_EINVAL when a source's files are all empty or shorter than one sequence (with what was found and needed).
+ *         SPW_ECONFIG where lines_for has no JSON lines, or pairs are to be read of another file, before anything is tokenised;
+ *         and where pairs are conversations and there is no chat.
+ *         SPW_EINVAL when a source's files are all empty or shorter than one sequence (with what was found and needed), or no
+ *         pair of theirs is left.
  * Cost    a read of each file's header; of Megatron's index, all; of files to tokenise, all, once.
  * Memory  spw_data_memory_bytes() afterwards, independent of the files' sizes; while it tokenises, a piece of text (a
  *         line of JSON lines, up to 64 MiB, with what jansson makes of it) and its tokens.
@@ -157,13 +173,15 @@ spw_data_sequences(const spw_data *data, spw_split split); /* windows in all fil
 uint64_t spw_data_memory_bytes(const spw_data *data);      /* heap that data holds: tables per file */
 /* Whether rounding every file's share by itself, as was done once, holds out other windows; and how many those are. */
 bool spw_data_split_moved(const spw_data *data, uint64_t *held_before);
-/* Windows in which no token has a target, of JSON lines with prompts or conversations; cut: documents longer than a window. */
+/* Windows in which no token has a target, of JSON lines with prompts or conversations; cut: documents longer than a window, or
+ * pairs that were left out. */
 uint64_t spw_data_untargeted(const spw_data *data, uint64_t *cut);
+uint64_t spw_data_pairs(const spw_data *data); /* that were not left out, in all files; 0 unless pairs were asked for */
 /* What was recognised: "text", or "2 llm.c u16, 1 jsonl"; never NULL. */
 const char *spw_data_formats(const spw_data *data);
 /*
  * What decides the ids besides the files: "bytes", "tokenizer " and its key, with that of the layout of conversations if there
- * is one, or "none" where files hold tokens already, with
+ * is one and of the fields of pairs (", pairs KEY", ", chat and pairs KEY"), or "none" where files hold tokens already, with
  * the token that ends documents if one was set and documents are masked; never NULL.
  */
 const char *spw_data_encoder(const spw_data *data);
@@ -185,6 +203,16 @@ spw_data_chat(const spw_data *data); /* spw_chat_says() of the layout; "" withou
  */
 spw_status spw_data_fill(const spw_data *data, spw_split split, uint64_t first, uint64_t count, int32_t *tokens,
                          int32_t *targets, spw_error *err);
+/*
+ * spw_data_window - a number for the window at a position: the same whenever it is drawn, and no other's.
+ *
+ * Computes  numbers of training windows below spw_data_sequences(SPW_SPLIT_TRAIN), those of held-out ones from there on and below the
+ *           sum of both. A number is the window's place in the files: another seed or other weights draw it elsewhere and leave it.
+ *           UINT64_MAX for a split without sequences.
+ * Threads   any, at the same time.
+ * Cost      nothing is read; with sources, up to 65536 draws on paper.
+ */
+uint64_t spw_data_window(const spw_data *data, spw_split split, uint64_t position);
 /* SPW_EINVAL where no token of all training sequences has a target: reads them up to the first that has one. Errors of filling. */
 spw_status spw_data_check_targets(const spw_data *data, spw_error *err);
 /* Begins to bring to the page cache what spw_data_fill() of the same positions will read, and waits for none of it. Any thread. */

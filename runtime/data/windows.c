@@ -127,6 +127,26 @@ fill_window(const spw_data *d, const data_source *s, spw_split split, uint64_t w
     return st;
 }
 
+/* Of the split's draws: where they begin, and then the window of the next one in its source, *source. */
+static void
+start_draws(const spw_data *d, spw_split split, uint64_t position, data_draw *draw)
+{
+    if (d->mixed)
+        spw__data_draw_start(draw, &d->mix[split], position);
+}
+
+static uint64_t
+draw_window(const spw_data *d, spw_split split, uint64_t position, data_draw *draw, uint32_t *source)
+{
+    uint64_t index = position, n, w;
+    *source = d->mixed ? spw__data_draw_next(draw, &index) : 0;
+    n = d->sources[*source].windows[split];
+    w = index % n;
+    if (split == SPW_SPLIT_TRAIN)
+        w = spw__data_permute(d->seed + *source * 0x9e3779b97f4a7c15ull, index / n, w, n);
+    return w;
+}
+
 static spw_status
 fill_windows(const spw_data *d, spw_split split, uint64_t first, uint64_t count, int32_t *tokens, int32_t *targets,
              spw_error *err)
@@ -135,19 +155,29 @@ fill_windows(const spw_data *d, spw_split split, uint64_t first, uint64_t count,
     data_draw draw;
     if (d->windows[split] == 0)
         return SPW_RAISE(err, SPW_EINVAL, "data: no sequences are held out");
-    if (d->mixed)
-        spw__data_draw_start(&draw, &d->mix[split], first);
+    start_draws(d, split, first, &draw);
     for (uint64_t i = 0; i < count; i++) {
-        uint64_t index = first + i, n, w;
-        uint32_t s = d->mixed ? spw__data_draw_next(&draw, &index) : 0;
-        n = d->sources[s].windows[split];
-        w = index % n;
-        if (split == SPW_SPLIT_TRAIN)
-            w = spw__data_permute(d->seed + s * 0x9e3779b97f4a7c15ull, index / n, w, n);
+        uint32_t s;
+        uint64_t w = draw_window(d, split, first + i, &draw, &s);
         SPW_TRY(fill_window(d, &d->sources[s], split, w, tokens != NULL ? tokens + i * T : NULL,
                             tokens != NULL ? targets + i * T : NULL, err));
     }
     return SPW_OK;
+}
+
+uint64_t
+spw_data_window(const spw_data *d, spw_split split, uint64_t position)
+{
+    uint64_t w;
+    uint32_t source;
+    data_draw draw;
+    if (d->windows[split] == 0)
+        return UINT64_MAX;
+    start_draws(d, split, position, &draw);
+    w = draw_window(d, split, position, &draw, &source);
+    for (uint32_t s = 0; s < source; s++)
+        w += d->sources[s].windows[split];
+    return w + (split == SPW_SPLIT_VALIDATION ? d->windows[SPW_SPLIT_TRAIN] : 0);
 }
 
 spw_status
