@@ -82,8 +82,8 @@ static void
 whole_loss(device_bench *b, const device_row *r)
 {
     void *const *a = r->a;
-    spw_gpu_linear_cross_entropy(b->queue, a[LOSSES], a[DX], a[DW], a[X], a[W], a[TARGETS], a[LOGITS], loss_rows(b, r),
-                                 r->M, r->N, r->K, 1.0f / (float)r->M, 0, SPW_OP_SET_DW);
+    spw_gpu_linear_cross_entropy(b->queue, a[LOSSES], a[DX], a[DW], a[X], a[W], a[TARGETS], NULL, a[LOGITS],
+                                 loss_rows(b, r), r->M, r->N, r->K, 1.0f / (float)r->M, 0, SPW_OP_SET_DW);
 }
 
 /* ---------------------------------------------------------------- products of experts, whose weights lie one behind the other */

@@ -655,11 +655,11 @@ spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uin
 
 void
 spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
-                             const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
-                             uint64_t C, float grad_scale, float cap, unsigned flags)
+                             const int32_t *targets, const float *weights, act *logits, uint64_t rows_per_chunk,
+                             uint64_t M, uint64_t V, uint64_t C, float grad_scale, float cap, unsigned flags)
 {
-    q->calls->linear_cross_entropy(q, losses, dx, dw, x, w, targets, logits, rows_per_chunk, M, V, C, grad_scale, cap,
-                                   flags);
+    q->calls->linear_cross_entropy(q, losses, dx, dw, x, w, targets, weights, logits, rows_per_chunk, M, V, C,
+                                   grad_scale, cap, flags);
 }
 
 void
@@ -678,12 +678,20 @@ spw_gpu_head_losses(spw_gpu_queue *q, float *losses, const float *sums, const in
 
 void
 spw_gpu_head_backward(spw_gpu_queue *q, float *dx, float *dw, const act *x, const act *w, const int32_t *targets,
-                      const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t first, uint64_t V,
-                      uint64_t C, float grad_scale, float cap, unsigned flags)
+                      const float *weights, const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M,
+                      uint64_t first, uint64_t V, uint64_t C, float grad_scale, float cap, unsigned flags)
 {
     SPW_ASSERT(V > 0 && (M == 0 || rows_per_chunk > 0));
-    q->calls->head_backward(q, dx, dw, x, w, targets, sums, logits, rows_per_chunk, M, first, V, C, grad_scale, cap,
-                            flags);
+    q->calls->head_backward(q, dx, dw, x, w, targets, weights, sums, logits, rows_per_chunk, M, first, V, C, grad_scale,
+                            cap, flags);
+}
+
+void
+spw_gpu_preference(spw_gpu_queue *q, float *weights, const float *losses, const int32_t *targets, const spw_pair *pairs,
+                   uint64_t pair_count, const spw_preference *rule)
+{
+    SPW_ASSERT(rule->kind <= SPW_PREFERENCE_SIMPO && rule->beta > 0);
+    q->calls->preference(q, weights, losses, targets, pairs, pair_count, rule);
 }
 
 void

@@ -13,6 +13,7 @@
 #define SPW_GPU_H
 
 #include "spw_base.h"
+#include "spw_preference.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -564,8 +565,10 @@ void spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p
 /*
  * Linear head and cross-entropy, chunked over rows so that at most rows_per_chunk x V logits exist.
  *   x (M,C), w (V,C), targets (M) int32 in [0,V) or -1 for no loss; logits: scratch (rows_per_chunk, spw_gpu_logits_stride(V)) act
- *   losses (M) fp32 out: -log p(target), 0 where there is no target
- *   dx (M,C) act written (or ACC_DX), dw (V,C) fp32 added to (or SET_DW): gradients of grad_scale * sum(losses); dx NULL: loss only
+ *   weights (M) fp32: by how much what is minimised changes with each row's loss, not read where there is no target; NULL: 1 for all
+ *   losses (M) fp32 out: -log p(target), whatever its weight, 0 where there is no target
+ *   dx (M,C) act written (or ACC_DX), dw (V,C) fp32 added to (or SET_DW): gradients of the sum of (grad_scale * weight) * loss, that product
+ *        rounded to fp32; dx and dw NULL: loss only
  *   cap  above 0: logits are those of spw_gpu_soft_cap(); 0: as they come
  */
 /* A row of logits begins where every load of a tensor core may begin, whatever V is: products that read them are slow elsewhere. */
@@ -575,8 +578,8 @@ spw_gpu_logits_stride(uint64_t V)
     return spw_round_up(V, 64);
 }
 void spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
-                                  const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
-                                  uint64_t C, float grad_scale, float cap, unsigned flags);
+                                  const int32_t *targets, const float *weights, act *logits, uint64_t rows_per_chunk,
+                                  uint64_t M, uint64_t V, uint64_t C, float grad_scale, float cap, unsigned flags);
 
 /*
  * The same of a head that comes in pieces of its rows: each is seen, in their order from row 0; then losses are there; then each gives its
@@ -596,8 +599,19 @@ void spw_gpu_head_losses(spw_gpu_queue *q, float *losses, const float *sums, con
  *   dw    (V,C) fp32 added to, or SET_DW; NULL: not wanted
  */
 void spw_gpu_head_backward(spw_gpu_queue *q, float *dx, float *dw, const act *x, const act *w, const int32_t *targets,
-                           const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t first,
-                           uint64_t V, uint64_t C, float grad_scale, float cap, unsigned flags);
+                           const float *weights, const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M,
+                           uint64_t first, uint64_t V, uint64_t C, float grad_scale, float cap, unsigned flags);
+
+/*
+ * spw_gpu_preference - weights of rows from the losses of both answers of each pair, by spw_preference_weigh().
+ *   weights  (M) fp32 out  coef[k] for each row of answer k that has a target, 0 for its other rows; rows of no pair stay as they are
+ *   losses   (M) fp32      of the rows, without weights
+ *   pairs    (pair_count)  on the device; those whose end is 0 are passed over; rows of two pairs are not the same
+ *   rule     host memory, read before the call returns
+ * Sums are fp64, in an order that depends on the pair's rows alone.
+ */
+void spw_gpu_preference(spw_gpu_queue *q, float *weights, const float *losses, const int32_t *targets,
+                        const spw_pair *pairs, uint64_t pair_count, const spw_preference *rule);
 
 /*
  * out[i] = sum of squares of elements 4096 i .. of x (fp32), fp64; order depends on n alone. out is host memory, and like

@@ -22,6 +22,7 @@ CHECK(norms)
 CHECK(embedding_and_rope)
 CHECK(loss)
 CHECK(head)
+CHECK(preference)
 CHECK(attention)
 CHECK(attention_cached)
 CHECK(attention_bits)
@@ -60,6 +61,7 @@ static const struct CMUnitTest all[] = {
     cmocka_unit_test_teardown(test_embedding_and_rope, say_errors),
     cmocka_unit_test_teardown(test_loss, say_errors),
     cmocka_unit_test_teardown(test_head, say_errors),
+    cmocka_unit_test_teardown(test_preference, say_errors),
     cmocka_unit_test_teardown(test_attention, say_errors),
     cmocka_unit_test_teardown(test_attention_cached, say_errors),
     cmocka_unit_test_teardown(test_attention_bits, say_errors),

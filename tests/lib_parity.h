@@ -22,6 +22,7 @@ void parity_norms(const parity *p);
 void parity_embedding_and_rope(const parity *p);
 void parity_loss(const parity *p);
 void parity_head(const parity *p);
+void parity_preference(const parity *p);
 void parity_attention(const parity *p);
 /* Lengths of documents around `length`, cut into B sequences of T: begins and ends (B, T) of spw_gpu_attention(). */
 void parity_documents(uint64_t B, uint64_t T, uint64_t length, int32_t *begins, int32_t *ends);

@@ -506,15 +506,29 @@ parity_embedding_and_rope(const parity *p)
     }
 }
 
-/* ---------------------------------------------------------------- loss: d = M, V, C, rows per chunk, has dx, has dw, cap in quarters */
+/* ---------------------------------------------------------------- loss: as lib_reference.c has its d */
 
 static void
 run_loss(const subject *s, spw_gpu_queue *q, void **p)
 {
     const uint64_t *d = s->d;
-    spw_gpu_linear_cross_entropy(q, p[2], d[4] ? p[3] : NULL, d[5] ? p[4] : NULL, p[0], p[1], p[5], p[6], d[3], d[0],
-                                 d[1], d[2], 64, (float)d[6] / 4, s->flags);
+    spw_gpu_linear_cross_entropy(q, p[2], d[4] ? p[3] : NULL, d[5] ? p[4] : NULL, p[0], p[1], p[5],
+                                 d[7] > 0 ? p[d[7]] : NULL, p[6], d[3], d[0], d[1], d[2], 64, (float)d[6] / 4,
+                                 s->flags);
     spw_gpu_zero(q, p[6], d[3] * spw_gpu_logits_stride(d[1]) * 4); /* scratch: nothing to compare */
+}
+
+/* Five forms without a cap, five with one, and two of them with weights. */
+enum { LOSS_FORMS = 12 };
+
+/* Rows without a target weigh nothing that could be multiplied. */
+static void
+prepare_loss(const subject *s, float **host, int32_t **ints)
+{
+    scale_weights(s, host, ints);
+    for (uint64_t m = 0; m < s->d[0] && s->d[7] > 0; m++)
+        if (ints[5][m] < 0)
+            host[s->d[7]][m] = NAN;
 }
 
 void
@@ -523,34 +537,39 @@ parity_loss(const parity *p)
     static const uint64_t sizes[][4] = {{1, 2, 1, 1},      {5, 61, 16, 2},  {9, 17, 33, 4},
                                         {40, 104, 24, 40}, {2, 1500, 8, 2}, {200, 50257, 768, 128}};
     for (size_t i = 0; i < (p->large ? 6 : 5); i++)
-        for (unsigned f = 0; f < 10; f++) {
+        for (unsigned f = 0; f < LOSS_FORMS; f++) {
             const uint64_t *d = sizes[i];
+            bool weighted = f >= 10, capped = f >= 5 && f != 10;
             if (i == 5 && f != 0 && f != 2 && f != 3 && f != 9) /* both gradients; without one, without the other */
                 continue;
-            subject_examine(p, &(subject){.name = f < 5 ? "loss" : "loss of capped logits",
-                                          .a = {{ACT, d[0] * d[2], 0, 0},
-                                                {ACT, d[1] * d[2], 0, 0},
-                                                {FP32_OUT, d[0], 0, 0},
-                                                {f % 5 & 1 || f % 5 == 2 ? ACT : ACT_OUT, d[0] * d[2], 0, 0},
-                                                {f % 5 == 4 ? FP32_OUT : FP32, d[1] * d[2], 0, 0},
-                                                {INT, d[0], d[1] + 1, -1},
-                                                {FP32_OUT, d[3] * spw_gpu_logits_stride(d[1]), 0, 0}},
-                                          .d = {d[0], d[1], d[2], d[3], f % 5 != 2, f % 5 != 3, f < 5 ? 0 : 12},
-                                          .flags = (f % 5 & 1 ? SPW_OP_ACC_DX : 0) | (f % 5 == 4 ? SPW_OP_SET_DW : 0),
-                                          .row = {[3] = d[2], [4] = d[2]},
-                                          .worst = {8e-6, f < 5 ? 3.5e-3 : 7e-3, f < 5 ? 4e-4 : 8e-4}, /* logits */
-                                          .reference = i < 5 ? reference_loss : NULL,
-                                          .ways = 3,
-                                          .run = run_loss,
-                                          .prepare = scale_weights});
+            subject_examine(
+                p, &(subject){.name = weighted ? "weighted loss"
+                                      : capped ? "loss of capped logits"
+                                               : "loss",
+                              .a = {{ACT, d[0] * d[2], 0, 0},
+                                    {ACT, d[1] * d[2], 0, 0},
+                                    {FP32_OUT, d[0], 0, 0},
+                                    {f % 5 & 1 || f % 5 == 2 ? ACT : ACT_OUT, d[0] * d[2], 0, 0},
+                                    {f % 5 == 4 ? FP32_OUT : FP32, d[1] * d[2], 0, 0},
+                                    {INT, d[0], d[1] + 1, -1},
+                                    {FP32_OUT, d[3] * spw_gpu_logits_stride(d[1]), 0, 0},
+                                    {weighted ? FP32 : NONE, d[0], 0, 0}},
+                              .d = {d[0], d[1], d[2], d[3], f % 5 != 2, f % 5 != 3, capped ? 12 : 0, weighted ? 7 : 0},
+                              .flags = (f % 5 & 1 ? SPW_OP_ACC_DX : 0) | (f % 5 == 4 ? SPW_OP_SET_DW : 0),
+                              .row = {[3] = d[2], [4] = d[2]},
+                              .worst = {8e-6, capped ? 7e-3 : 3.5e-3, capped ? 8e-4 : 4e-4}, /* logits */
+                              .reference = i < 5 ? reference_loss : NULL,
+                              .ways = 3,
+                              .run = run_loss,
+                              .prepare = prepare_loss});
         }
 }
 
-/* The same in pieces of d[7] rows of the head. */
+/* The same in pieces of d[8] rows of the head. */
 static void
 run_head(const subject *s, spw_gpu_queue *q, void **p)
 {
-    const uint64_t *d = s->d, M = d[0], V = d[1], C = d[2], piece = d[7];
+    const uint64_t *d = s->d, M = d[0], V = d[1], C = d[2], piece = d[8];
     float cap = (float)d[6] / 4;
     for (uint64_t first = 0; first < V; first += piece)
         spw_gpu_head_see(q, p[7], p[0], subject_elem(p[1], first * C), p[5], p[6], d[3], M, first,
@@ -558,8 +577,8 @@ run_head(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_head_losses(q, p[2], p[7], p[5], M);
     for (uint64_t first = 0; first < V; first += piece)
         spw_gpu_head_backward(q, d[4] ? p[3] : NULL, d[5] ? (float *)p[4] + first * C : NULL, p[0],
-                              subject_elem(p[1], first * C), p[5], p[7], p[6], d[3], M, first,
-                              V - first < piece ? V - first : piece, C, 64, cap,
+                              subject_elem(p[1], first * C), p[5], d[7] > 0 ? p[d[7]] : NULL, p[7], p[6], d[3], M,
+                              first, V - first < piece ? V - first : piece, C, 64, cap,
                               s->flags | (first > 0 ? SPW_OP_ACC_DX : 0));
     spw_gpu_zero(q, p[6], s->a[6].n * 4); /* scratch: nothing to compare */
     spw_gpu_zero(q, p[7], M * 3 * 4);     /* losses and gradients are made of these */
@@ -580,11 +599,14 @@ parity_head(const parity *p)
                                         {40, 104, 24, 40, 64}, {2, 1500, 8, 2, 700},         {70, 200, 40, 32, 67},
                                         {5, 256, 8, 2, 64},    {200, 50257, 768, 128, 16400}};
     for (size_t i = 0; i < (p->large ? 8 : 7); i++)
-        for (unsigned f = 0; f < 10; f++) {
+        for (unsigned f = 0; f < LOSS_FORMS; f++) {
             const uint64_t *d = sizes[i];
+            bool weighted = f >= 10, capped = f >= 5 && f != 10;
             if (i == 7 && f != 0 && f != 2 && f != 3 && f != 9)
                 continue;
-            subject_examine(p, &(subject){.name = f < 5 ? "head in pieces" : "capped head in pieces",
+            subject_examine(p, &(subject){.name = weighted ? "weighted head in pieces"
+                                                  : capped ? "capped head in pieces"
+                                                           : "head in pieces",
                                           .a = {{ACT, d[0] * d[2], 0, 0},
                                                 {ACT, d[1] * d[2], 0, 0},
                                                 {FP32_OUT, d[0], 0, 0},
@@ -592,15 +614,17 @@ parity_head(const parity *p)
                                                 {f % 5 == 4 ? FP32_OUT : FP32, d[1] * d[2], 0, 0},
                                                 {INT, d[0], d[1] + 1, -1},
                                                 {FP32_OUT, d[3] * spw_gpu_logits_stride(d[4]), 0, 0},
-                                                {FP32_OUT, d[0] * 3, 0, 0}},
-                                          .d = {d[0], d[1], d[2], d[3], f % 5 != 2, f % 5 != 3, f < 5 ? 0 : 12, d[4]},
+                                                {FP32_OUT, d[0] * 3, 0, 0},
+                                                {weighted ? FP32 : NONE, d[0], 0, 0}},
+                                          .d = {d[0], d[1], d[2], d[3], f % 5 != 2, f % 5 != 3, capped ? 12 : 0,
+                                                weighted ? 8 : 0, d[4]},
                                           .flags = (f % 5 & 1 ? SPW_OP_ACC_DX : 0) | (f % 5 == 4 ? SPW_OP_SET_DW : 0),
                                           .row = {[3] = d[2], [4] = d[2]},
-                                          .worst = {8e-6, f < 5 ? 3.5e-3 : 7e-3, f < 5 ? 4e-4 : 8e-4}, /* logits */
+                                          .worst = {8e-6, capped ? 7e-3 : 3.5e-3, capped ? 8e-4 : 4e-4}, /* logits */
                                           .reference = i < 7 ? reference_head : NULL,
                                           .ways = 1,
                                           .run = run_head,
-                                          .prepare = scale_weights});
+                                          .prepare = prepare_loss});
         }
 }
 
@@ -615,7 +639,7 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_layernorm(q, subject_elem(p[2], 2 * C), p[4], (float *)p[4] + 1, p[0], p[1], p[1], 1, C, 1e-5f);
     spw_gpu_rmsnorm(q, subject_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 0, 1, C, 1e-5f);
     spw_gpu_linear(q, subject_elem(p[2], 4 * C), p[0], p[1], NULL, 1, C, C, 0);
-    spw_gpu_linear_cross_entropy(q, (float *)p[4] + 3, NULL, NULL, p[0], p[1], p[3], p[5], 1, 1, C, C, 1, 0, 0);
+    spw_gpu_linear_cross_entropy(q, (float *)p[4] + 3, NULL, NULL, p[0], p[1], p[3], NULL, p[5], 1, 1, C, C, 1, 0, 0);
     for (uint64_t k = 0; k < 2; k++) { /* in one of two pieces, the first or the last */
         float *sums = (float *)p[4] + 5;
         spw_gpu_head_see(q, sums, p[1], subject_elem(p[6], k * C * C), p[3], p[5], 1, 1, 0, C, C, k > 0 ? 30 : 0);

@@ -282,7 +282,9 @@ reference_linear_gelu(const subject *s, spw_dtype type, unsigned way, float **a,
     }
 }
 
-/* ---------------------------------------------------------------- loss: d = M, V, C, rows, has dx, has dw, cap in quarters */
+/* ---------------------------------------------------------------- loss */
+
+/* d = M, V, C, rows per chunk, has dx, has dw, cap in quarters, which array has weights or 0 for none */
 
 void
 reference_loss(const subject *s, spw_dtype type, unsigned way, float **a, int32_t **ints)
@@ -295,6 +297,7 @@ reference_loss(const subject *s, spw_dtype type, unsigned way, float **a, int32_
     memset(dw, 0, V * C * sizeof *dw);
     for (uint64_t m = 0; m < M; m++) {
         double most = -INFINITY, sum = 0, cap = (double)s->d[6] / 4;
+        double weight = s->d[7] > 0 ? (double)a[s->d[7]][m] : 1;
         int32_t target = ints[5][m];
         for (uint64_t v = 0; v < V; v++) {
             double x = stored(type, dot(a[0] + m * C, a[1] + v * C, C)), t = cap > 0 ? tanh(x / cap) : 0;
@@ -311,7 +314,7 @@ reference_loss(const subject *s, spw_dtype type, unsigned way, float **a, int32_
         for (uint64_t v = V; v-- > 0 && target >= 0;) {
             bool part_ends = v == 0 || (way > 0 && v == whole);
             double p = exp(logits[v] - most) / sum - ((uint64_t)target == v ? 1 : 0),
-                   g = stored(type, 64 * p * slopes[v]);
+                   g = stored(type, 64 * weight * p * slopes[v]);
             for (uint64_t c = 0; c < C; c++) {
                 part[c] += g * (double)a[1][v * C + c];
                 dw[v * C + c] += g * (double)a[0][m * C + c];

@@ -771,8 +771,8 @@ loss_ref(const ops_subject *s, double *const *in, double *out)
 static void
 loss_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_linear_cross_entropy(q, out, NULL, NULL, in[0], in[1], ops_ids, ops_saved[0], s->d[3], s->d[0], s->d[1],
-                                 s->d[2], 1, (float)s->d[4] / 4, 0);
+    spw_gpu_linear_cross_entropy(q, out, NULL, NULL, in[0], in[1], ops_ids, NULL, ops_saved[0], s->d[3], s->d[0],
+                                 s->d[1], s->d[2], 1, (float)s->d[4] / 4, 0);
 }
 
 /* Each row's loss weighs the same here, so the weights of the check are applied by running row by row. */
@@ -782,7 +782,7 @@ loss_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *
     float loss;
     (void)out;
     for (uint64_t m = 0; m < s->d[0]; m++)
-        spw_gpu_linear_cross_entropy(q, &loss, g[0] + m * s->d[2], g[1], in[0] + m * s->d[2], in[1], ops_ids + m,
+        spw_gpu_linear_cross_entropy(q, &loss, g[0] + m * s->d[2], g[1], in[0] + m * s->d[2], in[1], ops_ids + m, NULL,
                                      ops_saved[0], 1, 1, s->d[1], s->d[2], dout[m], (float)s->d[4] / 4, s->flags);
 }
 
@@ -988,9 +988,9 @@ test_nan_spreads(void **state)
     assert_true(isnan(y[0]));
     spw_gpu_linear(q, y, x, w, NULL, 1, V, C, 0);
     assert_true(isnan(y[0]));
-    spw_gpu_linear_cross_entropy(q, &loss, NULL, NULL, x, w, &target, logits, 1, 1, V, C, 1, 0, 0);
+    spw_gpu_linear_cross_entropy(q, &loss, NULL, NULL, x, w, &target, NULL, logits, 1, 1, V, C, 1, 0, 0);
     assert_true(isnan(loss));
-    spw_gpu_linear_cross_entropy(q, &loss, NULL, NULL, x, w, &target, logits, 1, 1, V, C, 1, 30, 0);
+    spw_gpu_linear_cross_entropy(q, &loss, NULL, NULL, x, w, &target, NULL, logits, 1, 1, V, C, 1, 30, 0);
     assert_true(isnan(loss));
     spw_gpu_queue_destroy(q);
     spw_gpu_close(gpu);

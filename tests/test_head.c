@@ -1,7 +1,8 @@
 /*
  * A table of which the device has some rows at a time, on the cpu device. As a head: losses and gradients are those of the whole one, beside the
- * same in double, whatever the pieces are and whatever was in memory that is written. As an embedding: the bits of the whole one. With the
- * kernels of every instruction set of this CPU, 1, 2 and 5 threads giving the same bits. SPW_SEED draws other numbers.
+ * same in double, whatever the pieces are and whatever was in memory that is written, and whatever rows weigh; the head that is not in pieces
+ * too. As an embedding: the bits of the whole one. With the kernels of every instruction set of this CPU, 1, 2 and 5 threads giving the same
+ * bits. SPW_SEED draws other numbers.
  */
 #include "lib_ops.h"
 #include "lib_subject.h"
@@ -10,6 +11,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 /* ---------------------------------------------------------------- head */
@@ -20,6 +23,7 @@ typedef struct head {
     uint64_t pieces[6]; /* rows of each, as many as are not 0 */
     unsigned flags;     /* of the first piece's gradients; the others add to its dx */
     bool turned;        /* gradients from the last piece to the first */
+    bool whole;         /* by the function that does not know pieces; there is one */
 } head;
 
 typedef struct gradients {
@@ -56,10 +60,46 @@ gradients_free(gradients *g)
     free(g->dw);
 }
 
+/* What a head gets. */
+typedef struct given {
+    float *x, *w, *weights; /* weights NULL: none */
+    int32_t *targets;
+    void *pages; /* of weights: nobody may read where the page after the first begins */
+} given;
+
+/* Weights end with the last row that has a target; those of others are NaN. */
+static void
+weigh(given *in, uint64_t M, uint64_t *state)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uint64_t n = M;
+    in->pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(in->pages, MAP_FAILED);
+    assert_int_equal(mprotect((char *)in->pages + page, page, PROT_NONE), 0);
+    while (n > 0 && in->targets[n - 1] < 0)
+        n--;
+    assert_true(n * sizeof(float) <= page);
+    in->weights = (float *)((char *)in->pages + page) - n;
+    for (uint64_t m = 0; m < n; m++)
+        in->weights[m] = in->targets[m] < 0 ? NAN : m % 7 == 5 ? 0 : 3 * ops_draw(state);
+}
+
+static void
+given_free(given *in)
+{
+    if (in->pages != NULL)
+        assert_int_equal(munmap(in->pages, 2 * (size_t)sysconf(_SC_PAGESIZE)), 0);
+    free(in->x);
+    free(in->w);
+    free(in->targets);
+}
+
 /* In double, of the whole vocabulary, onto what g begins as. */
 static void
-expect(const head *h, const gradients *g, const float *x, const float *w, const int32_t *targets)
+expect(const head *h, const gradients *g, const given *in)
 {
+    const float *x = in->x, *w = in->w;
+    const int32_t *targets = in->targets;
     uint64_t M = h->M, V = h->V, C = h->C;
     double *logits = subject_need(V * sizeof *logits), *slopes = subject_need(V * sizeof *slopes);
     double *dw = subject_need(V * C * sizeof *dw), *dx = subject_need(C * sizeof *dx), cap = (double)h->cap;
@@ -83,7 +123,8 @@ expect(const head *h, const gradients *g, const float *x, const float *w, const 
             dx[c] = h->flags & SPW_OP_ACC_DX ? (double)g->dx[m * C + c] : 0;
         for (uint64_t v = 0; v < V && targets[m] >= 0; v++) {
             double one = v == (uint64_t)targets[m] ? 1 : 0;
-            double d = (double)h->scale * (exp(logits[v] - most) / sum - one) * slopes[v];
+            double weight = in->weights != NULL ? (double)in->weights[m] : 1;
+            double d = (double)h->scale * weight * (exp(logits[v] - most) / sum - one) * slopes[v];
             for (uint64_t c = 0; c < C; c++) {
                 dx[c] += d * (double)w[v * C + c];
                 dw[v * C + c] += d * (double)x[m * C + c];
@@ -100,38 +141,51 @@ expect(const head *h, const gradients *g, const float *x, const float *w, const 
     free(dx);
 }
 
-/* Either of want_dx and want_dw may be false: then that array stays as it is. */
 static void
-head_run(const head *h, uint32_t threads, const gradients *g, const float *x, const float *w, const int32_t *targets,
-         bool want_dx, bool want_dw)
+run_pieces(const head *h, spw_gpu_queue *q, const gradients *g, const given *in, float *logits, bool want_dx,
+           bool want_dw)
 {
-    spw_gpu *gpu = NULL;
-    spw_gpu_queue *q = NULL;
-    uint64_t first = 0, count = 0, longest = 0;
-    float *sums = subject_need(h->M * 3 * sizeof *sums), *logits;
-    for (; count < 6 && h->pieces[count] > 0; count++)
-        longest = h->pieces[count] > longest ? h->pieces[count] : longest;
-    logits = subject_need(h->rows_per_chunk * spw_gpu_logits_stride(longest) * sizeof *logits);
+    uint64_t first = 0, count = 0;
+    float *sums = subject_need(h->M * 3 * sizeof *sums);
     memset(sums, 0xff, h->M * 3 * sizeof *sums);
-    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = threads}, NULL), SPW_OK);
-    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
-    for (uint64_t k = 0; k < count; first += h->pieces[k++])
-        spw_gpu_head_see(q, sums, x, w + first * h->C, targets, logits, h->rows_per_chunk, h->M, first, h->pieces[k],
-                         h->C, h->cap);
+    for (; count < 6 && h->pieces[count] > 0; first += h->pieces[count++])
+        spw_gpu_head_see(q, sums, in->x, in->w + first * h->C, in->targets, logits, h->rows_per_chunk, h->M, first,
+                         h->pieces[count], h->C, h->cap);
     assert_int_equal(first, h->V);
-    spw_gpu_head_losses(q, g->losses, sums, targets, h->M);
+    spw_gpu_head_losses(q, g->losses, sums, in->targets, h->M);
     first = h->turned ? h->V : 0;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t V = h->pieces[h->turned ? count - 1 - i : i];
         first -= h->turned ? V : 0;
-        spw_gpu_head_backward(q, want_dx ? g->dx : NULL, want_dw ? g->dw + first * h->C : NULL, x, w + first * h->C,
-                              targets, sums, logits, h->rows_per_chunk, h->M, first, V, h->C, h->scale, h->cap,
-                              h->flags | (i > 0 ? SPW_OP_ACC_DX : 0));
+        spw_gpu_head_backward(q, want_dx ? g->dx : NULL, want_dw ? g->dw + first * h->C : NULL, in->x,
+                              in->w + first * h->C, in->targets, in->weights, sums, logits, h->rows_per_chunk, h->M,
+                              first, V, h->C, h->scale, h->cap, h->flags | (i > 0 ? SPW_OP_ACC_DX : 0));
         first += h->turned ? 0 : V;
     }
+    free(sums);
+}
+
+/* Either of want_dx and want_dw may be false: then that array stays as it is. */
+static void
+head_run(const head *h, uint32_t threads, const gradients *g, const given *in, bool want_dx, bool want_dw)
+{
+    spw_gpu *gpu = NULL;
+    spw_gpu_queue *q = NULL;
+    uint64_t longest = 0;
+    float *logits;
+    for (uint64_t k = 0; k < 6; k++)
+        longest = h->pieces[k] > longest ? h->pieces[k] : longest;
+    logits = subject_need(h->rows_per_chunk * spw_gpu_logits_stride(longest) * sizeof *logits);
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = threads}, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+    if (h->whole)
+        spw_gpu_linear_cross_entropy(q, g->losses, want_dx ? g->dx : NULL, want_dw ? g->dw : NULL, in->x, in->w,
+                                     in->targets, in->weights, logits, h->rows_per_chunk, h->M, h->V, h->C, h->scale,
+                                     h->cap, h->flags);
+    else
+        run_pieces(h, q, g, in, logits, want_dx, want_dw);
     spw_gpu_queue_destroy(q);
     spw_gpu_close(gpu);
-    free(sums);
     free(logits);
 }
 
@@ -153,77 +207,132 @@ same(const gradients *a, const gradients *b, const head *h)
     assert_memory_equal(a->dw, b->dw, h->V * h->C * sizeof(float));
 }
 
+/* What is not wanted stays as it is, and the rest has the bits of `all`. */
 static void
-head_examine(const head *h)
+examine_parts(const head *h, const given *in, uint64_t of_gradients, const gradients *all)
+{
+    gradients untouched = gradients_begin(h, of_gradients);
+    for (int part = 0; part < 2; part++) {
+        gradients g = gradients_begin(h, of_gradients);
+        head_run(h, 2, &g, in, part == 0, part == 1);
+        if (part == 0) {
+            assert_memory_equal(g.dw, untouched.dw, h->V * h->C * sizeof(float));
+            memcpy(g.dw, all->dw, h->V * h->C * sizeof(float));
+        } else {
+            assert_memory_equal(g.dx, untouched.dx, h->M * h->C * sizeof(float));
+            memcpy(g.dx, all->dx, h->M * h->C * sizeof(float));
+        }
+        same(&g, all, h);
+        gradients_free(&g);
+    }
+    gradients_free(&untouched);
+}
+
+/* A loss's bits do not know of weights; one weight of all rows is a factor of the scale, 1 is none. */
+static void
+examine_equal_weights(const head *h, const given *in, uint64_t of_gradients, const gradients *weighted)
+{
+    const float weights[] = {1, 0.3f};
+    for (int k = 0; k < 2; k++) {
+        given all = *in;
+        head scaled = *h;
+        gradients by_weights = gradients_begin(h, of_gradients), by_scale = gradients_begin(h, of_gradients);
+        all.weights = subject_need(h->M * sizeof(float));
+        for (uint64_t m = 0; m < h->M; m++)
+            all.weights[m] = weights[k];
+        head_run(h, 1, &by_weights, &all, true, true);
+        free(all.weights);
+        all.weights = NULL;
+        scaled.scale = h->scale * weights[k];
+        head_run(&scaled, 1, &by_scale, &all, true, true);
+        same(&by_weights, &by_scale, h);
+        assert_memory_equal(weighted->losses, by_scale.losses, h->M * sizeof(float));
+        gradients_free(&by_weights);
+        gradients_free(&by_scale);
+    }
+}
+
+static void
+head_examine(const head *h, bool weighted)
 {
     uint64_t state = subject_key(h->M * 1009 + h->V * 31 + h->flags), of_gradients;
-    float *x = numbers(h->M * h->C, &state), *w = numbers(h->V * h->C, &state);
-    int32_t *targets = subject_need(h->M * sizeof *targets);
-    gradients want, got, other, untouched;
-    for (uint64_t i = 0; i < h->V * h->C;
-         i++) /* greater ones come later, and so do the greatest logits of many a row */
-        w[i] *= 0.5f + 2.5f * (float)i / (float)(h->V * h->C);
+    given in = {.x = numbers(h->M * h->C, &state),
+                .w = numbers(h->V * h->C, &state),
+                .targets = subject_need(h->M * sizeof(int32_t))};
+    gradients want, got;
+    /* greater ones come later, and so do the greatest logits of many a row */
+    for (uint64_t i = 0; i < h->V * h->C; i++)
+        in.w[i] *= 0.5f + 2.5f * (float)i / (float)(h->V * h->C);
     for (uint64_t m = 0; m < h->M; m++)
-        targets[m] = m % 5 == 3 ? -1 : (int32_t)((double)(ops_draw(&state) + 1) / 2.0001 * (double)h->V);
+        in.targets[m] = m % 5 == 3 ? -1 : (int32_t)((double)(ops_draw(&state) + 1) / 2.0001 * (double)h->V);
+    if (weighted)
+        weigh(&in, h->M, &state);
     of_gradients = state;
     want = gradients_begin(h, of_gradients);
-    expect(h, &want, x, w, targets);
+    expect(h, &want, &in);
     got = gradients_begin(h, of_gradients);
-    head_run(h, 1, &got, x, w, targets, true, true);
+    head_run(h, 1, &got, &in, true, true);
     compare(h, "loss", got.losses, want.losses, h->M);
     compare(h, "dx", got.dx, want.dx, h->M * h->C);
     compare(h, "dw", got.dw, want.dw, h->V * h->C);
     for (uint32_t threads = 2; threads <= 5; threads += 3) {
-        other = gradients_begin(h, of_gradients);
-        head_run(h, threads, &other, x, w, targets, true, true);
+        gradients other = gradients_begin(h, of_gradients);
+        head_run(h, threads, &other, &in, true, true);
         same(&other, &got, h);
         gradients_free(&other);
     }
-    /* What is not wanted stays as it is, and the rest has the same bits. */
-    untouched = gradients_begin(h, of_gradients);
-    other = gradients_begin(h, of_gradients);
-    head_run(h, 2, &other, x, w, targets, false, true);
-    assert_memory_equal(other.dx, untouched.dx, h->M * h->C * sizeof(float));
-    memcpy(other.dx, got.dx, h->M * h->C * sizeof(float));
-    same(&other, &got, h);
-    gradients_free(&other);
-    other = gradients_begin(h, of_gradients);
-    head_run(h, 2, &other, x, w, targets, true, false);
-    assert_memory_equal(other.dw, untouched.dw, h->V * h->C * sizeof(float));
-    memcpy(other.dw, got.dw, h->V * h->C * sizeof(float));
-    same(&other, &got, h);
-    gradients_free(&other);
-    gradients_free(&untouched);
+    examine_parts(h, &in, of_gradients, &got);
+    if (weighted)
+        examine_equal_weights(h, &in, of_gradients, &got);
     gradients_free(&got);
     gradients_free(&want);
-    free(targets);
-    free(x);
-    free(w);
+    given_free(&in);
+}
+
+static const head heads[] = {
+    {.M = 1, .V = 2, .C = 1, .rows_per_chunk = 1, .pieces = {1, 1}},
+    {.M = 9, .V = 130, .C = 24, .rows_per_chunk = 9, .pieces = {130}},
+    {.M = 9, .V = 130, .C = 24, .rows_per_chunk = 4, .pieces = {64, 66}},
+    {.M = 23, .V = 197, .C = 17, .rows_per_chunk = 5, .pieces = {1, 63, 40, 64, 3, 26}},
+    /* beyond the buffer of a capped row */
+    {.M = 6, .V = 2500, .C = 8, .rows_per_chunk = 4, .pieces = {1100, 1400}},
+};
+
+static head
+head_of(size_t i, unsigned f)
+{
+    head h = heads[i];
+    h.cap = f & 1 ? 5 : 0;
+    h.scale = 0.75f;
+    h.flags = (f & 2 ? SPW_OP_ACC_DX : 0) | (f & 4 ? SPW_OP_SET_DW : 0);
+    h.turned = f == 3 || f == 4;
+    return h;
 }
 
 static void
 test_head_in_pieces(void **state)
 {
-    static const head heads[] = {
-        {.M = 1, .V = 2, .C = 1, .rows_per_chunk = 1, .pieces = {1, 1}},
-        {.M = 9, .V = 130, .C = 24, .rows_per_chunk = 9, .pieces = {130}},
-        {.M = 9, .V = 130, .C = 24, .rows_per_chunk = 4, .pieces = {64, 66}},
-        {.M = 23, .V = 197, .C = 17, .rows_per_chunk = 5, .pieces = {1, 63, 40, 64, 3, 26}},
-        {.M = 6,
-         .V = 2500,
-         .C = 8,
-         .rows_per_chunk = 4,
-         .pieces = {1100, 1400}}, /* beyond the buffer of a capped row */
-    };
     (void)state;
     for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++)
         for (unsigned f = 0; f < 8; f++) {
-            head h = heads[i];
-            h.cap = f & 1 ? 5 : 0;
-            h.scale = 0.75f;
-            h.flags = (f & 2 ? SPW_OP_ACC_DX : 0) | (f & 4 ? SPW_OP_SET_DW : 0);
-            h.turned = f == 3 || f == 4;
-            head_examine(&h);
+            head h = head_of(i, f);
+            head_examine(&h, false);
+        }
+}
+
+/* Rows that weigh, of the head in pieces and of the whole one: with and without a cap, gradients that are added and that are not. */
+static void
+test_weights(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++)
+        for (unsigned f = 0; f < 8; f += 3) {
+            head h = head_of(i, f);
+            head_examine(&h, true);
+            memset(h.pieces, 0, sizeof h.pieces);
+            h.pieces[0] = h.V;
+            h.whole = true;
+            head_examine(&h, true);
         }
 }
 
@@ -248,7 +357,7 @@ test_nan_spreads(void **state)
         for (uint64_t first = 0; first < 3 * V; first += V)
             spw_gpu_head_see(q, sums, x, w + first * C, &target, logits, 1, 1, first, V, C, cap);
         spw_gpu_head_losses(q, &loss, sums, &target, 1);
-        spw_gpu_head_backward(q, dx, NULL, x, w, &target, sums, logits, 1, 1, 0, V, C, 1, cap, 0);
+        spw_gpu_head_backward(q, dx, NULL, x, w, &target, NULL, sums, logits, 1, 1, 0, V, C, 1, cap, 0);
         assert_int_equal(isnan(loss), k < 6);
         assert_int_equal(isnan(dx[C - 1]), k < 6);
     }
@@ -342,6 +451,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_head_in_pieces),
+        cmocka_unit_test(test_weights),
         cmocka_unit_test(test_nan_spreads),
         cmocka_unit_test(test_embedding_in_pieces),
     };

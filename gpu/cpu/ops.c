@@ -706,26 +706,33 @@ exp_row(const args *g, float *row, float max)
     return sum;
 }
 
+/* What the gradient of a row that has a target is multiplied by; g->b: weights, or NULL. */
+static float
+gradient_scale(const args *g, uint64_t r)
+{
+    return g->b != NULL ? g->eps * g->b[r] : g->eps;
+}
+
 /*
  * After exp_row(), in place the gradient scale * (softmax - one-hot), times the slope of the cap. sum: of the whole vocabulary; target: cols
  * or more where the row has none.
  */
 static void
-gradient_row(const args *g, float *row, uint64_t target, float max, float sum)
+gradient_row(const args *g, float *row, float scale, uint64_t target, float max, float sum)
 {
     float part[PIECE];
     if (!(g->cap > 0)) {
-        g->k->scale(row, g->eps / sum, g->cols);
+        g->k->scale(row, scale / sum, g->cols);
         if (target < g->cols)
-            row[target] -= g->eps;
+            row[target] -= scale;
         return;
     }
     for (uint64_t c = 0, n; c < g->cols; c += n) {
         n = g->cols - c < PIECE ? g->cols - c : PIECE;
         g->k->exp_sum(part, row + c, max, n);
-        g->k->scale(part, g->eps / sum, n);
+        g->k->scale(part, scale / sum, n);
         if (target >= c && target < c + n)
-            part[target - c] -= g->eps;
+            part[target - c] -= scale;
         g->k->soft_cap_backward(part, row + c, 0, g->cap, n);
         memcpy(row + c, part, n * sizeof *part);
     }
@@ -752,14 +759,14 @@ cross_entropy_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         max = g->k->max(row, g->cols);
         sum = exp_row(g, row, max);
         g->fout[r] = logf(sum) + max - at_target;
-        gradient_row(g, row, (uint64_t)target, max, sum);
+        gradient_row(g, row, gradient_scale(g, r), (uint64_t)target, max, sum);
     }
 }
 
 void
 spw__cpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
-                              const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
-                              uint64_t C, float grad_scale, float cap, unsigned flags)
+                              const int32_t *targets, const float *weights, act *logits, uint64_t rows_per_chunk,
+                              uint64_t M, uint64_t V, uint64_t C, float grad_scale, float cap, unsigned flags)
 {
     for (uint64_t first = 0; first < M; first += rows_per_chunk) {
         uint64_t m = M - first < rows_per_chunk ? M - first : rows_per_chunk;
@@ -768,6 +775,7 @@ spw__cpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *d
         run(q,
             &(args){.out = logits,
                     .fout = losses + first,
+                    .b = weights != NULL ? weights + first : NULL,
                     .ids = targets + first,
                     .rows = m,
                     .cols = V,
@@ -856,14 +864,14 @@ head_gradient_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
             g->k->soft_cap(row, g->cap, g->cols);
         else
             (void)exp_row(g, row, sums[0]);
-        gradient_row(g, row, (uint64_t)g->ids[r] - g->at, sums[0], sums[1]);
+        gradient_row(g, row, gradient_scale(g, r), (uint64_t)g->ids[r] - g->at, sums[0], sums[1]);
     }
 }
 
 void
 spw__cpu_head_backward(spw_gpu_queue *q, float *dx, float *dw, const act *x, const act *w, const int32_t *targets,
-                       const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t first, uint64_t V,
-                       uint64_t C, float grad_scale, float cap, unsigned flags)
+                       const float *weights, const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M,
+                       uint64_t first, uint64_t V, uint64_t C, float grad_scale, float cap, unsigned flags)
 {
     for (uint64_t at = 0; at < M; at += rows_per_chunk) {
         uint64_t m = M - at < rows_per_chunk ? M - at : rows_per_chunk;
@@ -872,6 +880,7 @@ spw__cpu_head_backward(spw_gpu_queue *q, float *dx, float *dw, const act *x, con
         run(q,
             &(args){.out = logits,
                     .a = sums + at * 3,
+                    .b = weights != NULL ? weights + at : NULL,
                     .ids = targets + at,
                     .rows = m,
                     .cols = V,

@@ -581,18 +581,26 @@ head_dw_rest(const head *h, float *dw, bool onto)
                            "copy");
 }
 
+/* Weights of rows `at` and on, where there are any. */
+static const float *
+behind(const float *weights, uint64_t at)
+{
+    return weights != NULL ? weights + at : NULL;
+}
+
 template <class T, bool CAP>
 static void
-cross_entropy(const head *h, float *losses, const int32_t *targets, uint64_t m, float scale, float cap, bool want_grad)
+cross_entropy(const head *h, float *losses, const int32_t *targets, const float *weights, uint64_t m, float scale,
+              float cap, bool want_grad)
 {
     LAUNCH(h->q, (unsigned)m, row_threads(h->V), 0, (cross_entropy_kernel<T, CAP>), losses, (T *)h->logits, targets,
-           h->V, h->stride, scale, cap, want_grad, spw__cuda_aligned(h->logits));
+           weights, h->V, h->stride, scale, cap, want_grad, spw__cuda_aligned(h->logits));
 }
 
 void
 spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, float *dw, const act *x, const act *w,
-                               const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
-                               uint64_t C, float grad_scale, float cap, unsigned flags)
+                               const int32_t *targets, const float *weights, act *logits, uint64_t rows_per_chunk,
+                               uint64_t M, uint64_t V, uint64_t C, float grad_scale, float cap, unsigned flags)
 {
     bool want_grad = dx != NULL || dw != NULL, set_dw = (flags & SPW_OP_SET_DW) != 0;
     head h;
@@ -602,8 +610,10 @@ spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, flo
         uint64_t m = M - at < rows_per_chunk ? M - at : rows_per_chunk;
         const char *xs = (const char *)x + at * C * h.elem_bytes;
         head_logits(&h, xs, m);
-        BY_TYPE(h.q, cap > 0 ? cross_entropy<T, true>(&h, losses + at, targets + at, m, grad_scale, cap, want_grad)
-                             : cross_entropy<T, false>(&h, losses + at, targets + at, m, grad_scale, cap, want_grad));
+        BY_TYPE(h.q, cap > 0 ? cross_entropy<T, true>(&h, losses + at, targets + at, behind(weights, at), m, grad_scale,
+                                                      cap, want_grad)
+                             : cross_entropy<T, false>(&h, losses + at, targets + at, behind(weights, at), m,
+                                                       grad_scale, cap, want_grad));
         if (dx != NULL)
             head_dx(&h, (char *)dx + at * C * h.elem_bytes, false, flags & SPW_OP_ACC_DX, m);
         if (dw != NULL)
@@ -646,17 +656,17 @@ spw__cuda_head_losses(spw_gpu_queue *queue, float *losses, const float *sums, co
 
 template <class T, bool CAP>
 static void
-head_gradient(const head *h, const float *sums, const int32_t *targets, uint64_t m, uint64_t first, float scale,
-              float cap)
+head_gradient(const head *h, const float *sums, const int32_t *targets, const float *weights, uint64_t m,
+              uint64_t first, float scale, float cap)
 {
     LAUNCH(h->q, (unsigned)m, row_threads(h->V), 0, (head_gradient_kernel<T, CAP>), (T *)h->logits, sums, targets,
-           first, h->V, h->stride, scale, cap, spw__cuda_aligned(h->logits));
+           weights, first, h->V, h->stride, scale, cap, spw__cuda_aligned(h->logits));
 }
 
 void
 spw__cuda_head_backward(spw_gpu_queue *queue, float *dx, float *dw, const act *x, const act *w, const int32_t *targets,
-                        const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t first, uint64_t V,
-                        uint64_t C, float grad_scale, float cap, unsigned flags)
+                        const float *weights, const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M,
+                        uint64_t first, uint64_t V, uint64_t C, float grad_scale, float cap, unsigned flags)
 {
     bool set_dw = (flags & SPW_OP_SET_DW) != 0;
     head h;
@@ -666,8 +676,10 @@ spw__cuda_head_backward(spw_gpu_queue *queue, float *dx, float *dw, const act *x
         uint64_t m = M - at < rows_per_chunk ? M - at : rows_per_chunk;
         const char *xs = (const char *)x + at * C * h.elem_bytes;
         head_logits(&h, xs, m);
-        BY_TYPE(h.q, cap > 0 ? head_gradient<T, true>(&h, sums + at * 3, targets + at, m, first, grad_scale, cap)
-                             : head_gradient<T, false>(&h, sums + at * 3, targets + at, m, first, grad_scale, cap));
+        BY_TYPE(h.q, cap > 0 ? head_gradient<T, true>(&h, sums + at * 3, targets + at, behind(weights, at), m, first,
+                                                      grad_scale, cap)
+                             : head_gradient<T, false>(&h, sums + at * 3, targets + at, behind(weights, at), m, first,
+                                                       grad_scale, cap));
         if (dx != NULL)
             head_dx(&h, dx + at * C, true, flags & SPW_OP_ACC_DX, m);
         if (dw != NULL)

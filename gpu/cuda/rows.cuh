@@ -224,12 +224,12 @@ power_of_e(float x, float most)
 
 /*
  * One row of logits, CAP: without their cap: the loss, and in place scale * (softmax - one-hot), times the slope of the cap, when wanted, with
- * zeros up to the stride.
+ * zeros up to the stride; scale times the row's weight, where there are weights.
  */
 template <class T, bool CAP>
 __global__ void
-cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t V, uint64_t stride, float scale,
-                     float cap, bool want_grad, bool wide)
+cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, const float *weights, uint64_t V,
+                     uint64_t stride, float scale, float cap, bool want_grad, bool wide)
 {
     uint64_t row = blockIdx.x;
     T *in = logits + row * stride;
@@ -270,6 +270,7 @@ cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t 
     if (!want_grad)
         return;
     sum = 1.0f / sum;
+    scale = weights != NULL ? scale * weights[row] : scale;
     for (uint64_t c = threadIdx.x * 8; c < V; c += blockDim.x * 8) {
         load8(v, in + c, V - c, wide);
 #pragma unroll
@@ -340,13 +341,14 @@ head_losses_kernel(float *losses, const float *sums, const int32_t *targets, uin
 
 template <class T, bool CAP>
 __global__ void
-head_gradient_kernel(T *logits, const float *sums, const int32_t *targets, uint64_t first, uint64_t V, uint64_t stride,
-                     float scale, float cap, bool wide)
+head_gradient_kernel(T *logits, const float *sums, const int32_t *targets, const float *weights, uint64_t first,
+                     uint64_t V, uint64_t stride, float scale, float cap, bool wide)
 {
     uint64_t row = blockIdx.x, target = row_of_table(targets[row], first);
     T *in = logits + row * stride;
     bool has = targets[row] >= 0;
     float v[8] = {0}, most = sums[row * 3], part = 1.0f / sums[row * 3 + 1];
+    scale = has && weights != NULL ? scale * weights[row] : scale;
     for (uint64_t c = threadIdx.x * 8; c < V; c += blockDim.x * 8) {
         if (has)
             load8(v, in + c, V - c, wide);

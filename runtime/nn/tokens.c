@@ -150,7 +150,7 @@ pieces_backward(spw_tape *t, const pieces_loss *l)
             return;
         if (spw__tape_begins(t, l->w))
             flags |= SPW_OP_SET_DW;
-        spw_gpu_head_backward(t->queue, l->dx, l->w->w_grad, l->x->data, l->w->data, l->batch->targets, l->sums,
+        spw_gpu_head_backward(t->queue, l->dx, l->w->w_grad, l->x->data, l->w->data, l->batch->targets, NULL, l->sums,
                               l->logits, l->rows, l->x->rows, p.first, p.rows, l->w->cols, l->batch->grad_scale, l->cap,
                               flags);
         if (!end_piece(t, l->w, &p))
@@ -198,6 +198,7 @@ spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch
                        dx, flags & SPW_OP_ACC_DX);
     else if (!t->dry)
         spw_gpu_linear_cross_entropy(t->queue, batch->losses, dx, t->record ? w->w_grad : NULL, x->data, w->data,
-                                     batch->targets, logits, rows, M, w->rows, w->cols, batch->grad_scale, cap, flags);
+                                     batch->targets, NULL, logits, rows, M, w->rows, w->cols, batch->grad_scale, cap,
+                                     flags);
     return y;
 }
