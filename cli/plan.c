@@ -4,6 +4,7 @@
  * leaves nothing behind but caches: measured rates, and tokens of text that train would make and will find.
  */
 #include "plan.h"
+#include "train.h"
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -33,12 +34,12 @@ static void
 load_data(plan_run *r)
 {
     const spw_config *c = &r->config;
-    uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
+    const uint64_t elems = cli_train_batch_max(c) * c->micro_batch * c->data.seq_length;
     spw_error err = {0};
     if (spw_config_open_data(&r->data, c, &err) != SPW_OK)
         fprintf(stderr, "spillway: warning: planned without the data: %s\n", err.message);
-    r->tokens = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
-    r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
+    r->tokens = spw_mem_calloc(elems, sizeof *r->tokens);
+    r->targets = spw_mem_calloc(elems, sizeof *r->targets);
 }
 
 /* The layout of conversations where the tokenizer's tokens decided: "auto: NAME, REASON". */
@@ -256,6 +257,7 @@ plan_config(const job *j)
     options.model = r.model;
     options.local_ranks = local_ranks;
     options.process_bytes = process_of_train();
+    options.caller_bytes = cli_train_reference_bytes(&r.config, r.data);
     options.room_bytes = cli_plan_room(j->gpu, &r.config);
     options.weights_from = spw_config_start_folder(&r.config);
     if (st == SPW_OK)

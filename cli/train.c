@@ -75,6 +75,8 @@ release(train_run *r)
     spw_data_close(r->data);
     spw_mem_free(r->tokens);
     spw_mem_free(r->targets);
+    spw_mem_free(r->answers);
+    spw_reference_destroy(r->reference);
     if (r->log != NULL)
         fclose(r->log);
     spw_monitor_close(r->monitor);

@@ -3,6 +3,7 @@
 #define SPW_CLI_TRAIN_H
 
 #include "cli.h"
+#include "spw_reference.h"
 #include <stdio.h>
 
 /* Everything one run owns; released in one place. */
@@ -19,6 +20,8 @@ typedef struct train_run {
     cli_folder checkpoints; /* of the first rank, while it trains */
     spw_monitor *monitor;   /* of the first rank; NULL: none */
     int32_t *tokens, *targets;
+    spw_reference *reference; /* of spillway.preference; NULL: there is none */
+    double *answers;          /* beside tokens, what it found */
     spw_checkpoint_state at;
     char weights_from[SPW_PATH_BYTES + 64]; /* of the checkpoint to go on from */
     const char *trace_path;
@@ -55,7 +58,22 @@ spw_status cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_
 /* Rates that spillway plan has measured here, if any, and what they predict; training itself measures nothing. */
 void cli_train_use_rates(train_run *r, spw_prediction *out);
 
+/* ---------------------------------------------------------------- train_reference.c: of spillway.preference */
+
+bool cli_train_has_reference(const spw_config *c);
+/* Host memory that it takes, with these data; NULL: none. */
+uint64_t cli_train_reference_bytes(const spw_config *c, const spw_data *data);
+/* Makes room for it, and reads what it said before the first step of the run that is gone on from. With the other ranks, whose data are these. */
+spw_status cli_train_find_reference(train_run *r, const char *found, spw_error *err);
+/* Else asks it, of weights that were just filled in; and keeps what it says for those who go on. With the other ranks. */
+spw_status cli_train_ask_reference(train_run *r, spw_error *err);
+/* What it found of the k-th sequence of the batch, which is at this position. */
+spw_status cli_train_fill_answers(train_run *r, spw_split split, uint64_t position, uint64_t k, spw_error *err);
+
 /* ---------------------------------------------------------------- train_loop.c: the steps */
+
+uint64_t cli_train_batch_max(const spw_config *c);   /* micro-batches that a rank brings at once */
+uint64_t cli_train_eval_batches(const train_run *r); /* micro-batches of an evaluation, of all ranks */
 
 spw_status cli_train_loop(train_run *r, spw_error *err);
 /* Waits for the save under way, if there is one, and tells how it went. */

@@ -115,6 +115,13 @@ cli_train_log_start(train_run *r, const spw_prediction *predicted)
                      spw_engine_plan(r->engine)->model_flops, "plan", plan_object(r, predicted)));
 }
 
+static json_t *
+preferred_object(const spw_pair_means *p)
+{
+    return json_pack("{s:I, s:f, s:f, s:f}", "pairs", (json_int_t)p->pairs, "chosen", p->chosen, "rejected",
+                     p->rejected, "right", p->right);
+}
+
 void
 cli_train_log_step(train_run *r, uint64_t step, const spw_step_result *s, double eval_loss)
 {
@@ -131,6 +138,10 @@ cli_train_log_step(train_run *r, uint64_t step, const spw_step_result *s, double
         "peak_bytes", peak_object(r), "bytes_written_total", (json_int_t)r->written);
     if (!isnan(eval_loss))
         json_object_set_new(o, "eval_loss", json_real(eval_loss));
+    if (s->preferred.pairs > 0)
+        json_object_set_new(o, "preferred", preferred_object(&s->preferred));
+    if (!isnan(eval_loss) && spw_engine_preferred(r->engine)->pairs > 0)
+        json_object_set_new(o, "eval_preferred", preferred_object(spw_engine_preferred(r->engine)));
     if (s->expert_peak > 0)
         json_object_set_new(o, "expert_peak", json_real(s->expert_peak));
     if (spw_engine_plan(r->engine)->ahead)

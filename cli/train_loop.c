@@ -29,6 +29,19 @@ save(train_run *r, bool wait, spw_error *err)
     return wait ? cli_train_finish_save(r, err) : SPW_OK;
 }
 
+uint64_t
+cli_train_batch_max(const spw_config *c)
+{
+    return c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
+}
+
+uint64_t
+cli_train_eval_batches(const train_run *r)
+{
+    const uint64_t have = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION) / r->config.micro_batch;
+    return have < r->config.run.eval_batches ? have : r->config.run.eval_batches;
+}
+
 /* Where micro-batch i of this rank begins: they go to the ranks in turn, so that these see together what one would see. */
 static uint64_t
 own_share(const train_run *r, uint64_t position, uint64_t i)
@@ -40,9 +53,12 @@ static spw_status
 fill(train_run *r, spw_split split, uint64_t position, uint64_t batches, spw_error *err)
 {
     uint64_t B = r->config.micro_batch, tokens = B * r->config.data.seq_length;
-    for (uint64_t i = 0; i < batches; i++)
-        SPW_TRY(spw_data_fill(r->data, split, own_share(r, position, i), B, r->tokens + i * tokens,
-                              r->targets + i * tokens, err));
+    for (uint64_t i = 0; i < batches; i++) {
+        const uint64_t at = own_share(r, position, i);
+        SPW_TRY(spw_data_fill(r->data, split, at, B, r->tokens + i * tokens, r->targets + i * tokens, err));
+        for (uint64_t k = 0; k < B; k++)
+            SPW_TRY(cli_train_fill_answers(r, split, at + k, i * B + k, err));
+    }
     return SPW_OK;
 }
 
@@ -59,8 +75,7 @@ ask_ahead(const train_run *r, uint64_t position)
 static spw_status
 evaluate(train_run *r, double *loss_out, spw_error *err)
 {
-    uint64_t have = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION), B = r->config.micro_batch;
-    uint64_t batches = have / B < r->config.run.eval_batches ? have / B : r->config.run.eval_batches;
+    uint64_t B = r->config.micro_batch, batches = cli_train_eval_batches(r);
     uint64_t each = (batches + r->world - 1) / r->world, own = batches / r->world + (r->rank < batches % r->world);
     uint64_t tokens = B * r->config.data.seq_length;
     *loss_out = NAN;

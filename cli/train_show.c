@@ -82,7 +82,7 @@ cli_train_show_step(train_run *r, uint64_t step, const spw_step_result *s, doubl
     uint64_t now = spw_now_ns(), total = r->config.run.steps;
     bool last = step == total;
     double stall = 0, per_step = (double)(now - r->begin_ns) * 1e-9 / (double)(step - r->first_step), left;
-    char loss[40] = "none (no target)", eval_text[40] = "", experts[40] = "", wrote[32], each[32];
+    char loss[40] = "none (no target)", eval_text[60] = "", experts[40] = "", right[60] = "", wrote[32], each[32];
     if (r->quiet ||
         (!r->tty && !last && step != r->first_step + 1 && isnan(eval_loss) && now - r->last_line_ns < 5000000000ull))
         return;
@@ -92,14 +92,20 @@ cli_train_show_step(train_run *r, uint64_t step, const spw_step_result *s, doubl
     left = per_step * (double)(total - step);
     if (s->targets > 0)
         snprintf(loss, sizeof loss, "%.4f", s->loss);
-    if (!isnan(eval_loss))
+    if (s->preferred.pairs > 0)
+        snprintf(right, sizeof right, "  right %.0f%%  margin %.3f", 100 * s->preferred.right,
+                 s->preferred.chosen - s->preferred.rejected);
+    if (!isnan(eval_loss) && spw_engine_preferred(r->engine)->pairs > 0)
+        snprintf(eval_text, sizeof eval_text, "  eval %.4f  right %.0f%%", eval_loss,
+                 100 * spw_engine_preferred(r->engine)->right);
+    else if (!isnan(eval_loss))
         snprintf(eval_text, sizeof eval_text, "  eval %.4f", eval_loss);
     if (s->expert_peak > 0)
         snprintf(experts, sizeof experts, "  busiest expert %.1fx", s->expert_peak);
-    printf("step %llu/%llu  loss %s  norm %.2f  lr %.2e  %.0f tok/s  read %.2f GB/s  write %.2f GB/s  wrote %s "
+    printf("step %llu/%llu  loss %s%s  norm %.2f  lr %.2e  %.0f tok/s  read %.2f GB/s  write %.2f GB/s  wrote %s "
            "(%s/token)  stall %.0f%%  "
            "bound %.0f%% %s%s  left %d:%02d%s%s\n",
-           (unsigned long long)step, (unsigned long long)total, loss, s->grad_norm, s->lr,
+           (unsigned long long)step, (unsigned long long)total, loss, right, s->grad_norm, s->lr,
            (double)s->tokens / s->step_s, (double)s->nvme_read / s->step_s * 1e-9,
            (double)s->nvme_write / s->step_s * 1e-9, spw_format_bytes(wrote, sizeof wrote, s->nvme_write),
            spw_format_bytes(each, sizeof each, s->nvme_write / s->tokens), 100 * stall / s->step_s,

@@ -203,15 +203,17 @@ spw_status
 cli_train_prepare(train_run *r, spw_error *err)
 {
     const spw_config *c = &r->config;
-    uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
+    const uint64_t elems = cli_train_batch_max(c) * c->micro_batch * c->data.seq_length;
     if (r->data == NULL)
         SPW_TRY(spw_config_open_data(&r->data, c, err));
     SPW_TRY(spw_data_check_targets(r->data, err)); /* steps would go through, with a loss of nothing */
     summarize_data(r);
-    r->tokens = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
-    r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
-    if (r->tokens == NULL || r->targets == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "batch of %llu tokens", (unsigned long long)(batches * c->micro_batch));
+    r->tokens = spw_mem_calloc(elems, sizeof *r->tokens);
+    r->targets = spw_mem_calloc(elems, sizeof *r->targets);
+    if (cli_train_has_reference(c))
+        r->answers = spw_mem_calloc(elems, sizeof *r->answers);
+    if (r->tokens == NULL || r->targets == NULL || (cli_train_has_reference(c) && r->answers == NULL))
+        return SPW_RAISE(err, SPW_ENOMEM, "batch of %llu tokens", (unsigned long long)elems);
     return spw_model_from_config(&r->model, c, err);
 }
 
@@ -220,7 +222,9 @@ cli_train_compare(train_run *r, const char *found, spw_error *err)
 {
     if (r->world > 1)
         SPW_TRY(compare_ranks(r, err));
-    return r->resumed ? compare_checkpoint(r, found, err) : SPW_OK;
+    if (r->resumed)
+        SPW_TRY(compare_checkpoint(r, found, err));
+    return cli_train_find_reference(r, found, err);
 }
 
 static spw_status
@@ -234,7 +238,8 @@ create(train_run *r, bool plan_only, spw_plan *plan, spw_error *err)
                               .comm = r->comm,
                               .plan_only = plan_only,
                               .kept_rates = true,
-                              .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
+                              .caller_bytes = (r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0) +
+                                              cli_train_reference_bytes(c, r->data),
                               .resumes = r->resumed,
                               .weights_from = r->from_foreign ? NULL
                                               : r->resumed    ? r->weights_from
@@ -338,6 +343,8 @@ cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
         SPW_TRY(spw_checkpoint_load(r->engine, found, err));
     else
         SPW_TRY(spw_engine_start(r->engine, &r->from_folder, err));
+    SPW_TRY(cli_train_ask_reference(r, err));
+    spw_engine_set_reference(r->engine, r->answers);
     r->first_update = spw_engine_updates(r->engine);
     return SPW_OK;
 }

@@ -32,7 +32,7 @@ spw__preference_weigh(const spw_preference *rule, const spw_pair *pair, const do
     for (int k = 0; k < 2; k++) {
         n[k] = (double)counts[k];
         mean[k] = sums[k] / n[k];
-        ratio[k] = (double)pair->reference[k] - sums[k];
+        ratio[k] = pair->reference[k] - sums[k];
         out.reward[k] = rule->kind == SPW_PREFERENCE_SIMPO ? -beta * mean[k] : beta * ratio[k];
     }
     if (rule->kind == SPW_PREFERENCE_DPO) {

@@ -26,7 +26,7 @@ typedef struct spw_preference {
 typedef struct spw_pair { /* rows of a micro-batch */
     /* First row of the chosen answer's document, of the rejected one's, which comes next, and behind that; end 0: no pair. */
     int32_t chosen, rejected, end;
-    float reference[2]; /* sums of -log p over targets by the reference, chosen and rejected; 0 for SimPO */
+    double reference[2]; /* sums of -log p over targets by the reference, chosen and rejected; 0 for SimPO */
 } spw_pair;
 
 /* Of each two numbers, the chosen answer's is first. */

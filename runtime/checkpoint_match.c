@@ -37,6 +37,7 @@ static const char *const deciding[] = {"model.",
                                        "spillway.router_balance",
                                        "spillway.fp8",
                                        "spillway.lora.",
+                                       "spillway.preference.",
                                        "spillway.decay_norm_and_bias",
                                        "spillway.nearest_moments"};
 

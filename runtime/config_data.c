@@ -107,6 +107,8 @@ open_chat(spw_chat **out, const spw_config *c, const spw_tokenizer *tokenizer, s
 static const char *
 key_for_lines(const spw_config *c)
 {
+    if (spw_config_preference(c, &(spw_preference){0}))
+        return "spillway.preference.loss";
     if (c->data.chat[0] != '\0')
         return "data.chat";
     if (c->data.prompt_field[0] != '\0')
@@ -131,6 +133,9 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
                           .text_field = c->data.text_field,
                           .prompt_field = c->data.prompt_field,
                           .messages_field = c->data.messages_field,
+                          .pairs = spw_config_preference(c, &(spw_preference){0}),
+                          .chosen_field = c->data.chosen_field,
+                          .rejected_field = c->data.rejected_field,
                           .cache_dir = c->data.cache_dir};
     spw_tokenizer *tokenizer = NULL;
     spw_status st;

@@ -365,9 +365,13 @@ const key_row spw__config_rows[] = {
          "file that describes one and ends in .json; empty: lines are text"),
     TEXT("data.messages_field", data.messages_field, "\"\"", NULL,
          "field with a conversation; empty: messages, or conversations where that is missing"),
+    TEXT("data.chosen_field", data.chosen_field, "\"chosen\"", NULL,
+         "with spillway.preference: field with the answer that is preferred, text or a list of messages"),
+    TEXT("data.rejected_field", data.rejected_field, "\"rejected\"", NULL, "and with the other one"),
     TEXT("data.documents", data.documents, "\"packed\"", "packed|mask|separate|whole",
          "packed: windows cut through all documents; mask: the same, without loss for the first token of a document; "
-         "separate: and attention and positions begin anew with each; whole, which data.chat makes the default: and "
+         "separate: and attention and positions begin anew with each; whole, which data.chat and spillway.preference "
+         "make the default: and "
          "windows cut none that fits, padded without loss"),
     BOOL("data.begin_of_text", NULL, data.begin_of_text, "true",
          "documents of text begin with the token that the tokenizer puts before a text, as models of Llama, Gemma, "
@@ -458,6 +462,18 @@ const key_row spw__config_rows[] = {
      "linear weights that get one: globs on names without .weight, or on what follows any of their dots (q_proj)",
      NULL},
     REAL("spillway.lora.dropout", NULL, run.lora.dropout, 0, 0.99, "0", "of the adapters' input, in training"),
+    SECTION("spillway.preference", "training on pairs of answers instead of on tokens"),
+    TEXT("spillway.preference.loss", run.preference.loss, "\"none\"", "none|dpo|ipo|simpo",
+         "dpo: that a chosen answer becomes more likely, beside what the start finds of it, than a rejected one; ipo: "
+         "as much more as beta says, by means over tokens; simpo: by means, beside no start; none: tokens of texts"),
+    REAL("spillway.preference.beta", NULL, run.preference.beta, 1e-6, 1000, "0.1",
+         "how near to the start it stays; of simpo 2.0 where it is not given"),
+    REAL("spillway.preference.label_smoothing", NULL, run.preference.label_smoothing, 0, 0.499, "0",
+         "dpo, simpo: share of pairs that are taken for labelled the wrong way round"),
+    REAL("spillway.preference.margin", NULL, run.preference.margin, 0, 1000, "0",
+         "simpo: by how much the chosen answer's reward should be larger (gamma)"),
+    REAL("spillway.preference.likelihood", NULL, run.preference.likelihood, 0, 1000, "0",
+         "weight of the chosen answer's mean loss beside it, so that it does not become less likely"),
     BOOL("spillway.decay_norm_and_bias", NULL, run.decay_norm_and_bias, "false",
          "weight decay for norms and biases (tensors of one dimension) too"),
     BOOL("spillway.nearest_moments", NULL, run.nearest_moments, "false",

@@ -460,6 +460,52 @@ check_missing(const config_reader *r, const json_t *root)
     return st;
 }
 
+bool
+spw_config_preference(const spw_config *c, spw_preference *out)
+{
+    static const struct {
+        const char *name;
+        spw_preference_kind kind;
+    } kinds[] = {{"dpo", SPW_PREFERENCE_DPO}, {"ipo", SPW_PREFERENCE_IPO}, {"simpo", SPW_PREFERENCE_SIMPO}};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (strcmp(c->run.preference.loss, kinds[i].name) != 0)
+            continue;
+        *out = (spw_preference){.kind = kinds[i].kind,
+                                .beta = (float)c->run.preference.beta,
+                                .label_smoothing = (float)c->run.preference.label_smoothing,
+                                .margin = (float)c->run.preference.margin,
+                                .likelihood = (float)c->run.preference.likelihood};
+        return true;
+    }
+    return false;
+}
+
+/* Pairs are in windows of their own, each whole. */
+static spw_status
+settle_preference(const config_reader *r, const json_t *root)
+{
+    spw_config *c = r->out;
+    const json_t *own = json_object_get(json_object_get(root, "spillway"), "preference");
+    spw_preference p;
+    if (!spw_config_preference(c, &p))
+        return SPW_OK;
+    if (p.kind == SPW_PREFERENCE_SIMPO && !given(own, "beta"))
+        c->run.preference.beta = 2;
+    if (p.kind == SPW_PREFERENCE_IPO && c->run.preference.label_smoothing > 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.preference.label_smoothing is of dpo and simpo, not of ipo",
+                         r->name);
+    if (p.kind != SPW_PREFERENCE_SIMPO && c->run.preference.margin > 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.preference.margin is of simpo, not of %s", r->name,
+                         c->run.preference.loss);
+    if (!given(json_object_get(root, "data"), "documents"))
+        snprintf(c->data.documents, sizeof c->data.documents, "whole");
+    if (strcmp(c->data.documents, "whole") != 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: data.documents %s would cut pairs: with spillway.preference it is whole", r->name,
+                         c->data.documents);
+    return SPW_OK;
+}
+
 static spw_status
 settle_all(const config_reader *r, const json_t *root)
 {
@@ -486,6 +532,7 @@ settle_all(const config_reader *r, const json_t *root)
                 r->name, c->optimizer.type);
         c->optimizer.adam_w_mode = true;
     }
+    SPW_TRY(spw__config_note(r, settle_preference(r, root)));
     if (!given(json_object_get(root, "data"), "documents") && c->data.chat[0] != '\0')
         snprintf(c->data.documents, sizeof c->data.documents, "whole"); /* half a conversation teaches half an answer */
     if (!given(own, "state_format"))

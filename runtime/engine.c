@@ -101,6 +101,8 @@ take_memory(spw_engine *e, spw_error *err)
     e->starts = spw_carve_take(&carve, e->cache_slots * 4);
     if (spw__documents_bytes(e) > 0)
         e->documents = spw_carve_take(&carve, 3 * e->micro_max * e->rows * 4);
+    if (e->prefers)
+        e->pairs = spw_carve_take(&carve, spw__pairs_bytes(e));
     e->cache = spw_carve_take(&carve, spw__cache_bytes(e));
     if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->wire_memory == NULL || e->cache == NULL ||
         e->sides == NULL)
@@ -376,10 +378,13 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
     e->losses_host = e->host_addressable ? NULL : spw_mem_zalloc(spw__losses_bytes(e));
     e->window = spw__documents_bytes(e) > 0 ? spw_mem_zalloc(spw__documents_bytes(e)) : NULL;
+    e->pairs_host = e->prefers ? spw_mem_zalloc(spw__pairs_bytes(e)) : NULL;
+    e->pair_counts = e->prefers ? spw_mem_calloc(e->micro_max, sizeof *e->pair_counts) : NULL;
     if (!e->flow_lent || (!e->host_addressable && e->losses_host == NULL) ||
-        (spw__documents_bytes(e) > 0 && e->window == NULL) || !e->activation_places || !e->notes || !e->buffers ||
-        !e->unit_partial || !e->chain || !e->first_use || !e->last_use || !e->grad_begun || !e->takes_part ||
-        !e->late.units || !e->generations || !e->future)
+        (spw__documents_bytes(e) > 0 && e->window == NULL) ||
+        (e->prefers && (e->pairs_host == NULL || e->pair_counts == NULL)) || !e->activation_places || !e->notes ||
+        !e->buffers || !e->unit_partial || !e->chain || !e->first_use || !e->last_use || !e->grad_begun ||
+        !e->takes_part || !e->late.units || !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->unit_partial[u + 1] =
@@ -418,6 +423,7 @@ create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error 
     e->config = *o->config;
     e->model = o->model;
     e->inference = o->inference;
+    e->prefers = !o->inference && spw_config_preference(o->config, &e->preference);
     e->world = e->local_world = 1;
     if (o->comm != NULL && spw_comm_get_info(o->comm)->world > 1) {
         e->comm = o->comm;
@@ -616,6 +622,8 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->activation_places);
     spw_mem_free(e->flow_lent);
     spw_mem_free(e->losses_host);
+    spw_mem_free(e->pairs_host);
+    spw_mem_free(e->pair_counts);
     spw_mem_free(e->window);
     spw_mem_free(e->unit_partial);
     spw_mem_free(e->chain);

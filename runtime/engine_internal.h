@@ -145,8 +145,15 @@ struct spw_engine {
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
     int32_t *documents; /* (3, micro_max, rows) places, begins and ends where documents are separate; else NULL */
-    char *sides;        /* what blocks leave for later ones (find_sides) */
-    char *cache;        /* of the layers, one after another, what spw__cache_of_layer() says */
+    bool prefers;       /* pairs are trained on, by this rule */
+    spw_preference preference;
+    spw_pair *pairs;          /* (micro_max, spw__pairs_max()) */
+    spw_pair *pairs_host;     /* the same */
+    uint32_t *pair_counts;    /* (micro_max) */
+    const double *reference;  /* spw_engine_set_reference(); NULL: none */
+    spw_pair_means preferred; /* of the last step or evaluation */
+    char *sides;              /* what blocks leave for later ones (find_sides) */
+    char *cache;              /* of the layers, one after another, what spw__cache_of_layer() says */
     /*
      * x[c], the input of the block at c, of every micro-batch: kept for the backward pass from the lowest block that is
      * trained (but not the first, which has none) to the last but one.
@@ -278,6 +285,24 @@ uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a
 uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */
 uint64_t spw__sides_bytes(const spw_engine *e);     /* of engine.sides, and of their gradients */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
+uint64_t spw__pairs_max(const spw_engine *e);       /* in a micro-batch; 0: there are none */
+uint64_t spw__pairs_bytes(const spw_engine *e);     /* of engine.pairs */
+
+/* ---------------------------------------------------------------- answers.c: pairs of answers in windows (pure) */
+
+/*
+ * Adds the pairs of a sequence whose first row is `first` to those in out (max): documents of it with a target, a chosen answer's before a
+ * rejected one's. reference (T): at a document's first token what the reference makes of it; NULL: 0.
+ * Errors  SPW_EINVAL for an answer without another one.
+ */
+spw_status spw__pairs_find(spw_pair *out, uint32_t *count, uint64_t max, const int32_t *tokens, const int32_t *targets,
+                           const double *reference, uint64_t T, uint64_t first, spw_error *err);
+/* Sums of losses over the targets of both documents, and how many those are: rows from losses[0] and targets[0] on. */
+void
+spw__pair_sums(const spw_pair *pair, const float *losses, const int32_t *targets, double sums[2], uint64_t counts[2]);
+/* Adds up what they give. */
+void spw__pairs_add(spw_pair_means *sum, const spw_pair *pairs, uint32_t count, const spw_preference *rule,
+                    const float *losses, const int32_t *targets);
 
 /* ---------------------------------------------------------------- engine_choose.c: what of a plan is a matter of time */
 

@@ -51,7 +51,8 @@ static spw_status
 measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t logit_rows, uint64_t *bytes_out,
               spw_error *err)
 {
-    spw_batch batch = {.sequences = sequences, .positions = positions};
+    spw_batch batch = {
+        .sequences = sequences, .positions = positions, .preference = e->prefers ? &e->preference : NULL};
     for (uint32_t b = 0; b < e->model->block_count; b++) {
         bool head = b + 1 == e->model->block_count;
         spw_tape_reset(e->tape, NULL, 0, false);
@@ -276,7 +277,8 @@ twice_flops(const spw_engine *e)
     double sum = 0;
     for (uint32_t k = 0; k < head->param_count; k++) {
         const spw_place *at = &e->layout.places[head->param_ids[k]];
-        sum += at->pieces > 1 ? 2 * (double)at->elems : 0;
+        bool again = at->pieces > 1 || (e->prefers && e->model->params[head->param_ids[k]].ndim > 1);
+        sum += again ? 2 * (double)at->elems : 0;
     }
     return sum * (double)(e->config.accumulation * e->rows);
 }
@@ -423,6 +425,7 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
     if (!e->host_addressable)
         own += spw__losses_bytes(e);
     own += spw__documents_bytes(e);
+    own += spw__pairs_bytes(e) + (e->prefers ? e->micro_max * sizeof *e->pair_counts : 0);
     own += stage_bytes(e);
     if (e->world > 1)
         own += e->future_max * sizeof *e->future + spw__ranks_table_bytes(e) +
@@ -489,6 +492,19 @@ uint64_t
 spw__losses_bytes(const spw_engine *e)
 {
     return e->micro_max * e->rows * sizeof *e->losses;
+}
+
+/* A document with a target has two tokens. */
+uint64_t
+spw__pairs_max(const spw_engine *e)
+{
+    return e->prefers ? e->rows / 4 : 0;
+}
+
+uint64_t
+spw__pairs_bytes(const spw_engine *e)
+{
+    return e->micro_max * spw__pairs_max(e) * sizeof *e->pairs;
 }
 
 uint64_t
@@ -665,6 +681,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__rope_elems(e) * sizeof *e->cos_sin;
     if (spw__documents_bytes(e) > 0)
         in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
+    in.batch_device += e->prefers ? 4096 + spw__pairs_bytes(e) : 0;
     in.batch_device += spw__deferred_bytes(e) + spw__sides_bytes(e) + spw__orthogonal_bytes(e);
     in.batch_device += spw__cache_bytes(e) + e->cache_slots * 8;
     in.batch_device = spw_round_up(in.batch_device, 4096);

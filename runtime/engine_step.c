@@ -8,17 +8,22 @@
 
 /* ---------------------------------------------------------------- sums that decide */
 
+static const float *
+bring_losses(const spw_engine *e, uint32_t micro_batches)
+{
+    if (e->host_addressable)
+        return e->losses;
+    spw_gpu_read_bytes(e->compute, e->losses_host, e->losses, micro_batches * e->rows * sizeof *e->losses);
+    return e->losses_host;
+}
+
 /* Element order, fp64 partials per 4096: the same whatever the micro-batches' grouping. */
 static double
 sum_losses(const spw_engine *e, uint32_t micro_batches)
 {
-    const float *losses = e->losses;
+    const float *losses = bring_losses(e, micro_batches);
     double total = 0;
     uint64_t n = micro_batches * e->rows;
-    if (!e->host_addressable) {
-        spw_gpu_read_bytes(e->compute, e->losses_host, e->losses, n * sizeof *losses);
-        losses = e->losses_host;
-    }
     for (uint64_t first = 0; first < n; first += 4096) {
         double part = 0;
         for (uint64_t i = first; i < n && i < first + 4096; i++)
@@ -28,11 +33,56 @@ sum_losses(const spw_engine *e, uint32_t micro_batches)
     return total;
 }
 
-/* Of nothing there is none: 0 would look like one that is learned. */
-static double
-mean_loss(const spw_engine *e, double sum)
+/* Of this rank's pairs: the sum of losses, of both rewards, and the number of pairs whose chosen answer has the larger one. */
+enum { PREFERRED_VALUES = 4 };
+
+static void
+sum_pairs(const spw_engine *e, uint32_t micro_batches, const int32_t *targets, double sums[PREFERRED_VALUES])
 {
-    return e->target_count > 0 ? sum / (double)e->target_count : NAN;
+    const float *losses = bring_losses(e, micro_batches);
+    spw_pair_means sum = {.pairs = 0};
+    for (uint32_t m = 0; m < micro_batches; m++)
+        spw__pairs_add(&sum, e->pairs_host + m * spw__pairs_max(e), e->pair_counts[m], &e->preference,
+                       losses + m * e->rows, targets + m * e->rows);
+    sums[0] = sum.loss;
+    sums[1] = sum.chosen;
+    sums[2] = sum.rejected;
+    sums[3] = sum.right;
+}
+
+/* Of this rank. Returns how many values these are. */
+static uint32_t
+sum_own(const spw_engine *e, uint32_t micro_batches, const int32_t *targets, double sums[PREFERRED_VALUES])
+{
+    if (e->prefers)
+        sum_pairs(e, micro_batches, targets, sums);
+    else
+        sums[0] = sum_losses(e, micro_batches);
+    return e->prefers ? PREFERRED_VALUES : 1;
+}
+
+/* Means, of sums over all ranks. */
+static void
+note_preferred(spw_engine *e, const double sums[PREFERRED_VALUES])
+{
+    const double n = (double)e->target_count;
+    e->preferred =
+        (spw_pair_means){.pairs = e->target_count, .loss = NAN, .chosen = NAN, .rejected = NAN, .right = NAN};
+    if (e->target_count > 0)
+        e->preferred = (spw_pair_means){.pairs = e->target_count,
+                                        .loss = sums[0] / n,
+                                        .chosen = sums[1] / n,
+                                        .rejected = sums[2] / n,
+                                        .right = sums[3] / n};
+}
+
+/* The loss, of sums over all ranks. Of nothing there is none: 0 would look like one that is learned. */
+static double
+mean_of(spw_engine *e, const double *sums)
+{
+    if (e->prefers)
+        note_preferred(e, sums);
+    return e->target_count > 0 ? sums[0] / (double)e->target_count : NAN;
 }
 
 /* In the thread that brought the gradient: for a billion elements adding up takes milliseconds, which at the step's end all would wait for. */
@@ -54,19 +104,20 @@ spw__squares_see(spw_engine *e, uint32_t unit_idx)
 
 /* Over all ranks. The norm's bits depend neither on their number, nor on what of the gradients each has, nor on the units. */
 static spw_status
-sum_step(spw_engine *e, uint32_t micro_batches, double *loss, double *grad_norm, spw_error *err)
+sum_step(spw_engine *e, uint32_t micro_batches, const int32_t *targets, double *loss, double *grad_norm, spw_error *err)
 {
-    double sums[1 + EXACT_VALUES] = {sum_losses(e, micro_batches)};
+    double sums[PREFERRED_VALUES + EXACT_VALUES];
     exact_sum squares = {.adds = 0};
     bool parted = e->layout.parts > 1;
+    const uint32_t first = sum_own(e, micro_batches, targets, sums);
     if (!parted || e->rank < e->layout.parts) /* each part once */
         squares = e->squares;
-    spw__exact_save(&squares, sums + 1);
+    spw__exact_save(&squares, sums + first);
     if (e->ranks != NULL)
-        SPW_TRY(spw__ranks_sum(e->ranks, sums, parted ? 1 + EXACT_VALUES : 1, err));
+        SPW_TRY(spw__ranks_sum(e->ranks, sums, parted ? first + EXACT_VALUES : first, err));
     if (parted)
-        spw__exact_load(&squares, sums + 1);
-    *loss = mean_loss(e, sums[0]);
+        spw__exact_load(&squares, sums + first);
+    *loss = mean_of(e, sums);
     *grad_norm = sqrt(spw__exact_value(&squares));
     return SPW_OK;
 }
@@ -95,6 +146,21 @@ load_documents(spw_engine *e, const int32_t *tokens, uint32_t micro)
     spw_gpu_write_bytes(e->compute, e->documents + 2 * all + at, ends, rows * sizeof *ids);
 }
 
+/* Finds the pairs of a micro-batch, and puts them beside its tokens. */
+static spw_status
+load_pairs(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro, spw_error *err)
+{
+    const uint64_t max = spw__pairs_max(e), at = micro * e->rows;
+    spw_pair *pairs = e->pairs_host + micro * max;
+    e->pair_counts[micro] = 0;
+    for (uint64_t first = 0; first < e->rows; first += e->T)
+        SPW_TRY(spw__pairs_find(pairs, &e->pair_counts[micro], max, tokens + at + first, targets + at + first,
+                                e->reference != NULL ? e->reference + at + first : NULL, e->T, first, err));
+    if (e->pair_counts[micro] > 0)
+        spw_gpu_write_bytes(e->compute, e->pairs + micro * max, pairs, e->pair_counts[micro] * sizeof *pairs);
+    return SPW_OK;
+}
+
 static spw_status
 load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, spw_error *err)
 {
@@ -108,7 +174,11 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
             (targets[i] >= 0 && (uint64_t)targets[i] >= e->model->config.vocab))
             return SPW_RAISE(err, SPW_EINVAL, "token %d (target %d) is outside the vocabulary of %llu", tokens[i],
                              targets[i], (unsigned long long)e->model->config.vocab);
-        count += targets[i] >= 0;
+        count += targets[i] >= 0 && !e->prefers;
+    }
+    for (uint32_t micro = 0; micro < micro_batches && e->prefers; micro++) {
+        SPW_TRY(load_pairs(e, tokens, targets, micro, err));
+        count += e->pair_counts[micro];
     }
     if (e->ranks != NULL) {
         double all = (double)count;
@@ -236,7 +306,8 @@ undo(spw_engine *e)
 
 /* The decision at the end of a step: norm, finite check, clip, go or skip. */
 static spw_status
-decide(spw_engine *e, uint32_t micro_batches, double lr, spw_step_mode mode, spw_step_result *r, spw_error *err)
+decide(spw_engine *e, uint32_t micro_batches, const int32_t *targets, double lr, spw_step_mode mode, spw_step_result *r,
+       spw_error *err)
 {
     const spw_config *c = &e->config;
     bool gate_was_open = mode == SPW_STEP_EARLY, stands = true;
@@ -246,7 +317,8 @@ decide(spw_engine *e, uint32_t micro_batches, double lr, spw_step_mode mode, spw
         spw_gpu_queue_sync(e->compute); /* it has told then what it computed (computed()) */
     SPW_TRY(spw__wait_grads(e, err));
     SPW_TRY(spw_gpu_check(e->gpu, err));
-    SPW_TRY(sum_step(e, micro_batches, &r->loss, &r->grad_norm, err));
+    SPW_TRY(sum_step(e, micro_batches, targets, &r->loss, &r->grad_norm, err));
+    r->preferred = e->preferred;
     r->loss_scale = e->scaler.scale;
     r->grad_norm *= scale;
     e->grad_factor = scale;
@@ -331,7 +403,7 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
         SPW_TRY(spw__backward_group(e, first, count, first > 0, final_group, err));
     }
     spw_trace_end(&e->traces[MODE_TRAIN]);
-    SPW_TRY(decide(e, micro_batches, lr, mode, r, err));
+    SPW_TRY(decide(e, micro_batches, targets, lr, mode, r, err));
     spw_trace_begin(&e->traces[MODE_TRAIN]); /* the updates to come are handed to the next forward pass */
     spw__tell_future(e, MODE_TRAIN);
     r->lr = lr;
@@ -364,6 +436,8 @@ static spw_status
 run_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double *loss_out,
          spw_error *err)
 {
+    double sums[PREFERRED_VALUES];
+    uint32_t values;
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
     e->counting = false;
     for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
@@ -372,11 +446,11 @@ run_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
         SPW_TRY(spw__forward_group(e, MODE_EVAL, first, count, false, err));
         spw_trace_end(&e->traces[MODE_EVAL]);
     }
-    *loss_out = sum_losses(e, micro_batches);
+    values = sum_own(e, micro_batches, targets, sums);
     SPW_TRY(spw_gpu_check(e->gpu, err));
     if (e->ranks != NULL)
-        SPW_TRY(spw__ranks_sum(e->ranks, loss_out, 1, err));
-    *loss_out = mean_loss(e, *loss_out);
+        SPW_TRY(spw__ranks_sum(e->ranks, sums, values, err));
+    *loss_out = mean_of(e, sums);
     return SPW_OK;
 }
 
@@ -386,4 +460,33 @@ spw_engine_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
 {
     spw_status st = run_eval(e, tokens, targets, micro_batches, loss_out, err);
     return st == SPW_OK ? st : spw__ranks_fail(e->ranks, st, err);
+}
+
+void
+spw_engine_set_reference(spw_engine *e, const double *reference)
+{
+    e->reference = reference;
+}
+
+void
+spw_engine_answers(const spw_engine *e, const int32_t *targets, uint32_t micro_batches, double *out)
+{
+    const float *losses = bring_losses(e, micro_batches);
+    for (uint32_t m = 0; m < micro_batches; m++) {
+        const uint64_t at = m * e->rows;
+        for (uint32_t i = 0; i < e->pair_counts[m]; i++) {
+            const spw_pair *p = &e->pairs_host[m * spw__pairs_max(e) + i];
+            double sums[2];
+            uint64_t counts[2];
+            spw__pair_sums(p, losses + at, targets + at, sums, counts);
+            out[at + (uint64_t)p->chosen] = sums[0];
+            out[at + (uint64_t)p->rejected] = sums[1];
+        }
+    }
+}
+
+const spw_pair_means *
+spw_engine_preferred(const spw_engine *e)
+{
+    return &e->preferred;
 }

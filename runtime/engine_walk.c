@@ -63,6 +63,9 @@ batch_of(const spw_engine *e, uint32_t micro)
                        .begins = documents != NULL ? documents + all : NULL,
                        .ends = documents != NULL ? documents + 2 * all : NULL,
                        .losses = e->losses + micro * e->rows,
+                       .preference = e->prefers ? &e->preference : NULL,
+                       .pairs = e->prefers ? e->pairs + micro * spw__pairs_max(e) : NULL,
+                       .pair_count = e->prefers ? e->pair_counts[micro] : 0,
                        .grad_scale = (float)(e->scaler.scale / (double)(e->target_count > 0 ? e->target_count : 1)),
                        .balance = (float)(e->config.run.router_balance * e->scaler.scale /
                                           (double)(e->config.accumulation * e->world)),

@@ -54,14 +54,15 @@ typedef struct spw_config {
     spw_model_config model;
     char model_path[SPW_PATH_BYTES]; /* "" or the folder whose config.json gave it */
     struct {
-        spw_path_list path;        /* files or globs: one source */
-        spw_path_list sources;     /* or several, drawn by weight */
-        char format[16];           /* of spw_data_format_parse() */
-        char text_field[64];       /* of JSON lines */
-        char prompt_field[64];     /* "": none */
-        char chat[SPW_PATH_BYTES]; /* layout of conversations, of spw_chat_open(); "": none */
-        char messages_field[64];   /* "": the usual ones */
-        char documents[16];        /* packed, mask, separate, whole */
+        spw_path_list path;                        /* files or globs: one source */
+        spw_path_list sources;                     /* or several, drawn by weight */
+        char format[16];                           /* of spw_data_format_parse() */
+        char text_field[64];                       /* of JSON lines */
+        char prompt_field[64];                     /* "": none */
+        char chat[SPW_PATH_BYTES];                 /* layout of conversations, of spw_chat_open(); "": none */
+        char messages_field[64];                   /* "": the usual ones */
+        char chosen_field[64], rejected_field[64]; /* of pairs */
+        char documents[16];                        /* packed, mask, separate, whole */
         bool begin_of_text;
         char cache_dir[SPW_PATH_BYTES]; /* of tokens; "": the user's */
         char tokenizer[SPW_PATH_BYTES]; /* bytes, auto, or a path */
@@ -158,6 +159,10 @@ typedef struct spw_config {
         spw_glob_list freeze; /* parameters that are not trained */
         spw_lora lora;
         spw_glob_list lora_targets;
+        struct {
+            char loss[8]; /* none, dpo, ipo, simpo */
+            double beta, label_smoothing, margin, likelihood;
+        } preference;
         bool decay_norm_and_bias;
         bool nearest_moments;
         spw_dtype grad_dtype;
@@ -184,6 +189,8 @@ spw_status spw_config_parse(spw_config *out, const char *json_text, const char *
                             uint32_t override_count, spw_error *err);
 /* The whole effective configuration as JSON text (spw_mem; the caller frees with spw_mem_free); NULL: no memory. */
 char *spw_config_dump(const spw_config *config);
+/* What spillway.preference says; false: losses of tokens are minimised. */
+bool spw_config_preference(const spw_config *config, spw_preference *out);
 /* Path of its tokenizer (spw_tokenizer_open); NULL: bytes are tokens. */
 const char *spw_config_tokenizer(const spw_config *config);
 /* Whose tokenizer's files, in whatever form, checkpoints hold: the one that is named, else the model's folder; NULL: none, or bytes. */

@@ -203,11 +203,18 @@ bool spw_loss_scale_is_spent(const spw_loss_scaler *scaler, const spw_config *co
 const spw_loss_scaler *spw_engine_loss_scaler(const spw_engine *engine);
 void spw_engine_set_loss_scaler(spw_engine *engine, const spw_loss_scaler *scaler);
 
+/* Of pairs of answers (spillway.preference), over all ranks: means. NAN where there is no pair. */
+typedef struct spw_pair_means {
+    uint64_t pairs;
+    double loss, chosen, rejected; /* and the rewards of both answers */
+    double right;                  /* share of pairs whose chosen answer has the larger reward */
+} spw_pair_means;
+
 typedef struct spw_step_result {
     double loss; /* NAN where targets is 0 */
     double grad_norm, lr, loss_scale;
     bool skipped;                    /* the gradient was not finite: no byte of state changed */
-    uint64_t targets;                /* tokens with a target; of all ranks */
+    uint64_t targets;                /* tokens with a target, or pairs; of all ranks */
     uint64_t tokens;                 /* of all ranks; bytes and times below are this rank's */
     double step_s;                   /* compute_s, stall_s[] and other_s add up to it */
     double compute_s;                /* the thread that computes, in forward and backward */
@@ -224,6 +231,7 @@ typedef struct spw_step_result {
     uint64_t updates, ahead, undone;
     double
         expert_peak; /* rows of the expert with most, over the mean, in the layer where that is largest; 0: no experts */
+    spw_pair_means preferred; /* with spillway.preference, which its loss then is */
 } spw_step_result;
 /*
  * spw_engine_step - one optimizer step over all micro-batches.
@@ -235,6 +243,17 @@ typedef struct spw_step_result {
  */
 spw_status spw_engine_step(spw_engine *engine, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches,
                            double lr, spw_step_result *result, spw_error *err);
+/*
+ * With spillway.preference sequences hold pairs (spw_data.h), the loss is the mean of theirs, and an answer's tokens are its targets.
+ * spw_engine_set_reference - what the reference makes of them, for the steps and evaluations to come.
+ *   reference  (micro_batches, B, T) beside the tokens of each call: at the first token of each answer's document the sum of -log p over its
+ *              targets; others are not read. The caller's, until the next one is set. NULL, as at first: 0
+ * spw_engine_answers - out like reference, of the weights as they are: of the last evaluation, whose targets these are. Others stay.
+ * spw_engine_preferred - of the last step or evaluation.
+ */
+void spw_engine_set_reference(spw_engine *engine, const double *reference);
+void spw_engine_answers(const spw_engine *engine, const int32_t *targets, uint32_t micro_batches, double *out);
+const spw_pair_means *spw_engine_preferred(const spw_engine *engine);
 /* Mean loss of micro-batches, forward only; over all ranks' micro-batches. NAN: no token has a target. */
 spw_status spw_engine_eval(spw_engine *engine, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches,
                            double *loss_out, spw_error *err);

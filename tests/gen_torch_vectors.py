@@ -6,6 +6,11 @@ Muon and all else AdamW. It says how far from that fp64 ends. The file holds gpt
 int32 steps, fp64 losses (steps), fp64 gradient norms before clipping (steps), int32 tensors, fp64 sums of squares of the final weights
 in the order of the other files, without the same third.
 
+With the argument preference it makes torch_preference.bin only: what the same models come to when each sequence of tokens holds two pairs
+of answers and what is minimised is DPO, IPO or SimPO of these, by AdamW. For gpt2, llama_tied and llama_untied, and of each for every rule
+of RULES: int32 kind (0 dpo, 1 ipo, 2 simpo), fp64 beta, label smoothing, margin, likelihood, then fp64 losses (steps), gradient norms
+(steps), and means of the chosen reward less the rejected one (steps), int32 tensors, fp64 sums of squares.
+
 Layout of the other files, little-endian: int32 header of 16 (magic 0x53505754, family 0 gpt2 / 1 llama, vocab, width, layers, heads,
 kv heads, head size, MLP width, positions, T, micro-batch B, accumulation A, steps, tied, tensors); then per tensor int32 name
 length, name, int32 count, fp32 weights, fp32 gradients of the first step; then int32 tokens and targets (steps, A, B, T); fp32
@@ -221,10 +226,79 @@ def make_muon(models):
     print("muon", os.path.getsize(out))
 
 
+# Rows of a sequence: a chosen answer's document, the rejected one's, and so on; the first two tokens of each are its prompt. The last row is padding.
+DOCUMENTS = [(0, 7), (7, 13), (13, 18), (18, 23)]
+RULES = [("dpo", 0.3, 0.0, 0.0, 0.0), ("dpo", 0.3, 0.1, 0.0, 0.5), ("ipo", 0.2, 0.0, 0.0, 0.0), ("simpo", 2.0, 0.0, 0.5, 0.0)]
+
+
+def answers(p, model, c, tokens):
+    """Sums of log p (B, 4) and numbers of targets (4): each document by itself."""
+    sums, counts = [], []
+    for first, end in DOCUMENTS:
+        x = tokens[:, first:end]
+        log_p = torch.log_softmax(model(p, c, x), -1)[:, 1:-1].gather(-1, x[:, 2:, None])[..., 0]
+        sums.append(log_p.sum(-1))
+        counts.append(log_p.shape[1])
+    return torch.stack(sums, -1), torch.tensor(counts)
+
+
+def preference(rule, got, reference, counts):
+    """Losses of pairs (B, 2) and rewards of both answers."""
+    kind, beta, smoothing, margin, likelihood = rule
+    ratio, mean = got - reference, got / counts
+    rewards = beta * (mean if kind == "simpo" else ratio)
+    if kind == "ipo":
+        per = ratio / counts
+        loss = (per[:, ::2] - per[:, 1::2] - 1 / (2 * beta)) ** 2
+    else:
+        h = rewards[:, ::2] - rewards[:, 1::2] - margin
+        loss = -(1 - smoothing) * F.logsigmoid(h) - smoothing * F.logsigmoid(-h)
+    return loss - likelihood * mean[:, ::2], rewards[:, ::2], rewards[:, 1::2]
+
+
+def run_preference(family, c, rule, dtype):
+    model = gpt2 if family == 0 else llama
+    p, tokens, _ = begin(family, c, dtype)
+    with torch.no_grad():
+        reference = [[answers(p, model, c, tokens[s, a])[0] for a in range(A)] for s in range(S)]
+    step = adamw(p.values()).step
+    losses, norms, margins = [], [], []
+    for s in range(S):
+        for v in p.values():
+            v.grad = None
+        parts = [preference(rule, *((got := answers(p, model, c, tokens[s, a]))[0], reference[s][a], got[1])) for a in range(A)]
+        loss = torch.stack([x[0].mean() for x in parts]).mean()
+        loss.backward()
+        margins.append(float(torch.stack([(x[1] - x[2]).mean() for x in parts]).mean()))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(p.values(), 1.0)))
+        losses.append(loss.item())
+        step()
+    return losses, norms, margins, [squares(k, v) for k, v in p.items()]
+
+
+def make_preference(models):
+    out = path_of("preference")
+    with open(out, "wb") as f:
+        for name, family, c in models:
+            for rule in RULES:
+                got, exact = (run_preference(family, c, rule, dtype) for dtype in (torch.float32, torch.float64))
+                f.write(struct.pack("<i4d", ["dpo", "ipo", "simpo"].index(rule[0]), *rule[1:]))
+                for values in got[:3]:
+                    f.write(struct.pack(f"<{S}d", *values))
+                f.write(struct.pack(f"<i{len(got[3])}d", len(got[3]), *got[3]))
+                apart = [max(abs(x - y) / max(abs(y), 1e-3) for x, y in zip(a, b)) for a, b in zip(got, exact)]
+                print(name, *rule, got[0][0], got[0][-1], got[2][-1], "from fp64: losses %.1e, norms %.1e, margins %.1e, squares %.1e" % tuple(apart))
+    print("preference", os.path.getsize(out))
+
+
 base = dict(vocab=61, width=32, layers=2, heads=4, kv_heads=4, head_dim=8, mlp=128, positions=40, tied=1)
 models = [("gpt2", 0, base), ("llama_tied", 1, base | dict(kv_heads=2, mlp=88)),
           ("llama_untied", 1, base | dict(kv_heads=1, mlp=72, tied=0))]
+if sys.argv[1:] == ["preference"]:
+    make_preference(models)
+    sys.exit()
 if sys.argv[1:] != ["muon"]:
     for m in models:
         make(*m)
+    make_preference(models)
 make_muon(models)

@@ -26,7 +26,7 @@ static const spw_pair pairs[PAIRS] = {
 static void
 prepare_pairs(const subject *s, float **host, int32_t **ints)
 {
-    _Static_assert(sizeof(spw_pair) == 5 * sizeof(int32_t), "an array of numbers is one of pairs");
+    _Static_assert(sizeof(spw_pair) % sizeof(int32_t) == 0, "an array of numbers is one of pairs");
     ints[2][2] = ints[2][3] = ints[2][1350] = 1;
     for (int m = 1320; m < 1333; m++)
         ints[2][m] = -1;

@@ -87,7 +87,7 @@ compare_pair(const spw_preference *rule, const spw_pair *pair, const double sums
         fail_msg("kind %d: the loss is %.17g, not %.17Lg", (int)rule->kind, got.loss, loss);
     for (int k = 0; k < 2; k++) {
         long double slope = slope_of(rule, pair, sums, counts, k);
-        double ratio = (double)pair->reference[k] - sums[k];
+        double ratio = pair->reference[k] - sums[k];
         double reward =
             (double)rule->beta * (rule->kind == SPW_PREFERENCE_SIMPO ? -sums[k] / (double)counts[k] : ratio);
         if (!(fabsl((long double)got.coef[k] - slope) <= 1e-7L * (1 + fabsl(slope))))
@@ -113,7 +113,7 @@ test_formulas(void **state)
         spw_pair pair = {0};
         for (int k = 0; k < 2; k++) {
             sums[k] = (double)counts[k] * between(0.1, 4, &key);
-            pair.reference[k] = rule.kind == SPW_PREFERENCE_SIMPO ? 0 : (float)(sums[k] + between(-9, 9, &key));
+            pair.reference[k] = rule.kind == SPW_PREFERENCE_SIMPO ? 0 : sums[k] + between(-9, 9, &key);
         }
         if (rule.kind == SPW_PREFERENCE_SIMPO)
             sums[far > 0] += fabs(far) * (double)counts[far > 0] / (double)rule.beta;

@@ -1,8 +1,10 @@
 /*
  * Against an independent implementation: the same weights and tokens as plain PyTorch in fp32 (vectors made by
- * gen_torch_vectors.py) give the same logits, loss, gradients and 20 steps of AdamW with accumulation and clipping, and of Muon.
+ * gen_torch_vectors.py) give the same logits, loss, gradients and 20 steps of AdamW with accumulation and clipping, of Muon, and of
+ * preferences between answers.
  */
 #include "lib_tiny.h"
+#include "spw_data.h"
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -36,14 +38,18 @@ enum {
  * AdamW, and 2.7e-6, 1.2e-5 and 1.7e-6 with Muon; four iterations instead of five, or half the decay, are 7e-5 or more of a loss.
  */
 static const double LOSS_APART = 1e-5, NORM_APART = 1e-4, SQUARES_APART = 1e-5;
+/* Of preferences: PyTorch is as far as 8.1e-6, 7.7e-6 and 9.4e-7 from itself, and in means of rewards 6e-6, which are of about 1. */
+static const double PREFERRED_APART = 2e-5;
 
 typedef struct vectors {
-    char *bytes, *muon;
+    char *bytes, *muon, *pairs;
     int32_t h[H_COUNT];
     const char *names[64];
     int32_t name_len[64], count[64];
     const char *weights[64], *grads[64]; /* unaligned fp32 */
     const char *tokens, *targets, *logits, *losses, *norms, *squares;
+    const char *margins; /* of preferences */
+    spw_preference rule;
 } vectors;
 
 static void
@@ -54,7 +60,7 @@ load(vectors *v, const char *name)
     const char *at;
     snprintf(path, sizeof path, "tests/vectors/torch_%s.bin", name);
     v->bytes = tiny_load(path, &size);
-    v->muon = NULL;
+    v->muon = v->pairs = NULL;
     memcpy(v->h, v->bytes, sizeof v->h);
     assert_int_equal(v->h[H_MAGIC], 0x53505754);
     at = v->bytes + sizeof v->h;
@@ -96,6 +102,45 @@ load_muon(vectors *v, uint32_t model_idx)
         assert_true(steps == v->h[H_STEPS] && (i < model_idx || tensors == v->h[H_TENSORS]));
     }
     assert_true(at <= v->muon + size);
+}
+
+static double
+double_at(const char *p, int i)
+{
+    double x;
+    memcpy(&x, p + 8 * i, 8);
+    return x;
+}
+
+/* In the order of torch_muon.bin and torch_preference.bin. */
+enum { GPT2, LLAMA_TIED, LLAMA_UNTIED, MODELS };
+static const char *const names[MODELS] = {"gpt2", "llama_tied", "llama_untied"};
+enum { RULES = 4 };
+
+/* The same for preferences by the rule. */
+static void
+load_preference(vectors *v, uint32_t model_idx, uint32_t rule_idx)
+{
+    const char *at;
+    uint64_t size;
+    int32_t kind, tensors;
+    at = v->pairs = tiny_load("tests/vectors/torch_preference.bin", &size);
+    for (uint32_t i = 0; i <= model_idx * RULES + rule_idx; i++) {
+        assert_true(at < v->pairs + size);
+        memcpy(&kind, at, 4);
+        v->rule = (spw_preference){.kind = (spw_preference_kind)kind,
+                                   .beta = (float)double_at(at + 4, 0),
+                                   .label_smoothing = (float)double_at(at + 4, 1),
+                                   .margin = (float)double_at(at + 4, 2),
+                                   .likelihood = (float)double_at(at + 4, 3)};
+        v->losses = at + 36;
+        v->norms = v->losses + 8 * (size_t)v->h[H_STEPS];
+        v->margins = v->norms + 8 * (size_t)v->h[H_STEPS];
+        memcpy(&tensors, v->margins + 8 * (size_t)v->h[H_STEPS], 4);
+        v->squares = v->margins + 8 * (size_t)v->h[H_STEPS] + 4;
+        at = v->squares + 8 * (size_t)tensors;
+    }
+    assert_true(at <= v->pairs + size && tensors == v->h[H_TENSORS]);
 }
 
 static int
@@ -224,14 +269,6 @@ compare_grads(spw_engine *e, const vectors *v)
     }
 }
 
-static double
-double_at(const char *p, int i)
-{
-    double x;
-    memcpy(&x, p + 8 * i, 8);
-    return x;
-}
-
 /* The final weights' sums of squares, tensor by tensor. */
 static void
 compare_squares(spw_engine *e, const vectors *v)
@@ -271,9 +308,20 @@ compare_logits(const char *name, const vectors *v, const spw_config *c)
     spw_model_destroy(model);
 }
 
-/* In the order of torch_muon.bin. */
-enum { GPT2, LLAMA_TIED, LLAMA_UNTIED, MODELS };
-static const char *const names[MODELS] = {"gpt2", "llama_tied", "llama_untied"};
+static void
+set_config(spw_config *c, const vectors *v, spw_tier tier, const char *dir)
+{
+    tiny_config(c, SPW_STATE_FP32);
+    c->micro_batch = (uint64_t)v->h[H_B];
+    c->accumulation = (uint64_t)v->h[H_A];
+    c->data.seq_length = (uint64_t)v->h[H_T];
+    c->optimizer.lr = 3e-3;
+    c->run.decay_norm_and_bias = true; /* as the vectors were made */
+    c->zero.offload_param = c->zero.offload_optimizer = tier;
+    c->zero.param_path.count = c->zero.optimizer_path.count = 1;
+    snprintf(c->zero.param_path.item[0], SPW_PATH_BYTES, "%s", dir);
+    snprintf(c->zero.optimizer_path.item[0], SPW_PATH_BYTES, "%s", dir);
+}
 
 static void
 run(uint32_t model_idx, spw_tier tier, bool muon)
@@ -290,18 +338,9 @@ run(uint32_t model_idx, spw_tier tier, bool muon)
     if (muon)
         load_muon(&v, model_idx);
     tiny_dir_make(dir);
-    tiny_config(&c, SPW_STATE_FP32);
-    c.micro_batch = (uint64_t)v.h[H_B];
-    c.accumulation = (uint64_t)v.h[H_A];
-    c.data.seq_length = (uint64_t)v.h[H_T];
-    c.optimizer.lr = 3e-3;
-    c.run.decay_norm_and_bias = true; /* as the vectors were made */
+    set_config(&c, &v, tier, dir);
     if (muon)
         tiny_muon(&c);
-    c.zero.offload_param = c.zero.offload_optimizer = tier;
-    c.zero.param_path.count = c.zero.optimizer_path.count = 1;
-    snprintf(c.zero.param_path.item[0], SPW_PATH_BYTES, "%s", dir);
-    snprintf(c.zero.optimizer_path.item[0], SPW_PATH_BYTES, "%s", dir);
     n = (size_t)(v.h[H_A] * v.h[H_B] * v.h[H_T]);
     if (!muon)
         compare_logits(name, &v, &c);
@@ -367,6 +406,102 @@ test_muon(void **state)
     }
 }
 
+/* As gen_torch_vectors.py has them: where documents begin, and the next token of all rows but those of a prompt's first and a document's last. */
+static void
+make_pairs(const vectors *v, int step, int32_t *tokens, int32_t *targets)
+{
+    static const int32_t begins[] = {0, 7, 13, 18}, end = 23;
+    const int32_t T = v->h[H_T], n = v->h[H_A] * v->h[H_B] * T;
+    memcpy(tokens, v->tokens + 4 * (size_t)n * (size_t)step, 4 * (size_t)n);
+    for (int32_t at = 0; at < n; at += T) {
+        for (int32_t i = 0; i < T; i++)
+            targets[at + i] = -1;
+        for (int k = 0; k < 4; k++) {
+            for (int32_t i = begins[k] + 1; i < (k < 3 ? begins[k + 1] : end) - 1; i++)
+                targets[at + i] = tokens[at + i + 1];
+        }
+        for (int k = 0; k < 4; k++)
+            tokens[at + begins[k]] |= SPW_TOKEN_BEGINS;
+    }
+}
+
+static void
+run_preference(uint32_t model_idx, uint32_t rule_idx, spw_tier tier, uint64_t tile_vocab)
+{
+    static const char *const losses[] = {"dpo", "ipo", "simpo"};
+    enum { DIFFERENT = 4 }; /* steps, whose tokens come again */
+    vectors v;
+    spw_config c;
+    spw_model *model = NULL;
+    spw_engine *e;
+    spw_error err = {0};
+    char dir[256];
+    double *reference[DIFFERENT], loss;
+    int32_t *tokens, *targets;
+    size_t n;
+    load(&v, names[model_idx]);
+    load_preference(&v, model_idx, rule_idx);
+    tiny_dir_make(dir);
+    set_config(&c, &v, tier, dir);
+    snprintf(c.data.documents, sizeof c.data.documents, "whole");
+    snprintf(c.run.preference.loss, sizeof c.run.preference.loss, "%s", losses[v.rule.kind]);
+    c.run.preference.beta = (double)v.rule.beta;
+    c.run.preference.label_smoothing = (double)v.rule.label_smoothing;
+    c.run.preference.margin = (double)v.rule.margin;
+    c.run.preference.likelihood = (double)v.rule.likelihood;
+    c.run.tile_vocab = tile_vocab;
+    n = (size_t)(v.h[H_A] * v.h[H_B] * v.h[H_T]);
+    tokens = malloc(4 * n);
+    targets = malloc(4 * n);
+    assert_true(tokens != NULL && targets != NULL);
+    e = make_engine(&v, &c, &model, false);
+    for (int s = 0; s < DIFFERENT; s++) {
+        reference[s] = calloc(n, sizeof(double));
+        assert_non_null(reference[s]);
+        make_pairs(&v, s, tokens, targets);
+        DONE(spw_engine_eval(e, tokens, targets, (uint32_t)v.h[H_A], &loss, &err));
+        spw_engine_answers(e, targets, (uint32_t)v.h[H_A], reference[s]);
+    }
+    for (int s = 0; s < v.h[H_STEPS]; s++) {
+        spw_step_result r;
+        const double want = double_at(v.losses, s), norm = double_at(v.norms, s), margin = double_at(v.margins, s);
+        make_pairs(&v, s, tokens, targets);
+        spw_engine_set_reference(e, reference[s % DIFFERENT]);
+        DONE(spw_engine_step(e, tokens, targets, (uint32_t)v.h[H_A], c.optimizer.lr, &r, &err));
+        if (!(fabs(r.loss - want) <= PREFERRED_APART * want) || !(fabs(r.grad_norm - norm) <= NORM_APART * norm) ||
+            !(fabs(r.preferred.chosen - r.preferred.rejected - margin) <= PREFERRED_APART * (1 + fabs(margin))))
+            fail_msg("%s with %s, step %d: loss %.9g, norm %.9g and margin %.9g, PyTorch has %.9g, %.9g and %.9g",
+                     names[model_idx], losses[v.rule.kind], s + 1, r.loss, r.grad_norm,
+                     r.preferred.chosen - r.preferred.rejected, want, norm, margin);
+        assert_true(r.targets == 8 && r.preferred.pairs == 8 && (s < 15 || r.preferred.right == 1));
+        if (s == 0 && v.rule.kind == SPW_PREFERENCE_DPO && rule_idx == 0) /* its own reference, bit for bit */
+            assert_true(r.loss == log(2) && r.preferred.chosen == 0 && r.preferred.rejected == 0);
+    }
+    compare_squares(e, &v);
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    for (int s = 0; s < DIFFERENT; s++)
+        free(reference[s]);
+    free(tokens);
+    free(targets);
+    free(v.bytes);
+    free(v.pairs);
+    tiny_dir_remove(dir);
+}
+
+/* Pairs of answers, several in a sequence, by every rule; of the head in pieces too. */
+static void
+test_preference(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < MODELS; i++) {
+        for (uint32_t k = 0; k < RULES; k++)
+            run_preference(i, k, k % 2 == 0 ? SPW_TIER_HOST : SPW_TIER_NVME, 0);
+    }
+    run_preference(GPT2, 1, SPW_TIER_HOST, 16);
+    run_preference(LLAMA_UNTIED, 2, SPW_TIER_NVME, 16);
+}
+
 int
 main(void)
 {
@@ -374,6 +509,7 @@ main(void)
         cmocka_unit_test(test_gpt2),
         cmocka_unit_test(test_llama),
         cmocka_unit_test(test_muon),
+        cmocka_unit_test(test_preference),
     };
     return cmocka_run_group_tests_name("torch", tests, NULL, NULL);
 }

@@ -142,8 +142,14 @@ folder_of(const char *path, char folder[PATH_BYTES])
 spw_status
 spw_file_write_text(const char *path, const char *text, spw_error *err)
 {
+    return spw_file_write(path, text, strlen(text), err);
+}
+
+spw_status
+spw_file_write(const char *path, const void *data, uint64_t bytes, spw_error *err)
+{
     char tmp[PATH_BYTES];
-    uint64_t bytes = strlen(text), done = 0;
+    uint64_t done = 0;
     spw_status st = SPW_OK;
     int fd;
     snprintf(tmp, sizeof tmp, "%s.tmp-%ld", path, (long)getpid());
@@ -151,7 +157,7 @@ spw_file_write_text(const char *path, const char *text, spw_error *err)
     if (fd < 0)
         return SPW_RAISE_SYS(err, errno, "open %s", tmp);
     while (st == SPW_OK && done < bytes) {
-        ssize_t rc = write(fd, text + done, bytes - done);
+        ssize_t rc = write(fd, (const char *)data + done, bytes - done);
         if (rc >= 0)
             done += (uint64_t)rc;
         else if (errno != EINTR)

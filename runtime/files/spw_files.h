@@ -329,6 +329,8 @@ uint64_t spw_text_mark(const char *text, uint64_t bytes);
 /* Whole small files. read: without a byte order mark; SPW_ECORRUPT for one with a zero byte, which is no text. write: temporary file in the same folder, fsync, rename, fsync of the folder. */
 spw_status spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err); /* spw_mem_free */
 spw_status spw_file_write_text(const char *path, const char *text, spw_error *err);
+spw_status
+spw_file_write(const char *path, const void *data, uint64_t bytes, spw_error *err); /* the same of any bytes */
 /* Opens a file of lines to add some, and begins with a line's end where the last one was torn, by a full disk say. NULL: errno says why. */
 FILE *spw_file_append_lines(const char *path);
 bool spw_dir_has(const char *folder, const char *name);    /* something of that name is there */

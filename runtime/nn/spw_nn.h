@@ -58,6 +58,9 @@ typedef struct spw_batch {
     float grad_scale;                         /* of the sum of losses */
     float balance;                            /* of a loss for routers, scaled as the losses are; 0: none */
     float *losses;                            /* (B T) out */
+    const spw_preference *preference;         /* what is minimised is this, of pairs; NULL: the sum of losses */
+    const spw_pair *pairs;                    /* (pair_count) on the device */
+    uint64_t pair_count;
     uint64_t dropout_key, dropout_counter;
 } spw_batch;
 

@@ -122,7 +122,7 @@ typedef struct pieces_loss {
     act *logits;
     uint64_t rows; /* of logits at a time */
     float cap;
-    float *sums, *dx; /* dx NULL: not wanted */
+    float *sums, *dx, *weights; /* dx NULL: not wanted; weights NULL: all are 1 */
 } pieces_loss;
 
 static void
@@ -140,6 +140,14 @@ see_pieces(spw_tape *t, const pieces_loss *l)
     spw_gpu_head_losses(t->queue, l->batch->losses, l->sums, l->batch->targets, l->x->rows);
 }
 
+/* What the loss of each row weighs in what is minimised, when all losses are there. */
+static void
+weigh(spw_tape *t, const spw_batch *batch, float *weights)
+{
+    spw_gpu_preference(t->queue, weights, batch->losses, batch->targets, batch->pairs, batch->pair_count,
+                       batch->preference);
+}
+
 static void
 pieces_backward(spw_tape *t, const pieces_loss *l)
 {
@@ -150,9 +158,9 @@ pieces_backward(spw_tape *t, const pieces_loss *l)
             return;
         if (spw__tape_begins(t, l->w))
             flags |= SPW_OP_SET_DW;
-        spw_gpu_head_backward(t->queue, l->dx, l->w->w_grad, l->x->data, l->w->data, l->batch->targets, NULL, l->sums,
-                              l->logits, l->rows, l->x->rows, p.first, p.rows, l->w->cols, l->batch->grad_scale, l->cap,
-                              flags);
+        spw_gpu_head_backward(t->queue, l->dx, l->w->w_grad, l->x->data, l->w->data, l->batch->targets, l->weights,
+                              l->sums, l->logits, l->rows, l->x->rows, p.first, p.rows, l->w->cols,
+                              l->batch->grad_scale, l->cap, flags);
         if (!end_piece(t, l->w, &p))
             return;
     }
@@ -170,9 +178,26 @@ loss_in_pieces(spw_tape *t, pieces_loss *l, act *dx, bool added)
     see_pieces(t, l);
     if (!t->record || t->status != SPW_OK)
         return;
+    if (l->weights != NULL)
+        weigh(t, l->batch, l->weights);
     pieces_backward(t, l);
     if (dx != NULL)
         spw_gpu_copy_d2d(t->queue, dx, t->act_dtype, l->dx, SPW_F32, x->rows * x->cols, NULL);
+}
+
+/* With weights the losses come first, from logits that are made again for the gradients: rows of a pair lie in several chunks. */
+static void
+loss_of_whole(spw_tape *t, const spw_value *x, const spw_value *w, const spw_batch *batch, act *logits, uint64_t rows,
+              float cap, act *dx, float *weights, unsigned flags)
+{
+    if (weights != NULL) {
+        spw_gpu_linear_cross_entropy(t->queue, batch->losses, NULL, NULL, x->data, w->data, batch->targets, NULL,
+                                     logits, rows, x->rows, w->rows, w->cols, batch->grad_scale, cap, 0);
+        weigh(t, batch, weights);
+    }
+    spw_gpu_linear_cross_entropy(t->queue, batch->losses, dx, t->record ? w->w_grad : NULL, x->data, w->data,
+                                 batch->targets, weights, logits, rows, x->rows, w->rows, w->cols, batch->grad_scale,
+                                 cap, flags);
 }
 
 spw_value *
@@ -182,23 +207,27 @@ spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch
     unsigned flags = 0;
     spw_value *y;
     act *logits, *dx;
+    float *weights = NULL;
     if (x == NULL || w == NULL || x->rows != M || x->cols != w->cols)
         return spw__tape_fail(t);
     V = piece_of(w, 0).rows;
     rows = rows_at_a_time(t, M, V);
     y = spw__tape_value(t, 1, 1, NULL);
     logits = spw__tape_take(t, rows * spw_gpu_logits_stride(V) * t->act_bytes);
+    if (t->record && batch->preference != NULL)
+        weights = spw__tape_take(t, M * sizeof *weights);
     dx = t->record ? spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags) : NULL;
     if (t->record && w->piece_rows == 0 && spw__tape_begins(t, w))
         flags |= SPW_OP_SET_DW;
     if (y == NULL || logits == NULL || t->kept || t->status != SPW_OK || spw__tape_op(t, T_HEAD, y) == NULL)
         return spw__tape_fail(t);
     if (w->piece_rows > 0)
-        loss_in_pieces(t, &(pieces_loss){.x = x, .w = w, .batch = batch, .logits = logits, .rows = rows, .cap = cap},
-                       dx, flags & SPW_OP_ACC_DX);
+        loss_in_pieces(
+            t,
+            &(pieces_loss){
+                .x = x, .w = w, .batch = batch, .logits = logits, .rows = rows, .cap = cap, .weights = weights},
+            dx, flags & SPW_OP_ACC_DX);
     else if (!t->dry)
-        spw_gpu_linear_cross_entropy(t->queue, batch->losses, dx, t->record ? w->w_grad : NULL, x->data, w->data,
-                                     batch->targets, NULL, logits, rows, M, w->rows, w->cols, batch->grad_scale, cap,
-                                     flags);
+        loss_of_whole(t, x, w, batch, logits, rows, cap, dx, weights, flags);
     return y;
 }

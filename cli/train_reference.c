@@ -1,0 +1,146 @@
+/*
+ * What the reference of spillway.preference finds of the answers that will be trained on and evaluated: asked of the weights that the run
+ * starts from, before the first step, or read from the file beside the checkpoint that it goes on from.
+ */
+#include "train.h"
+#include <math.h>
+#include <stdio.h>
+
+static const char FILE_NAME[] = "reference.bin";
+
+/* SimPO has none. */
+bool
+cli_train_has_reference(const spw_config *c)
+{
+    spw_preference p;
+    return spw_config_preference(c, &p) && p.kind != SPW_PREFERENCE_SIMPO;
+}
+
+static uint64_t
+window_count(const spw_data *data)
+{
+    return spw_data_sequences(data, SPW_SPLIT_TRAIN) + spw_data_sequences(data, SPW_SPLIT_VALIDATION);
+}
+
+/* The table, and what is brought for a batch and told of it. */
+uint64_t
+cli_train_reference_bytes(const spw_config *c, const spw_data *data)
+{
+    if (data == NULL || !cli_train_has_reference(c))
+        return 0;
+    return spw_reference_memory_bytes(window_count(data), 2 * spw_data_pairs(data)) +
+           2 * cli_train_batch_max(c) * c->micro_batch * (c->data.seq_length + 1) * sizeof(double);
+}
+
+/* Of the data: a file of other pairs, or of the same in other windows, is not this training's. */
+static uint64_t
+key_of(const train_run *r)
+{
+    const char *encoder = spw_data_encoder(r->data);
+    const uint64_t numbers[] = {r->config.data.seq_length, spw_data_tokens(r->data), spw_data_pairs(r->data),
+                                spw_data_sequences(r->data, SPW_SPLIT_TRAIN)};
+    return spw_checksum_more(spw_checksum_more(0, encoder, strlen(encoder)), numbers, sizeof numbers);
+}
+
+static void
+show_asked(void *ctx, uint64_t asked)
+{
+    train_run *r = ctx;
+    uint64_t now = spw_now_ns();
+    if (r->quiet || now - r->last_line_ns < 5000000000ull)
+        return;
+    r->last_line_ns = now;
+    printf("reference  %llu sequences\n", (unsigned long long)asked);
+    fflush(stdout);
+}
+
+static spw_status
+ask(train_run *r, spw_error *err)
+{
+    const spw_config *c = &r->config;
+    const spw_reference_asking asking = {.engine = r->engine,
+                                         .data = r->data,
+                                         .channel = r->talk,
+                                         .sequences = c->micro_batch,
+                                         .T = c->data.seq_length,
+                                         .micro_batches = (uint32_t)cli_train_batch_max(c),
+                                         .tokens = r->tokens,
+                                         .targets = r->targets,
+                                         .answers = r->answers,
+                                         .told = show_asked,
+                                         .ctx = r};
+    uint64_t begin = r->last_line_ns = spw_now_ns();
+    SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_TRAIN, c->run.steps * c->train_batch_size, err));
+    if (c->run.eval_interval > 0)
+        SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_VALIDATION,
+                                  cli_train_eval_batches(r) * c->micro_batch, err));
+    if (!r->quiet)
+        printf("reference  %llu of %llu sequences were asked about in %.1f s\n",
+               (unsigned long long)spw_reference_count(r->reference), (unsigned long long)window_count(r->data),
+               (double)(spw_now_ns() - begin) * 1e-9);
+    return SPW_OK;
+}
+
+/* Beside the checkpoint, in the folder that spillway.checkpoint_dir was. */
+static void
+beside(const char *checkpoint, char path[SPW_PATH_BYTES])
+{
+    const char *slash = strrchr(checkpoint, '/');
+    snprintf(path, SPW_PATH_BYTES, "%.*s/%s", slash != NULL ? (int)(slash - checkpoint) : 1,
+             slash != NULL ? checkpoint : ".", FILE_NAME);
+}
+
+spw_status
+cli_train_find_reference(train_run *r, const char *found, spw_error *err)
+{
+    char path[SPW_PATH_BYTES];
+    spw_status st;
+    if (!cli_train_has_reference(&r->config))
+        return SPW_OK;
+    SPW_TRY(spw_reference_create(&r->reference, window_count(r->data), 2 * spw_data_pairs(r->data), key_of(r), err));
+    if (!r->resumed)
+        return SPW_OK;
+    if (r->from_foreign)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "%s holds no reference for spillway.preference.loss %s: model.path, without --resume, starts "
+                         "from its weights, with them as the reference",
+                         found, r->config.run.preference.loss);
+    beside(found, path);
+    st = spw_reference_load(r->reference, path, r->talk, err);
+    if (st == SPW_ENOENT)
+        spw_error_wrap(err, "what the reference found is in no file any more, and it cannot be asked again");
+    return st;
+}
+
+spw_status
+cli_train_ask_reference(train_run *r, spw_error *err)
+{
+    const char *folder = r->config.run.checkpoint_dir;
+    char path[SPW_PATH_BYTES];
+    spw_status st = SPW_OK;
+    spw_error own = {0};
+    if (r->reference == NULL)
+        return SPW_OK;
+    if (!r->resumed)
+        SPW_TRY(ask(r, err));
+    snprintf(path, sizeof path, "%.*s/%s", (int)(sizeof path - sizeof FILE_NAME - 1), folder, FILE_NAME);
+    if (r->rank == 0 && folder[0] != '\0') {
+        st = spw_dir_make(folder, &own);
+        if (st == SPW_OK)
+            st = spw_reference_save(r->reference, path, &own);
+    }
+    if (r->talk != NULL)
+        return spw_agree(r->talk, st, &own, NULL, err);
+    if (st != SPW_OK)
+        *err = own;
+    return st;
+}
+
+spw_status
+cli_train_fill_answers(train_run *r, spw_split split, uint64_t position, uint64_t k, spw_error *err)
+{
+    const uint64_t T = r->config.data.seq_length;
+    return r->reference == NULL ? SPW_OK
+                                : spw_reference_fill(r->reference, spw_data_window(r->data, split, position),
+                                                     r->tokens + k * T, r->targets + k * T, T, r->answers + k * T, err);
+}
