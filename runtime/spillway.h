@@ -17,4 +17,5 @@
 #include "spw_generate.h"
 #include "spw_monitor.h"
 #include "spw_rank_bench.h"
+#include "spw_reference.h"
 #endif

@@ -1,6 +1,7 @@
 /* See lib_tiny.h. */
 #include "lib_tiny.h"
 #include "runtime_internal.h"
+#include "spw_data.h"
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -213,6 +214,30 @@ tiny_batch(uint64_t step, uint64_t vocab, uint64_t n, int32_t *tokens, int32_t *
         tokens[i] = (int32_t)((i * i + 3 * i + step % 2 * 17) % vocab);
         targets[i] = (int32_t)(((i + 1) * (i + 1) + 3 * (i + 1) + step % 2 * 17) % vocab);
     }
+}
+
+void
+tiny_pairs(uint64_t n, uint64_t T, int32_t *tokens, int32_t *targets, double *reference)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        const uint64_t t = i % T, k = t % 8;
+        const bool pair = t - k + 8 <= T, first = k % 4 == 0;
+        if (k % 4 == 3 || !pair || (first && i % 3 == 0))
+            targets[i] = -1;
+        tokens[i] |= first ? SPW_TOKEN_BEGINS : 0;
+        reference[i] = first && pair ? 8 + (double)(i * 5 % 17) : 0;
+    }
+}
+
+void
+tiny_prefer(spw_config *c, uint32_t rule)
+{
+    static const char *const losses[] = {"dpo", "ipo", "simpo"};
+    snprintf(c->run.preference.loss, sizeof c->run.preference.loss, "%s", losses[rule % 3]);
+    c->run.preference.beta = 0.3;
+    c->run.preference.label_smoothing = rule % 3 == 0 ? 0.1 : 0;
+    c->run.preference.likelihood = rule % 2 == 0 ? 0.5 : 0;
+    snprintf(c->data.documents, sizeof c->data.documents, "whole");
 }
 
 void

@@ -35,6 +35,10 @@ const char *tiny_family_name(spw_family family);
 void tiny_model_fit(spw_model_config *m);
 /* Token t of sequence position i of step s: a fixed pseudo-text. */
 void tiny_batch(uint64_t step, uint64_t vocab, uint64_t n, int32_t *tokens, int32_t *targets);
+/* Makes pairs of answers of it, in sequences of T tokens, of four tokens each; the last ones of a sequence may be padding. reference (n): for them. */
+void tiny_pairs(uint64_t n, uint64_t T, int32_t *tokens, int32_t *targets, double *reference);
+/* And the configuration, by one of three rules. */
+void tiny_prefer(spw_config *c, uint32_t rule);
 /* A fresh folder below $TMPDIR or /tmp; removed by tiny_dir_remove. */
 void tiny_dir_make(char path[256]);
 void tiny_dir_remove(const char *path);

@@ -90,6 +90,8 @@ run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uin
     uint64_t one = c->micro_batch * c->data.seq_length, each = MICRO / w->ranks;
     int32_t *all[2] = {malloc(MICRO * one * 4), malloc(MICRO * one * 4)};
     int32_t *own[2] = {malloc(each * one * 4), malloc(each * one * 4)};
+    double *reference[2] = {calloc(MICRO * one, sizeof(double)), calloc(each * one, sizeof(double))};
+    const bool prefers = strcmp(c->data.documents, "whole") == 0;
     spw_step_result r = {0};
     spw_store_stats stats;
     double eval;
@@ -99,10 +101,14 @@ run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uin
             all[1][i] = i % 3 == 0 ? -1 : all[1][i]; /* ranks have different numbers of targets */
         for (uint64_t i = 0; i < MICRO * one && strcmp(c->data.documents, "separate") == 0; i++)
             all[0][i] |= (i * 7 + s) % 11 == 0 ? SPW_TOKEN_BEGINS : 0;
+        if (prefers)
+            tiny_pairs(MICRO * one, c->data.seq_length, all[0], all[1], reference[0]);
         for (uint64_t i = 0; i < each; i++) {
             for (int k = 0; k < 2; k++)
                 memcpy(own[k] + i * one, all[k] + (i * w->ranks + rank) * one, one * 4);
+            memcpy(reference[1] + i * one, reference[0] + (i * w->ranks + rank) * one, one * sizeof(double));
         }
+        spw_engine_set_reference(e, prefers ? reference[1] : NULL);
         for (uint64_t i = 0; i < each * one && w->idle && s == 1 && rank + 1 == w->ranks; i++)
             own[1][i] = -1;
         at = state_at(e, s);
@@ -136,6 +142,7 @@ run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uin
     for (int k = 0; k < 2; k++) {
         free(all[k]);
         free(own[k]);
+        free(reference[k]);
     }
     return SPW_OK;
 }

@@ -166,10 +166,11 @@ configure(const lane *l)
 {
     static const char *const formats[] = {"split", "fp32", "mixed", "split-bf16", "split-int8", "split24-int8"};
     static const char *const codes[] = {"none", "int8", "int4"};
-    static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD"};
+    static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD"}, *const rules[] = {"dpo", "ipo", "simpo"};
     uint32_t r = l->run;
     uint64_t width = 32 * (1 + pick(r, 1, 8)), T = 16 << pick(r, 2, 3), format = pick(r, 3, 6),
              passes = pick(r, 4, 4) == 0;
+    bool prefers = pick(r, 51, 4) == 0; /* pairs of answers, of which the start is asked */
     bool llama = pick(r, 5, 3) == 0, experts = llama && pick(r, 36, 2) == 0,
          gemma = llama && !experts && pick(r, 40, 2) == 0, /* with two tables of positions */
         four = gemma && pick(r, 48, 2) == 0,               /* what blocks leave for later ones */
@@ -221,8 +222,11 @@ configure(const lane *l)
     else
         fprintf(f, "\"n_positions\": %d, \"n_embd\": %d, \"n_layer\": %d, \"n_head\": 4},\n", (int)T, (int)width,
                 1 + (int)pick(r, 7, 6));
-    fprintf(f, "\"data\": {\"path\": [\"%s/text\"], \"seq_length\": %d, \"documents\": \"%s\"},\n", base, (int)T,
-            pick(r, 41, 3) == 0 ? "separate" : "packed");
+    fprintf(f, "\"data\": {\"path\": [\"%s/%s\"], \"seq_length\": %d, \"documents\": \"%s\"},\n", base,
+            prefers ? "pairs.jsonl" : "text", (int)T,
+            prefers               ? "whole"
+            : pick(r, 41, 3) == 0 ? "separate"
+                                  : "packed");
     fprintf(f,
             "\"train_micro_batch_size_per_gpu\": %d, \"gradient_accumulation_steps\": %d, \"gradient_clipping\": %d,\n",
             1 + (int)pick(r, 9, 4), 1 + (int)pick(r, 10, 4), (int)pick(r, 11, 2));
@@ -240,14 +244,16 @@ configure(const lane *l)
         "\"spillway\": {\"steps\": %d, \"device\": \"cpu\", \"device_memory\": %s, \"host_memory\": %s, "
         "\"state_format\": \"%s\", \"chunk_elems\": %d, \"weight_slots\": %d, \"record_slots\": %d, "
         "\"grad_dtype\": \"%s\", \"micro_batches_per_pass\": %d, \"optimizer_threads\": %d, \"compute_threads\": %d, "
-        "\"gradients\": \"%s\", %s\"checkpoint_dir\": \"%s\", \"checkpoint_interval\": 2, \"eval_interval\": %d, "
+        "\"gradients\": \"%s\", %s\"preference\": {\"loss\": \"%s\"}, "
+        "\"checkpoint_dir\": \"%s\", \"checkpoint_interval\": 2, \"eval_interval\": %d, "
         "\"eval_batches\": %d, "
         "\"run_log\": \"%s/log\"}}\n",
         2 + (int)pick(r, 18, STEPS_MAX - 1), device, host, formats[format], 4096 << (int)(2 * pick(r, 19, 5)),
         pick(r, 20, 2) ? (int)pick(r, 21, 9) : 0, pick(r, 22, 2) ? (int)pick(r, 23, 9) : 0,
         pick(r, 24, 2) && !passes ? "bf16" : "fp32", (int)passes, (int)pick(r, 25, 5), (int)pick(r, 26, 4),
-        pick(r, 14, 4) >= 2 && !passes && pick(r, 39, 2) ? "nvme" : "auto", frozen, pick(r, 27, 2) ? l->dir : "",
-        (int)pick(r, 28, 3), 1 + (int)pick(r, 29, 8), l->dir);
+        pick(r, 14, 4) >= 2 && !passes && pick(r, 39, 2) ? "nvme" : "auto", frozen,
+        prefers ? rules[pick(r, 52, 3)] : "none", pick(r, 27, 2) ? l->dir : "", (int)pick(r, 28, 3),
+        1 + (int)pick(r, 29, 8), l->dir);
     assert_int_equal(fclose(f), 0);
 }
 
@@ -419,6 +425,13 @@ test_random_budgets(void **state)
     assert_non_null(f);
     for (int i = 0; i < 20000; i++)
         fprintf(f, "line %d says that %d is not %d\n", i, i * 7, i % 13);
+    assert_int_equal(fclose(f), 0);
+    snprintf(path, sizeof path, "%s/pairs.jsonl", base);
+    f = fopen(path, "we");
+    assert_non_null(f);
+    for (int i = 0; i < 6000; i++)
+        fprintf(f, "{\"prompt\": \"%d\", \"chosen\": \"%c\", \"rejected\": \"%c\"}\n", i % 90, 'a' + i % 20,
+                'A' + i % 20);
     assert_int_equal(fclose(f), 0);
     for (uint32_t i = 0; i < LANES; i++) {
         lanes[i] = (lane){.pid = 0};

@@ -37,18 +37,23 @@ near() { python3 -c 'import json, sys; a, b = [[json.loads(l) for l in open(f) i
 logged() { python3 -c 'import json, math, sys; r = [json.loads(l) for l in open(sys.argv[1]) if "\"loss\"" in l]; sys.exit(0 if eval(sys.argv[2]) else 1)' "$1" "$2"; }
 trains() { run train "$c" --set spillway.run_log="$1" --set spillway.checkpoint_dir= "${@:2}"; }
 
+mkdir -p "$dir/swap"
+nvme="--set zero_optimization.offload_param.device=nvme --set zero_optimization.offload_param.nvme_path=$dir/swap --set zero_optimization.offload_optimizer.device=nvme --set zero_optimization.offload_optimizer.nvme_path=$dir/swap"
+
 check "pairs are trained on" run train "$c" --set spillway.run_log="$dir/a.log"
 check "the start is asked once about what is drawn, and evaluated" grep -Eq '^reference  [0-9]+ of [0-9]+ sequences were asked about in' "$dir/out"
 check "which it finds as likely as itself, to the last bit" logged "$dir/a.log" 'abs(r[0]["loss"] - math.log(2)) < 1e-12 and r[0]["preferred"]["chosen"] == 0 and r[0]["preferred"]["rejected"] == 0'
 check "it learns which answers are right" logged "$dir/a.log" 'r[-1]["loss"] < 0.3 and r[-1]["preferred"]["right"] > 0.8 and r[-1]["preferred"]["chosen"] > r[-1]["preferred"]["rejected"] and len(r) == 24'
 check "of those held out too" logged "$dir/a.log" 'r[-1]["eval_preferred"]["right"] > 0.7 and r[-1]["eval_loss"] < 0.4 and "eval_preferred" not in r[-2]'
 check "a line says so" grep -Eq '^step 24/24  loss [0-9.]+  right [0-9]+%  margin [0-9.]+  .*eval [0-9.]+  right [0-9]+%' "$dir/out"
-check "a plan counts it" run plan "$c" --no-measure
+moved() { python3 -c 'import json, sys; print(sorted(json.load(open(sys.argv[1]))["step"].items()))' "$dir/out"; }
+check "a plan of it" run plan "$c" --no-measure --json $nvme
+moved >"$dir/moved"
+check "and one of texts" run plan "$c" --no-measure --json $nvme --set spillway.preference.loss=none --set data.text_field=chosen
+check "move the same in a step" test "$(moved)" = "$(cat "$dir/moved")" -a -s "$dir/moved"
 check "what the start found is beside the checkpoints" test -s "$dir/ckpt/reference.bin"
 
 # The same numbers, wherever state lies and whoever computes them.
-mkdir -p "$dir/swap"
-nvme="--set zero_optimization.offload_param.device=nvme --set zero_optimization.offload_param.nvme_path=$dir/swap --set zero_optimization.offload_optimizer.device=nvme --set zero_optimization.offload_optimizer.nvme_path=$dir/swap"
 check "on nvme" trains "$dir/b.log" $nvme
 check "the same losses" test "$(log "$dir/a.log")" = "$(log "$dir/b.log")"
 check "in two passes a step" trains "$dir/b.log" --set spillway.micro_batches_per_pass=2

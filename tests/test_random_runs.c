@@ -112,6 +112,8 @@ draw_model(uint64_t run, rig *r)
         c->run.tile_vocab = 64 * (1 + random_pick(run, 49, 3));
     if (random_pick(run, 23, 4) == 0)
         snprintf(c->data.documents, sizeof c->data.documents, "separate");
+    else if (random_pick(run, 54, 5) == 0)
+        tiny_prefer(c, (uint32_t)random_pick(run, 55, 6));
     if (random_pick(run, 15, 4) == 0)
         (random_pick(run, 16, 2) == 0 ? rig_freeze_mlps : rig_freeze_lower)(r);
     else if (c->model.layers > 1 && random_pick(run, 18, 5) == 0)
@@ -293,6 +295,7 @@ try_from(rig *r, int first, bool saves, outcome *out)
 {
     const spw_config *c = &r->c;
     const uint64_t n = c->micro_batch * c->accumulation * c->data.seq_length;
+    static double reference[RIG_TOKENS];
     spw_checkpoint_job *job = NULL;
     spw_error why = {0};
     spw_status st = SPW_OK, kept = SPW_OK;
@@ -301,6 +304,10 @@ try_from(rig *r, int first, bool saves, outcome *out)
         tiny_batch((uint64_t)s, c->model.vocab, n, rig_tokens, rig_targets);
         for (uint64_t i = 0; i < n && strcmp(c->data.documents, "separate") == 0; i++)
             rig_tokens[i] |= (i * 7 + (uint64_t)s) % 11 == 0 ? SPW_TOKEN_BEGINS : 0;
+        if (strcmp(c->data.documents, "whole") == 0) {
+            tiny_pairs(n, c->data.seq_length, rig_tokens, rig_targets, reference);
+            spw_engine_set_reference(r->e, reference);
+        }
         st = spw_engine_step(r->e, rig_tokens, rig_targets, (uint32_t)c->accumulation, c->optimizer.lr, &result,
                              &r->err);
         out->loss[s] = result.loss;
