@@ -90,6 +90,24 @@ add_rope(spw_plan *p, const spw_config *c)
     snprintf(d->reason, sizeof d->reason, "%s", reason);
 }
 
+/* A forward pass moves half of a step's weights and no records, and computes a third of it at most. */
+static void
+add_reference(spw_plan *p, const spw_config *c, const spw_data *data, const spw_prediction *x)
+{
+    spw_decision *d = &p->decisions[p->decision_count];
+    const uint64_t sequences = data != NULL && cli_train_has_reference(c) ? cli_train_reference_sequences(c, data) : 0;
+    size_t n;
+    if (sequences == 0 || p->decision_count == SPW_DECISIONS_MAX)
+        return;
+    p->decision_count++;
+    snprintf(d->name, sizeof d->name, "reference");
+    snprintf(d->value, sizeof d->value, "%llu sequences", (unsigned long long)sequences);
+    n = (size_t)snprintf(d->reason, sizeof d->reason, "the start is asked about them before the first step");
+    if (x->timed)
+        snprintf(d->reason + n, sizeof d->reason - n, ", which takes at most half of so many steps' time: %.3g s",
+                 (double)sequences / (double)c->train_batch_size * x->step_s / 2);
+}
+
 /* What of the disk swap takes, of all ranks here. */
 static uint64_t
 swap_on(const spw_plan *p, dev_t disk)
@@ -272,6 +290,7 @@ plan_config(const job *j)
     if (r.data != NULL)
         add_chat(&r.plan, spw_data_chat(r.data));
     add_rope(&r.plan, &r.config);
+    add_reference(&r.plan, &r.config, r.data, &r.x);
     add_gpu(&r.plan);
     if (st == SPW_OK) {
         warn_of_folders(&r.config, r.engine, &r.plan);

@@ -63,6 +63,8 @@ void cli_train_use_rates(train_run *r, spw_prediction *out);
 bool cli_train_has_reference(const spw_config *c);
 /* Host memory that it takes, with these data; NULL: none. */
 uint64_t cli_train_reference_bytes(const spw_config *c, const spw_data *data);
+/* Sequences that it is asked about: each that is drawn or evaluated, once. */
+uint64_t cli_train_reference_sequences(const spw_config *c, const spw_data *data);
 /* Makes room for it, and reads what it said before the first step of the run that is gone on from. With the other ranks, whose data are these. */
 spw_status cli_train_find_reference(train_run *r, const char *found, spw_error *err);
 /* Else asks it, of weights that were just filled in; and keeps what it says for those who go on. With the other ranks. */
@@ -72,8 +74,9 @@ spw_status cli_train_fill_answers(train_run *r, spw_split split, uint64_t positi
 
 /* ---------------------------------------------------------------- train_loop.c: the steps */
 
-uint64_t cli_train_batch_max(const spw_config *c);   /* micro-batches that a rank brings at once */
-uint64_t cli_train_eval_batches(const train_run *r); /* micro-batches of an evaluation, of all ranks */
+uint64_t cli_train_batch_max(const spw_config *c); /* micro-batches that a rank brings at once */
+/* Micro-batches of an evaluation, of all ranks. */
+uint64_t cli_train_eval_batches(const spw_config *c, const spw_data *data);
 
 spw_status cli_train_loop(train_run *r, spw_error *err);
 /* Waits for the save under way, if there is one, and tells how it went. */

@@ -36,10 +36,10 @@ cli_train_batch_max(const spw_config *c)
 }
 
 uint64_t
-cli_train_eval_batches(const train_run *r)
+cli_train_eval_batches(const spw_config *c, const spw_data *data)
 {
-    const uint64_t have = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION) / r->config.micro_batch;
-    return have < r->config.run.eval_batches ? have : r->config.run.eval_batches;
+    const uint64_t have = spw_data_sequences(data, SPW_SPLIT_VALIDATION) / c->micro_batch;
+    return have < c->run.eval_batches ? have : c->run.eval_batches;
 }
 
 /* Where micro-batch i of this rank begins: they go to the ranks in turn, so that these see together what one would see. */
@@ -75,7 +75,7 @@ ask_ahead(const train_run *r, uint64_t position)
 static spw_status
 evaluate(train_run *r, double *loss_out, spw_error *err)
 {
-    uint64_t B = r->config.micro_batch, batches = cli_train_eval_batches(r);
+    uint64_t B = r->config.micro_batch, batches = cli_train_eval_batches(&r->config, r->data);
     uint64_t each = (batches + r->world - 1) / r->world, own = batches / r->world + (r->rank < batches % r->world);
     uint64_t tokens = B * r->config.data.seq_length;
     *loss_out = NAN;

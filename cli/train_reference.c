@@ -42,15 +42,26 @@ key_of(const train_run *r)
     return spw_checksum_more(spw_checksum_more(0, encoder, strlen(encoder)), numbers, sizeof numbers);
 }
 
+uint64_t
+cli_train_reference_sequences(const spw_config *c, const spw_data *data)
+{
+    const uint64_t drawn = c->run.steps * c->train_batch_size, have = spw_data_sequences(data, SPW_SPLIT_TRAIN);
+    const uint64_t held = c->run.eval_interval > 0 ? cli_train_eval_batches(c, data) * c->micro_batch : 0;
+    return (drawn < have ? drawn : have) + held;
+}
+
+/* Of the time from the begin on, which asking has taken so far. */
 static void
 show_asked(void *ctx, uint64_t asked)
 {
     train_run *r = ctx;
-    uint64_t now = spw_now_ns();
+    const uint64_t now = spw_now_ns(), all = cli_train_reference_sequences(&r->config, r->data);
+    const double left = (double)(now - r->begin_ns) * 1e-9 / (double)asked * (double)(all > asked ? all - asked : 0);
     if (r->quiet || now - r->last_line_ns < 5000000000ull)
         return;
     r->last_line_ns = now;
-    printf("reference  %llu sequences\n", (unsigned long long)asked);
+    printf("reference  %llu of %llu sequences  left %d:%02d\n", (unsigned long long)asked, (unsigned long long)all,
+           (int)left / 60, (int)left % 60);
     fflush(stdout);
 }
 
@@ -69,15 +80,15 @@ ask(train_run *r, spw_error *err)
                                          .answers = r->answers,
                                          .told = show_asked,
                                          .ctx = r};
-    uint64_t begin = r->last_line_ns = spw_now_ns();
+    r->begin_ns = r->last_line_ns = spw_now_ns(); /* the loop sets it anew */
     SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_TRAIN, c->run.steps * c->train_batch_size, err));
     if (c->run.eval_interval > 0)
         SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_VALIDATION,
-                                  cli_train_eval_batches(r) * c->micro_batch, err));
+                                  cli_train_eval_batches(c, r->data) * c->micro_batch, err));
     if (!r->quiet)
         printf("reference  %llu of %llu sequences were asked about in %.1f s\n",
                (unsigned long long)spw_reference_count(r->reference), (unsigned long long)window_count(r->data),
-               (double)(spw_now_ns() - begin) * 1e-9);
+               (double)(spw_now_ns() - r->begin_ns) * 1e-9);
     return SPW_OK;
 }
 

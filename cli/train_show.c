@@ -45,6 +45,8 @@ cli_train_show_start(const train_run *r)
            (unsigned long long)spw_data_sequences(r->data, SPW_SPLIT_TRAIN),
            (unsigned long long)spw_data_sequences(r->data, SPW_SPLIT_VALIDATION),
            (unsigned long long)c->data.seq_length);
+    if (spw_data_pairs(r->data) > 0)
+        printf("pairs    %llu, by %s\n", (unsigned long long)spw_data_pairs(r->data), c->run.preference.loss);
     if (spw_data_chat(r->data)[0] != '\0')
         printf("chat     %s\n", spw_data_chat(r->data));
     if (rope != NULL)

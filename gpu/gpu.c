@@ -695,6 +695,20 @@ spw_gpu_preference(spw_gpu_queue *q, float *weights, const float *losses, const 
 }
 
 void
+spw_gpu_take_rows(spw_gpu_queue *q, void *out, const void *in, const int32_t *rows, uint64_t count, uint64_t row_bytes)
+{
+    SPW_ASSERT(row_bytes > 0 && row_bytes % 2 == 0);
+    q->calls->take_rows(q, out, in, rows, count, row_bytes);
+}
+
+void
+spw_gpu_put_rows(spw_gpu_queue *q, void *out, const void *in, const int32_t *rows, uint64_t count, uint64_t row_bytes)
+{
+    SPW_ASSERT(row_bytes > 0 && row_bytes % 2 == 0);
+    q->calls->put_rows(q, out, in, rows, count, row_bytes);
+}
+
+void
 spw_gpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n)
 {
     q->calls->sumsq(q, out, x, n);

@@ -614,6 +614,15 @@ void spw_gpu_preference(spw_gpu_queue *q, float *weights, const float *losses, c
                         const spw_pair *pairs, uint64_t pair_count, const spw_preference *rule);
 
 /*
+ * Rows by their numbers, as bytes: take_rows  out[i] = in[rows[i]];  put_rows  out[rows[i]] = in[i], i < count, no row twice.
+ *   rows  (count) int32 on the device; row_bytes: a multiple of 2
+ */
+void
+spw_gpu_take_rows(spw_gpu_queue *q, void *out, const void *in, const int32_t *rows, uint64_t count, uint64_t row_bytes);
+void
+spw_gpu_put_rows(spw_gpu_queue *q, void *out, const void *in, const int32_t *rows, uint64_t count, uint64_t row_bytes);
+
+/*
  * out[i] = sum of squares of elements 4096 i .. of x (fp32), fp64; order depends on n alone. out is host memory, and like
  * the sums of copies it is there once the queue has passed the call: after spw_gpu_queue_sync() or an event.
  */

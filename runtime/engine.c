@@ -101,6 +101,8 @@ take_memory(spw_engine *e, spw_error *err)
     e->starts = spw_carve_take(&carve, e->cache_slots * 4);
     if (spw__documents_bytes(e) > 0)
         e->documents = spw_carve_take(&carve, 3 * e->micro_max * e->rows * 4);
+    if (spw__hides_targets(e))
+        e->targeted = spw_carve_take(&carve, e->micro_max * e->rows * sizeof *e->targeted);
     if (e->prefers)
         e->pairs = spw_carve_take(&carve, spw__pairs_bytes(e));
     e->cache = spw_carve_take(&carve, spw__cache_bytes(e));
@@ -378,12 +380,15 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
     e->losses_host = e->host_addressable ? NULL : spw_mem_zalloc(spw__losses_bytes(e));
     e->window = spw__documents_bytes(e) > 0 ? spw_mem_zalloc(spw__documents_bytes(e)) : NULL;
+    e->targeted_host = spw__hides_targets(e) ? spw_mem_calloc(e->rows, sizeof *e->targeted_host) : NULL;
+    e->targeted_counts = spw__hides_targets(e) ? spw_mem_calloc(e->micro_max, sizeof *e->targeted_counts) : NULL;
     e->pairs_host = e->prefers ? spw_mem_zalloc(spw__pairs_bytes(e)) : NULL;
     e->pair_counts = e->prefers ? spw_mem_calloc(e->micro_max, sizeof *e->pair_counts) : NULL;
     if (!e->flow_lent || (!e->host_addressable && e->losses_host == NULL) ||
         (spw__documents_bytes(e) > 0 && e->window == NULL) ||
-        (e->prefers && (e->pairs_host == NULL || e->pair_counts == NULL)) || !e->activation_places || !e->notes ||
-        !e->buffers || !e->unit_partial || !e->chain || !e->first_use || !e->last_use || !e->grad_begun ||
+        (e->prefers && (e->pairs_host == NULL || e->pair_counts == NULL)) ||
+        (spw__hides_targets(e) && (e->targeted_host == NULL || e->targeted_counts == NULL)) || !e->activation_places ||
+        !e->notes || !e->buffers || !e->unit_partial || !e->chain || !e->first_use || !e->last_use || !e->grad_begun ||
         !e->takes_part || !e->late.units || !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
@@ -622,6 +627,8 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->activation_places);
     spw_mem_free(e->flow_lent);
     spw_mem_free(e->losses_host);
+    spw_mem_free(e->targeted_host);
+    spw_mem_free(e->targeted_counts);
     spw_mem_free(e->pairs_host);
     spw_mem_free(e->pair_counts);
     spw_mem_free(e->window);

@@ -145,7 +145,10 @@ struct spw_engine {
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
     int32_t *documents; /* (3, micro_max, rows) places, begins and ends where documents are separate; else NULL */
-    bool prefers;       /* pairs are trained on, by this rule */
+    int32_t *targeted;  /* (micro_max, rows) of each micro-batch, the rows with a target; NULL: mostly all have one */
+    int32_t *targeted_host;    /* (rows) */
+    uint32_t *targeted_counts; /* (micro_max) */
+    bool prefers;              /* pairs are trained on, by this rule */
     spw_preference preference;
     spw_pair *pairs;          /* (micro_max, spw__pairs_max()) */
     spw_pair *pairs_host;     /* the same */
@@ -285,6 +288,7 @@ uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a
 uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */
 uint64_t spw__sides_bytes(const spw_engine *e);     /* of engine.sides, and of their gradients */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
+bool spw__hides_targets(const spw_engine *e);       /* many rows may have none */
 uint64_t spw__pairs_max(const spw_engine *e);       /* in a micro-batch; 0: there are none */
 uint64_t spw__pairs_bytes(const spw_engine *e);     /* of engine.pairs */
 

@@ -51,8 +51,11 @@ static spw_status
 measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t logit_rows, uint64_t *bytes_out,
               spw_error *err)
 {
-    spw_batch batch = {
-        .sequences = sequences, .positions = positions, .preference = e->prefers ? &e->preference : NULL};
+    static const int32_t targeted; /* not looked at */
+    spw_batch batch = {.sequences = sequences,
+                       .positions = positions,
+                       .preference = e->prefers ? &e->preference : NULL,
+                       .targeted = spw__hides_targets(e) ? &targeted : NULL};
     for (uint32_t b = 0; b < e->model->block_count; b++) {
         bool head = b + 1 == e->model->block_count;
         spw_tape_reset(e->tape, NULL, 0, false);
@@ -425,6 +428,7 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
     if (!e->host_addressable)
         own += spw__losses_bytes(e);
     own += spw__documents_bytes(e);
+    own += spw__hides_targets(e) ? e->rows * sizeof *e->targeted_host + e->micro_max * sizeof *e->targeted_counts : 0;
     own += spw__pairs_bytes(e) + (e->prefers ? e->micro_max * sizeof *e->pair_counts : 0);
     own += stage_bytes(e);
     if (e->world > 1)
@@ -492,6 +496,15 @@ uint64_t
 spw__losses_bytes(const spw_engine *e)
 {
     return e->micro_max * e->rows * sizeof *e->losses;
+}
+
+/* Prompts, what others say, padding. */
+bool
+spw__hides_targets(const spw_engine *e)
+{
+    const spw_config *c = &e->config;
+    return e->cache_slots == 0 && (e->prefers || strcmp(c->data.documents, "whole") == 0 || c->data.chat[0] != '\0' ||
+                                   c->data.prompt_field[0] != '\0');
 }
 
 /* A document with a target has two tokens. */
@@ -681,6 +694,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__rope_elems(e) * sizeof *e->cos_sin;
     if (spw__documents_bytes(e) > 0)
         in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
+    in.batch_device += spw__hides_targets(e) ? 4096 + e->micro_max * e->rows * sizeof *e->targeted : 0;
     in.batch_device += e->prefers ? 4096 + spw__pairs_bytes(e) : 0;
     in.batch_device += spw__deferred_bytes(e) + spw__sides_bytes(e) + spw__orthogonal_bytes(e);
     in.batch_device += spw__cache_bytes(e) + e->cache_slots * 8;

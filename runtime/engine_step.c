@@ -146,6 +146,20 @@ load_documents(spw_engine *e, const int32_t *tokens, uint32_t micro)
     spw_gpu_write_bytes(e->compute, e->documents + 2 * all + at, ends, rows * sizeof *ids);
 }
 
+/* Which rows of a micro-batch have a target. */
+static void
+load_targeted(spw_engine *e, const int32_t *targets, uint32_t micro)
+{
+    uint32_t count = 0;
+    for (uint64_t i = 0; i < e->rows; i++) {
+        if (targets[micro * e->rows + i] >= 0)
+            e->targeted_host[count++] = (int32_t)i;
+    }
+    e->targeted_counts[micro] = count;
+    if (count > 0)
+        spw_gpu_write_bytes(e->compute, e->targeted + micro * e->rows, e->targeted_host, count * sizeof *e->targeted);
+}
+
 /* Finds the pairs of a micro-batch, and puts them beside its tokens. */
 static spw_status
 load_pairs(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro, spw_error *err)
@@ -186,6 +200,8 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
         count = (uint64_t)all;
     }
     e->target_count = count;
+    for (uint32_t micro = 0; micro < micro_batches && e->targeted != NULL; micro++)
+        load_targeted(e, targets, micro);
     for (uint32_t micro = 0; micro < micro_batches && e->documents != NULL; micro++)
         load_documents(e, tokens, micro);
     if (e->documents == NULL)

@@ -62,6 +62,8 @@ batch_of(const spw_engine *e, uint32_t micro)
                        .places = documents != NULL ? documents : e->places,
                        .begins = documents != NULL ? documents + all : NULL,
                        .ends = documents != NULL ? documents + 2 * all : NULL,
+                       .targeted = e->targeted != NULL ? e->targeted + micro * e->rows : NULL,
+                       .targeted_count = e->targeted != NULL ? e->targeted_counts[micro] : 0,
                        .losses = e->losses + micro * e->rows,
                        .preference = e->prefers ? &e->preference : NULL,
                        .pairs = e->prefers ? e->pairs + micro * spw__pairs_max(e) : NULL,

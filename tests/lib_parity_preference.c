@@ -1,4 +1,4 @@
-/* Weights of rows: made of preferences, and of 1, which change nothing. */
+/* Weights of rows: made of preferences, and of 1, which change nothing. And rows that are picked out and put back. */
 #include "lib_subject.h"
 #include <math.h>
 #include <setjmp.h>
@@ -77,10 +77,50 @@ prepare_ones(const subject *s, float **host, int32_t **ints)
         host[7][m] = 1;
 }
 
+/* ---------------------------------------------------------------- d = rows of all, rows picked, columns; arrays: all, numbers, picked, put back, numbers picked */
+
+static void
+run_moves(const subject *s, spw_gpu_queue *q, void **p)
+{
+    const uint64_t row_bytes = s->d[2] * spw_dtype_bytes(subject_type());
+    spw_gpu_take_rows(q, p[2], p[0], p[1], s->d[1], row_bytes);
+    spw_gpu_put_rows(q, p[3], p[2], p[1], s->d[1], row_bytes);
+    spw_gpu_take_rows(q, p[4], p[1], p[1], s->d[1], sizeof(int32_t));
+    spw_gpu_take_rows(q, NULL, p[0], p[1], 0, row_bytes);
+    spw_gpu_put_rows(q, NULL, p[0], p[1], 0, row_bytes);
+}
+
+static void
+prepare_moves(const subject *s, float **host, int32_t **ints)
+{
+    (void)host;
+    for (uint64_t i = 0; i < s->d[1]; i++)
+        ints[1][i] = (int32_t)((i * 7 + 3) % s->d[0]);
+}
+
+static void
+parity_moves(const parity *p)
+{
+    static const uint64_t sizes[][3] = {{300, 131, 40}, {300, 300, 33}, {37, 5, 1030}, {90000, 70000, 2}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const uint64_t all = sizes[i][0], some = sizes[i][1], C = sizes[i][2];
+        subject_examine(p, &(subject){.name = "rows by number",
+                                      .a = {{ACT, all * C, 0, 0},
+                                            {INT, all, 1, 0},
+                                            {ACT_OUT, some * C, 0, 0},
+                                            {ACT_OUT, all * C, 0, 0},
+                                            {INT, some, 1, 0}},
+                                      .d = {all, some, C},
+                                      .run = run_moves,
+                                      .prepare = prepare_moves});
+    }
+}
+
 void
 parity_preference(const parity *p)
 {
     enum { M = 2000, ROWS = 9, V = 130, C = 40 };
+    parity_moves(p);
     for (uint64_t kind = 0; kind < 3; kind++)
         subject_examine(
             p,

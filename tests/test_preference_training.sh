@@ -49,6 +49,7 @@ check "a line says so" grep -Eq '^step 24/24  loss [0-9.]+  right [0-9]+%  margi
 moved() { python3 -c 'import json, sys; print(sorted(json.load(open(sys.argv[1]))["step"].items()))' "$dir/out"; }
 check "a plan of it" run plan "$c" --no-measure --json $nvme
 moved >"$dir/moved"
+check "says what is asked" grep -q '"value": "88 sequences"' "$dir/out"
 check "and one of texts" run plan "$c" --no-measure --json $nvme --set spillway.preference.loss=none --set data.text_field=chosen
 check "move the same in a step" test "$(moved)" = "$(cat "$dir/moved")" -a -s "$dir/moved"
 check "what the start found is beside the checkpoints" test -s "$dir/ckpt/reference.bin"

@@ -25,7 +25,7 @@ JSON
 python3 - "$spw" "$dir" <<'PY'
 import json, os, resource, subprocess, sys
 spw, folder = sys.argv[1:]
-SHORT, LONG = 3, 11  # steps; what starting and ending costs is in both
+SHORT, LONG = 3, 8  # steps; what starting and ending costs is in both
 n = 0
 
 def check(name, good, *notes):
@@ -79,7 +79,7 @@ FROZEN = ["--set", 'spillway.freeze=["w*","h.?.*","h.1?.*"]']
 # Muon: of the layers' matrices a record of 6 bytes, held between the halves of an update where slots do, else read and written twice. Where its products take longer than the
 # disk, updates run ahead of the forward pass, which reads weights of 2 bytes once more: that is the moment's, between none and all of them.
 WHOLE = 40 * 12 * 192 * 192 / ALL
-MUON = ["--set", 'optimizer={"type":"Muon","params":{"lr":1e-3}}']
+MUON = ["--set", 'optimizer={"type":"Muon","params":{"lr":1e-3,"ns_steps":1}}']
 for name, more, formula, off in (
         ("weights and records on nvme", [], (14, 12), 0.01),
         ("weights on host", ["--set", 'zero_optimization.offload_param={"device":"cpu"}'], (10, 10), 0.01),

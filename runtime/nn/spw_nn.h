@@ -55,11 +55,13 @@ typedef struct spw_batch {
     uint64_t sequences, positions;            /* B, T */
     const int32_t *tokens, *targets, *places; /* places: position of each token; targets: -1 for no loss */
     const int32_t *begins, *ends;             /* of documents, for attention's shape; NULL: a sequence is one */
-    float grad_scale;                         /* of the sum of losses */
-    float balance;                            /* of a loss for routers, scaled as the losses are; 0: none */
-    float *losses;                            /* (B T) out */
-    const spw_preference *preference;         /* what is minimised is this, of pairs; NULL: the sum of losses */
-    const spw_pair *pairs;                    /* (pair_count) on the device */
+    const int32_t *targeted; /* rows with a target, of which heads compute nothing else; NULL: all are computed */
+    uint64_t targeted_count;
+    float grad_scale;                 /* of the sum of losses */
+    float balance;                    /* of a loss for routers, scaled as the losses are; 0: none */
+    float *losses;                    /* (B T) out */
+    const spw_preference *preference; /* what is minimised is this, of pairs; NULL: the sum of losses */
+    const spw_pair *pairs;            /* (pair_count) on the device */
     uint64_t pair_count;
     uint64_t dropout_key, dropout_counter;
 } spw_batch;

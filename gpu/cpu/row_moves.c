@@ -1,0 +1,43 @@
+/* Rows by their numbers, on the cpu device: a part copies some of them. */
+#include "cpu_internal.h"
+
+enum { PART_BYTES = 256 << 10 };
+
+typedef struct rows_args {
+    char *out;
+    const char *in;
+    const int32_t *rows;
+    uint64_t count, row_bytes, grain; /* rows of a part */
+    bool put;
+} rows_args;
+
+static void
+rows_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const rows_args *a = ctx;
+    const uint64_t first = part_idx * a->grain, end = first + a->grain < a->count ? first + a->grain : a->count;
+    (void)worker_idx;
+    for (uint64_t i = first; i < end; i++) {
+        const uint64_t row = (uint64_t)a->rows[i];
+        memcpy(a->out + (a->put ? row : i) * a->row_bytes, a->in + (a->put ? i : row) * a->row_bytes, a->row_bytes);
+    }
+}
+
+static void
+run(spw_gpu_queue *q, rows_args *a)
+{
+    a->grain = PART_BYTES / a->row_bytes + 1;
+    spw__cpu_run(q, (uint32_t)((a->count + a->grain - 1) / a->grain), rows_part, a);
+}
+
+void
+spw__cpu_take_rows(spw_gpu_queue *q, void *out, const void *in, const int32_t *rows, uint64_t count, uint64_t row_bytes)
+{
+    run(q, &(rows_args){.out = out, .in = in, .rows = rows, .count = count, .row_bytes = row_bytes});
+}
+
+void
+spw__cpu_put_rows(spw_gpu_queue *q, void *out, const void *in, const int32_t *rows, uint64_t count, uint64_t row_bytes)
+{
+    run(q, &(rows_args){.out = out, .in = in, .rows = rows, .count = count, .row_bytes = row_bytes, .put = true});
+}
