@@ -57,7 +57,7 @@ nvme="{\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}"
 for family in gpt2 llama; do
     cat >"$dir/$family.json" <<JSON
 { "model": {${!family}},
-  "data": {"path": ["$dir/text.txt"], "seq_length": 40, "seed": 1},
+  "data": {"path": ["$dir/text.txt"], "seq_length": 24, "seed": 1},
   "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0, "bf16": {"enabled": true},
   "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
   "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
