@@ -18,6 +18,7 @@ talk = lambda i: [{"role": "user", "content": "What is %d?" % i}, {"role": "assi
 open(d + "/c.jsonl", "w").write("".join(json.dumps({"messages": talk(i)}) + "\n" for i in range(200)))
 open(d + "/old.jsonl", "w").write("".join(json.dumps({"conversations": [
     {"from": {"user": "human", "assistant": "gpt"}[m["role"]], "value": m["content"]} for m in talk(i)]}) + "\n" for i in range(200)))
+open(d + "/pairs.jsonl", "w").write("".join(json.dumps({"prompt": talk(i)[:1], "chosen": [{"role": "assistant", "content": "no"}], "rejected": talk(i)[1:]}) + "\n" for i in range(200)))
 open(d + "/bad.jsonl", "w").write(json.dumps({"messages": talk(1)}) + "\n" + json.dumps({"messages": [{"role": "user", "content": [{"type": "image"}]}]}) + "\n")
 json.dump({"user": ["Q: ", "\n"], "assistant": ["A: ", "<|endoftext|>\n"], "tokens": ["<|endoftext|>"]}, open(d + "/layout.json", "w"))
 json.dump({"model": {"model_type": "llama", "vocab_size": size, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -128,4 +129,13 @@ for example in finetune lora; do
     check "and answers" run generate "$dir/$example-folder" --chat auto --prompt "What is 5?" --temperature 0 --tokens 30
     check "as it was taught" test "$(tail -n 1 "$dir/out")" = yes
 done
+# And what goes on from there, with answers that are preferred to those.
+set -- examples/preference.json --set model.path="$dir/ckpt/step-20" --set data.path="$dir/pairs.jsonl" --set spillway.checkpoint_dir="$dir/preference" --set spillway.run_log="$dir/preference.log"
+check "examples/preference.json plans for a GPU that is not here" run plan "$@" --set data.seq_length=64 --gpu rtx4090 --no-measure --json
+check "which does everything it says, too" sh -c "! grep -q warning '$dir/err' && grep -q '\"fits\": true' '$dir/out' && grep -q '\"reference\"' '$dir/out'"
+check "trains" run train "$@" --set data.seq_length=64 --set train_micro_batch_size_per_gpu=2 --set gradient_accumulation_steps=2 --set spillway.steps=60 --set spillway.device=cpu --set optimizer.params.lr=0.005 --set spillway.preference.likelihood=1
+check "until the other answer is right" python3 -c 'import json, sys; r = [json.loads(l) for l in open(sys.argv[1]) if "\"loss\"" in l]; sys.exit(0 if len(r) == 60 and r[0]["preferred"]["chosen"] == 0 and r[-1]["preferred"]["right"] == 1 and r[-1]["preferred"]["chosen"] > 0 else 1)' "$dir/preference.log"
+check "is exported" run export "$dir/preference" --to "$dir/preference-folder"
+check "and answers" run generate "$dir/preference-folder" --chat auto --prompt "What is 5?" --temperature 0 --tokens 30
+check "as was preferred" test "$(tail -n 1 "$dir/out")" = no
 echo "1..$n"
