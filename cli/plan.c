@@ -275,6 +275,7 @@ plan_config(const job *j)
     options.model = r.model;
     options.local_ranks = local_ranks;
     options.process_bytes = process_of_train();
+    options.targeted = r.data != NULL ? spw_data_targeted(r.data) : 0;
     options.caller_bytes = cli_train_reference_bytes(&r.config, r.data);
     options.room_bytes = cli_plan_room(j->gpu, &r.config);
     options.weights_from = spw_config_start_folder(&r.config);

@@ -238,6 +238,7 @@ create(train_run *r, bool plan_only, spw_plan *plan, spw_error *err)
                               .comm = r->comm,
                               .plan_only = plan_only,
                               .kept_rates = true,
+                              .targeted = spw_data_targeted(r->data),
                               .caller_bytes = (r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0) +
                                               cli_train_reference_bytes(c, r->data),
                               .resumes = r->resumed,

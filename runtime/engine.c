@@ -428,6 +428,7 @@ create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error 
     e->config = *o->config;
     e->model = o->model;
     e->inference = o->inference;
+    e->targeted_share = o->targeted > 0 && o->targeted < 1 ? o->targeted : 1;
     e->prefers = !o->inference && spw_config_preference(o->config, &e->preference);
     e->world = e->local_world = 1;
     if (o->comm != NULL && spw_comm_get_info(o->comm)->world > 1) {

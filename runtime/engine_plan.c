@@ -238,6 +238,13 @@ attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
            (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
 }
 
+/* Of a micro-batch's rows, those that a head computes. */
+static double
+head_share(const spw_engine *e)
+{
+    return spw__hides_targets(e) ? e->targeted_share : 1;
+}
+
 /*
  * Of a step: each matrix twice per element and token forward, again for recomputing what backward reads, and twice that backward, where half
  * is for its own gradient; forward alone below the lowest block that is trained. And so the products of attention.
@@ -250,9 +257,11 @@ count_flops(const spw_engine *e, plan_input *in)
     double again = e->again_flops / (double)e->rows, attention = 0, attention_again = 0;
     for (uint32_t b = 1; b < e->model->block_count; b++) { /* the first looks embeddings up */
         const spw_block *block = &e->model->blocks[b];
+        const double rows = b + 1 == e->model->block_count ? head_share(e) : 1;
         for (uint32_t k = 0; k < block->param_count; k++) {
             const spw_param *p = &e->model->params[block->param_ids[k]];
-            double share = p->expert > 0 ? (double)m->choices / (double)m->experts : 1; /* of the rows that meet it */
+            double share =
+                p->expert > 0 ? (double)m->choices / (double)m->experts : rows; /* of the rows that meet it */
             double product = p->ndim > 1 ? 2 * share * (double)(p->rows * p->cols) : 0;
             forward += product;
             if (b >= e->lowest) {
@@ -283,7 +292,7 @@ twice_flops(const spw_engine *e)
         bool again = at->pieces > 1 || (e->prefers && e->model->params[head->param_ids[k]].ndim > 1);
         sum += again ? 2 * (double)at->elems : 0;
     }
-    return sum * (double)(e->config.accumulation * e->rows);
+    return sum * head_share(e) * (double)(e->config.accumulation * e->rows);
 }
 
 uint32_t

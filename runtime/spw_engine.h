@@ -115,7 +115,9 @@ typedef struct spw_engine_options {
     const spw_gpu_spec *gpu; /* plan_only: for this device, which need not be here; NULL: the configuration's */
     bool fit_only;           /* plan_only: whether it fits is enough, what a step moves is not counted */
     uint64_t process_bytes;  /* what the plan counts for the process; 0: what is resident now */
-    uint64_t caller_bytes;   /* and for what the caller will take besides its batches */
+    double
+        targeted; /* share of tokens with a target (spw_data_targeted), where data hide some: what heads compute; 0: all */
+    uint64_t caller_bytes; /* and for what the caller will take besides its batches */
     bool resumes; /* a checkpoint will be loaded or saved, though there is neither model.path nor a checkpoint_dir */
     /*
      * Where the weights will be loaded from: the path of spw_engine_load_weights(), or "<checkpoint>/model.safetensors". With

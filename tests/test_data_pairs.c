@@ -28,9 +28,13 @@ assert_window(const spw_data_options *o, const int32_t *tokens, const int32_t *t
 {
     int32_t got[ROW_MAX], next[ROW_MAX];
     spw_data *d = dataset_open(o);
+    uint64_t with_target = 0;
     assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), 1);
     assert_int_equal(spw_data_pairs(d), pairs);
     dataset_fill(d, SPW_SPLIT_TRAIN, 0, 1, got, next);
+    for (uint64_t t = 0; t < o->seq_length; t++)
+        with_target += next[t] >= 0;
+    assert_true(spw_data_targeted(d) * (double)spw_data_tokens(d) == (double)with_target); /* all are in it */
     for (uint64_t t = 0; t < o->seq_length; t++) {
         if (got[t] != tokens[t] || next[t] != targets[t])
             fail_msg("token %d: %d (%d) with target %d, wanted %d with %d", (int)t, got[t] & ~HERE, got[t] & HERE,

@@ -334,13 +334,51 @@ test_least_budget(void **state)
     spw_model_destroy(model);
 }
 
+static double
+flops_of(const spw_config *c, double targeted)
+{
+    spw_model *model = NULL;
+    spw_engine *e = NULL;
+    spw_plan p;
+    spw_error err = {0};
+    DONE(spw_model_build(&model, &c->model, &err));
+    DONE(spw_engine_create(
+        &e, &(spw_engine_options){.config = c, .model = model, .plan_only = true, .targeted = targeted, .plan_out = &p},
+        &err));
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    return p.flops;
+}
+
+/* What heads do not compute of prompts and padding is not counted: a product forward, two backward, and of preferences the logits again. */
+static void
+test_targeted(void **state)
+{
+    const spw_family families[] = {SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA}; /* tied, and not */
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        spw_config c;
+        double product;
+        tiny_config(&c, SPW_STATE_FP32);
+        tiny_model_config(&c.model, families[k]);
+        product =
+            2 * (double)(c.model.vocab * c.model.width) * (double)(c.micro_batch * c.accumulation * c.data.seq_length);
+        assert_true(flops_of(&c, 0.25) == flops_of(&c, 0)); /* none are hidden */
+        snprintf(c.data.documents, sizeof c.data.documents, "whole");
+        assert_true(flops_of(&c, 1) == flops_of(&c, 0));
+        assert_true(fabs(flops_of(&c, 0) - flops_of(&c, 0.25) - 0.75 * 3 * product) < 1e-9 * product);
+        tiny_prefer(&c, 0);
+        assert_true(fabs(flops_of(&c, 0) - flops_of(&c, 0.25) - 0.75 * 4 * product) < 1e-9 * product);
+    }
+}
+
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_monotonic),   cmocka_unit_test(test_filling_order),
-                                       cmocka_unit_test(test_room),        cmocka_unit_test(test_room_of_device),
-                                       cmocka_unit_test(test_activations), cmocka_unit_test(test_decisions),
-                                       cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_single_gradient),
-                                       cmocka_unit_test(test_least_budget)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_monotonic),    cmocka_unit_test(test_filling_order),
+                                       cmocka_unit_test(test_room),         cmocka_unit_test(test_room_of_device),
+                                       cmocka_unit_test(test_activations),  cmocka_unit_test(test_decisions),
+                                       cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_single_gradient),
+                                       cmocka_unit_test(test_least_budget), cmocka_unit_test(test_targeted)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }

@@ -489,6 +489,15 @@ spw_data_pairs(const spw_data *d)
     return pairs;
 }
 
+double
+spw_data_targeted(const spw_data *d)
+{
+    uint64_t targets = 0;
+    for (uint32_t i = 0; i < d->file_count; i++)
+        targets += d->files[i].targets > 0 ? d->files[i].targets : d->files[i].tokens;
+    return d->tokens > 0 ? (double)targets / (double)d->tokens : 1;
+}
+
 const char *
 spw_data_formats(const spw_data *d)
 {

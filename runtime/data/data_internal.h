@@ -26,6 +26,7 @@ typedef struct data_file {
     uint64_t untargeted,
         cut;                /* windows without a target, and documents that one does not hold, where that was counted */
     uint64_t pairs;         /* that it holds; those that were left out are cut */
+    uint64_t targets;       /* tokens that are somebody's target, where that was counted; 0: not */
     uint64_t begin, tokens; /* byte offset of the first token in store, and how many there are */
     int32_t delimiter;      /* llm.c, llmq: the token that ends a document; -1: none */
     uint64_t loss_at;       /* llmq: byte offset in store of a bit for each token; 0: all have loss */

@@ -3,7 +3,7 @@
  * index in memory and parsing at every use; with it, all formats are rows of tokens that are read by window.
  *
  *   0  "SPWTOKEN" | 8  u32 version 2 | 12  u32 bytes per token, 2 or 4 | 16  u64 key | 24  u64 tokens | 32  u64 documents
- *   40  u64 windows in which no token has a target | 48  u64 documents longer than a window | 56  u64 zero | tokens: the two
+ *   40  u64 windows in which no token has a target | 48  u64 documents longer than a window | 56  u64 targets, 0: not counted | tokens: the two
  *   top bits are CACHE_FIRST and CACHE_NO_LOSS. Of pairs of answers 32 counts pairs, and 48 those that were left out.
  *
  * Two bytes hold vocabularies up to 16384. The key says what the tokens were made from and how: the file's path, size and
@@ -43,6 +43,7 @@ typedef struct encoding {
     bool wide;
     uint64_t vocab; /* ids are below it */
     uint64_t tokens, documents, line, line_offset;
+    uint64_t targets_seen;
     uint64_t untargeted, cut; /* windows without a target, and documents that one does not hold */
     bool targeted;            /* the window of the next word has a target */
     uint64_t longer, alike;   /* pairs left out: longer than a window, without anything to learn */
@@ -108,7 +109,10 @@ see_word(encoding *e, uint64_t i, uint32_t word)
     bool first = e->o->documents != SPW_DOCUMENTS_PACKED && (flags & CACHE_FIRST) != 0;
     if (i == 0)
         return;
-    e->targeted = e->targeted || ((flags & CACHE_NO_LOSS) == 0 && !first);
+    if ((flags & CACHE_NO_LOSS) == 0 && !first) {
+        e->targets_seen++;
+        e->targeted = true;
+    }
     if (i % e->o->seq_length == 0) {
         e->untargeted += !e->targeted;
         e->targeted = false;
@@ -530,6 +534,7 @@ accept(data_file *f, const spw_data_options *o, uint64_t key)
         return false;
     f->begin = HEADER_BYTES;
     f->tokens = tokens;
+    f->targets = hides_targets(f, o) || o->documents == SPW_DOCUMENTS_WHOLE ? spw__data_le(h + 56, 8) : 0;
     f->untargeted = hides_targets(f, o) ? spw__data_le(h + 40, 8) : 0; /* else it may be other windows' */
     f->cut = o->documents == SPW_DOCUMENTS_WHOLE ? spw__data_le(h + 48, 8) : 0;
     f->pairs = o->pairs ? spw__data_le(h + 32, 8) : 0;
@@ -547,6 +552,7 @@ write_header(encoding *e, uint64_t key, spw_error *err)
     put_le(h + 32, e->documents, 8);
     put_le(h + 40, e->untargeted, 8);
     put_le(h + 48, e->cut, 8);
+    put_le(h + 56, e->targets_seen, 8);
     if (SPW_CALL(EIO, pwrite(e->out, h, sizeof h, 0)) != (ssize_t)sizeof h || SPW_CALL(EIO, fsync(e->out)) != 0)
         return SPW_RAISE_SYS(err, errno != 0 ? errno : EIO, "data: write tokens of %s to %s", e->path, e->part);
     return SPW_OK;

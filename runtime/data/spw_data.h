@@ -177,6 +177,8 @@ bool spw_data_split_moved(const spw_data *data, uint64_t *held_before);
  * pairs that were left out. */
 uint64_t spw_data_untargeted(const spw_data *data, uint64_t *cut);
 uint64_t spw_data_pairs(const spw_data *data); /* that were not left out, in all files; 0 unless pairs were asked for */
+/* Share of tokens that are somebody's target, where that was counted, in all files; of others 1. */
+double spw_data_targeted(const spw_data *data);
 /* What was recognised: "text", or "2 llm.c u16, 1 jsonl"; never NULL. */
 const char *spw_data_formats(const spw_data *data);
 /*
