@@ -255,22 +255,6 @@ spw_reference_ask(spw_reference *r, const spw_reference_asking *a, spw_split spl
 
 /* ---------------------------------------------------------------- the file */
 
-static void
-put_le(unsigned char *p, uint64_t x, uint32_t bytes)
-{
-    for (uint32_t i = 0; i < bytes; i++)
-        p[i] = (unsigned char)(x >> 8 * i);
-}
-
-static uint64_t
-get_le(const unsigned char *p, uint32_t bytes)
-{
-    uint64_t x = 0;
-    for (uint32_t i = 0; i < bytes; i++)
-        x |= (uint64_t)p[i] << 8 * i;
-    return x;
-}
-
 spw_status
 spw_reference_save(const spw_reference *r, const char *path, spw_error *err)
 {
@@ -281,20 +265,20 @@ spw_reference_save(const spw_reference *r, const char *path, spw_error *err)
         return SPW_RAISE(err, SPW_ENOMEM, "%llu bytes of %s", (unsigned long long)bytes, path);
     at = file + HEADER_BYTES;
     for (uint64_t w = 0; w < r->windows; w++, at += 4)
-        put_le(at, r->counts[w], 4);
+        spw_put_le(at, r->counts[w], 4);
     for (uint64_t w = 0; w < r->windows; w++) {
         for (uint32_t k = 0; k < r->counts[w]; k++, at += 8) {
             uint64_t bits;
             memcpy(&bits, &r->sums[r->first[w] + k], sizeof bits);
-            put_le(at, bits, 8);
+            spw_put_le(at, bits, 8);
         }
     }
     memcpy(file, "SPWREFER", 8);
-    put_le(file + 8, VERSION, 4);
-    put_le(file + 16, r->key, 8);
-    put_le(file + 24, r->windows, 8);
-    put_le(file + 32, r->used, 8);
-    put_le(file + 40, spw_checksum_more(0, file + HEADER_BYTES, bytes - HEADER_BYTES), 8);
+    spw_put_le(file + 8, VERSION, 4);
+    spw_put_le(file + 16, r->key, 8);
+    spw_put_le(file + 24, r->windows, 8);
+    spw_put_le(file + 32, r->used, 8);
+    spw_put_le(file + 40, spw_checksum_more(0, file + HEADER_BYTES, bytes - HEADER_BYTES), 8);
     st = spw_file_write(path, file, bytes, err);
     spw_mem_free(file);
     return st;
@@ -328,16 +312,17 @@ static spw_status
 parse(spw_reference *r, const char *path, const unsigned char *file, uint64_t bytes, spw_error *err)
 {
     const unsigned char *counts = file + HEADER_BYTES, *sums = counts + 4 * r->windows;
-    if (memcmp(file, "SPWREFER", 8) != 0 || get_le(file + 8, 4) != VERSION)
+    if (memcmp(file, "SPWREFER", 8) != 0 || spw_get_le(file + 8, 4) != VERSION)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: no reference of this version", path);
-    if (get_le(file + 16, 8) != r->key || get_le(file + 24, 8) != r->windows || get_le(file + 32, 8) > r->answers_max)
+    if (spw_get_le(file + 16, 8) != r->key || spw_get_le(file + 24, 8) != r->windows ||
+        spw_get_le(file + 32, 8) > r->answers_max)
         return SPW_RAISE(err, SPW_EINVAL, "%s is of other data: a reference is asked about the pairs of one training",
                          path);
-    if (bytes != file_bytes(r->windows, get_le(file + 32, 8)) ||
-        get_le(file + 40, 8) != spw_checksum_more(0, counts, bytes - HEADER_BYTES))
+    if (bytes != file_bytes(r->windows, spw_get_le(file + 32, 8)) ||
+        spw_get_le(file + 40, 8) != spw_checksum_more(0, counts, bytes - HEADER_BYTES))
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: its contents are not what its checksum says", path);
     for (uint64_t w = 0; w < r->windows; w++) {
-        const uint32_t count = (uint32_t)get_le(counts + 4 * w, 4);
+        const uint32_t count = (uint32_t)spw_get_le(counts + 4 * w, 4);
         if (count > r->answers_max - r->used)
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: more answers than the data have", path);
         r->first[w] = r->used;
@@ -345,7 +330,7 @@ parse(spw_reference *r, const char *path, const unsigned char *file, uint64_t by
         r->asked[w] = count > 0;
         r->there += count > 0;
         for (uint32_t k = 0; k < count; k++, sums += 8) {
-            const uint64_t bits = get_le(sums, 8);
+            const uint64_t bits = spw_get_le(sums, 8);
             memcpy(&r->sums[r->used++], &bits, sizeof bits);
         }
     }

@@ -470,6 +470,25 @@ void spw_seat_apply(const spw_seat *seat, pthread_t thread);
 /* Seats a pool's threads; worker 0 is the caller, whose thread stays as it is. Errors  SPW_ENOMEM, nothing bound. */
 spw_status spw_pool_seat(spw_pool *pool, const spw_topology *topology, spw_error *err);
 
+/* ---------------------------------------------------------------- numbers in files */
+
+/* Little-endian, of so many bytes, wherever they lie. */
+static inline void
+spw_put_le(unsigned char *p, uint64_t x, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i++)
+        p[i] = (unsigned char)(x >> 8 * i);
+}
+
+static inline uint64_t
+spw_get_le(const unsigned char *p, uint32_t bytes)
+{
+    uint64_t x = 0;
+    for (uint32_t i = 0; i < bytes; i++)
+        x |= (uint64_t)p[i] << 8 * i;
+    return x;
+}
+
 /* ---------------------------------------------------------------- samples */
 
 double spw_median(const double *v, uint32_t n); /* 0 of none */

@@ -101,15 +101,6 @@ spw_status spw__data_read(int fd, const char *path, uint64_t offset, void *data,
 /* Opens for reading, close-on-exec, without read-ahead when scattered. *out is -1 after an error. */
 spw_status spw__data_fd(int *out, const char *path, bool scattered, spw_error *err);
 
-static inline uint64_t
-spw__data_le(const unsigned char *p, uint32_t bytes)
-{
-    uint64_t x = 0;
-    for (uint32_t i = 0; i < bytes; i++)
-        x |= (uint64_t)p[i] << 8 * i;
-    return x;
-}
-
 /* ---------------------------------------------------------------- order (order.c) */
 
 /* A permutation of [0, n), n > 0, keyed by seed and epoch. */

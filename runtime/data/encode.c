@@ -62,13 +62,6 @@ typedef struct encoding {
 
 /* ---------------------------------------------------------------- writing */
 
-static void
-put_le(unsigned char *p, uint64_t x, uint32_t bytes)
-{
-    for (uint32_t i = 0; i < bytes; i++)
-        p[i] = (unsigned char)(x >> 8 * i);
-}
-
 static spw_status
 flush(encoding *e, spw_error *err)
 {
@@ -129,7 +122,7 @@ put_words(void *ctx, const uint32_t *words, uint64_t count, spw_error *err)
         if (e->buffered + width > sizeof e->buffer)
             SPW_TRY(flush(e, err));
         see_word(e, e->tokens + i, words[i]);
-        put_le(e->buffer + e->buffered, words[i], width);
+        spw_put_le(e->buffer + e->buffered, words[i], width);
         e->buffered += width;
     }
     e->tokens += count;
@@ -527,17 +520,17 @@ accept(data_file *f, const spw_data_options *o, uint64_t key)
     uint64_t width = f->element == E_CACHE32 ? 4 : 2, tokens;
     if (fstat(f->fd, &info) != 0 || spw__data_read(f->fd, f->store, 0, h, sizeof h, NULL) != SPW_OK)
         return false;
-    tokens = spw__data_le(h + 24, 8);
-    if (memcmp(h, "SPWTOKEN", 8) != 0 || spw__data_le(h + 8, 4) != VERSION || spw__data_le(h + 12, 4) != width ||
-        spw__data_le(h + 16, 8) != key || tokens > (uint64_t)INT64_MAX / 8 ||
+    tokens = spw_get_le(h + 24, 8);
+    if (memcmp(h, "SPWTOKEN", 8) != 0 || spw_get_le(h + 8, 4) != VERSION || spw_get_le(h + 12, 4) != width ||
+        spw_get_le(h + 16, 8) != key || tokens > (uint64_t)INT64_MAX / 8 ||
         (uint64_t)info.st_size != HEADER_BYTES + tokens * width)
         return false;
     f->begin = HEADER_BYTES;
     f->tokens = tokens;
-    f->targets = hides_targets(f, o) || o->documents == SPW_DOCUMENTS_WHOLE ? spw__data_le(h + 56, 8) : 0;
-    f->untargeted = hides_targets(f, o) ? spw__data_le(h + 40, 8) : 0; /* else it may be other windows' */
-    f->cut = o->documents == SPW_DOCUMENTS_WHOLE ? spw__data_le(h + 48, 8) : 0;
-    f->pairs = o->pairs ? spw__data_le(h + 32, 8) : 0;
+    f->targets = hides_targets(f, o) || o->documents == SPW_DOCUMENTS_WHOLE ? spw_get_le(h + 56, 8) : 0;
+    f->untargeted = hides_targets(f, o) ? spw_get_le(h + 40, 8) : 0; /* else it may be other windows' */
+    f->cut = o->documents == SPW_DOCUMENTS_WHOLE ? spw_get_le(h + 48, 8) : 0;
+    f->pairs = o->pairs ? spw_get_le(h + 32, 8) : 0;
     return true;
 }
 
@@ -545,14 +538,14 @@ static spw_status
 write_header(encoding *e, uint64_t key, spw_error *err)
 {
     unsigned char h[HEADER_BYTES] = "SPWTOKEN";
-    put_le(h + 8, VERSION, 4);
-    put_le(h + 12, e->wide ? 4 : 2, 4);
-    put_le(h + 16, key, 8);
-    put_le(h + 24, e->tokens, 8);
-    put_le(h + 32, e->documents, 8);
-    put_le(h + 40, e->untargeted, 8);
-    put_le(h + 48, e->cut, 8);
-    put_le(h + 56, e->targets_seen, 8);
+    spw_put_le(h + 8, VERSION, 4);
+    spw_put_le(h + 12, e->wide ? 4 : 2, 4);
+    spw_put_le(h + 16, key, 8);
+    spw_put_le(h + 24, e->tokens, 8);
+    spw_put_le(h + 32, e->documents, 8);
+    spw_put_le(h + 40, e->untargeted, 8);
+    spw_put_le(h + 48, e->cut, 8);
+    spw_put_le(h + 56, e->targets_seen, 8);
     if (SPW_CALL(EIO, pwrite(e->out, h, sizeof h, 0)) != (ssize_t)sizeof h || SPW_CALL(EIO, fsync(e->out)) != 0)
         return SPW_RAISE_SYS(err, errno != 0 ? errno : EIO, "data: write tokens of %s to %s", e->path, e->part);
     return SPW_OK;

@@ -129,13 +129,13 @@ with_extension(const char *path, size_t cut, const char *extension)
 static bool
 is_safetensors(const unsigned char *start, uint64_t bytes)
 {
-    return bytes > 8 && start[8] == '{' && spw__data_le(start, 8) <= bytes - 8;
+    return bytes > 8 && start[8] == '{' && spw_get_le(start, 8) <= bytes - 8;
 }
 
 static spw_status
 refuse_binary(const char *path, const unsigned char *start, uint64_t bytes, spw_error *err)
 {
-    uint64_t magic = bytes >= 4 ? spw__data_le(start, 4) : 0;
+    uint64_t magic = bytes >= 4 ? spw_get_le(start, 4) : 0;
     if (llmc_kind(magic) != NULL)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "data: %s is %s (magic %llu at offset 0), not a stream of tokens", path,
                          llmc_kind(magic), (unsigned long long)magic);
@@ -246,7 +246,7 @@ static spw_status
 recognise(spw_data_format *out, int fd, const char *path, const unsigned char *start, uint64_t bytes, bool *warned,
           spw_error *err)
 {
-    uint64_t magic = bytes >= 4 ? spw__data_le(start, 4) : 0;
+    uint64_t magic = bytes >= 4 ? spw_get_le(start, 4) : 0;
     struct stat beside;
     *out = SPW_DATA_TEXT;
     if (bytes == 0 && !ends_in(path, ".bin"))
@@ -319,9 +319,9 @@ spw__data_llmc_open(data_file *f, int fd, const spw_data_options *o, spw_error *
         return SPW_RAISE(err, SPW_ECORRUPT, "data: %s has %llu bytes, llm.c's header alone has %d", f->path,
                          (unsigned long long)f->bytes, LLMC_HEADER_BYTES);
     SPW_TRY(spw__data_read(fd, f->path, 0, header, sizeof header, err));
-    magic = spw__data_le(header, 4);
-    version = spw__data_le(header + 4, 4);
-    count = spw__data_le(header + 8, 4);
+    magic = spw_get_le(header, 4);
+    version = spw_get_le(header + 4, 4);
+    count = spw_get_le(header + 8, 4);
     wide = magic == LLMC_U32;
     if (!wide && magic != LLMC_U16)
         return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: magic at offset 0 is %llu, llm.c's are %d and %d", f->path,
@@ -359,9 +359,9 @@ spw__data_llmq_open(data_file *f, int fd, const spw_data_options *o, spw_error *
     SPW_TRY(spw__data_read(fd, f->path, 0, header, sizeof header, err));
     if (memcmp(header, LLMQ_MAGIC, 8) != 0)
         return SPW_RAISE(err, SPW_ECORRUPT, "data: %s does not begin with BIN.TOK, as llmq's files do", f->path);
-    version = spw__data_le(header + 8, 4);
-    width = spw__data_le(header + 12, 4);
-    count = spw__data_le(header + 16, 4);
+    version = spw_get_le(header + 8, 4);
+    width = spw_get_le(header + 12, 4);
+    count = spw_get_le(header + 16, 4);
     if ((version != 1 && version != 2) || width != 4)
         return SPW_RAISE(err, SPW_EUNSUPPORTED,
                          "data: %s: version at offset 8 is %llu and a token has %llu bytes; 1 and 2, and 4, are known",

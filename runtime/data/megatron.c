@@ -34,7 +34,7 @@ next_entry(cursor *c, uint64_t *out, spw_error *err)
         c->offset += c->have * c->width;
         c->left -= c->have;
     }
-    *out = spw__data_le(c->bytes + c->at++ * c->width, c->width);
+    *out = spw_get_le(c->bytes + c->at++ * c->width, c->width);
     return SPW_OK;
 }
 
@@ -115,9 +115,9 @@ read_head(data_file *f, int fd, spw_error *err)
     SPW_TRY(spw__data_read(fd, f->index, 0, head, sizeof head, err));
     if (memcmp(head, "MMIDIDX\0\0", 9) != 0)
         return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: no \"MMIDIDX\" at offset 0: not Megatron's index", f->index);
-    if (spw__data_le(head + 9, 8) != 1)
+    if (spw_get_le(head + 9, 8) != 1)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "data: %s: version at offset 9 is %llu, 1 is known", f->index,
-                         (unsigned long long)spw__data_le(head + 9, 8));
+                         (unsigned long long)spw_get_le(head + 9, 8));
     code = head[17];
     if (code == 6 || code == 7)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "data: %s: dtype at offset 17 is %u: floats are no tokens", f->index,
@@ -126,8 +126,8 @@ read_head(data_file *f, int fd, spw_error *err)
         return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: dtype at offset 17 is %u, 1 to 5 and 8 are integers", f->index,
                          code);
     f->element = by_code[code];
-    f->entries = spw__data_le(head + 18, 8);
-    f->ends = spw__data_le(head + 26, 8);
+    f->entries = spw_get_le(head + 18, 8);
+    f->ends = spw_get_le(head + 26, 8);
     if (!spw_mul_u64(f->entries, 12, &needed) || !spw_mul_u64(f->ends, 8, &part) ||
         !spw_add_u64(needed, part, &needed) || !spw_add_u64(needed, HEAD_BYTES, &needed) || needed > size)
         return SPW_RAISE(
@@ -173,12 +173,12 @@ document_first(const data_file *f, int fd, uint64_t i, uint64_t *out, spw_error 
     unsigned char x[8];
     uint64_t sequence;
     SPW_TRY(spw__data_read(fd, f->index, HEAD_BYTES + 12 * f->entries + 8 * i, x, 8, err));
-    sequence = spw__data_le(x, 8);
+    sequence = spw_get_le(x, 8);
     *out = f->tokens;
     if (sequence >= f->entries)
         return SPW_OK;
     SPW_TRY(spw__data_read(fd, f->index, HEAD_BYTES + 4 * f->entries + 8 * sequence, x, 8, err));
-    *out = spw__data_le(x, 8) / spw__data_element_bytes(f->element);
+    *out = spw_get_le(x, 8) / spw__data_element_bytes(f->element);
     return SPW_OK;
 }
 

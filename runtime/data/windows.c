@@ -16,17 +16,17 @@ decode(const unsigned char *p, data_element e, uint32_t *flags)
     switch (e) {
     case E_U8: return p[0];
     case E_I8: return (int8_t)p[0];
-    case E_I16: return (int16_t)spw__data_le(p, 2);
-    case E_U16: return (int64_t)spw__data_le(p, 2);
-    case E_I32: return (int32_t)spw__data_le(p, 4);
-    case E_U32: return (int64_t)spw__data_le(p, 4);
-    case E_I64: return (int64_t)spw__data_le(p, 8);
+    case E_I16: return (int16_t)spw_get_le(p, 2);
+    case E_U16: return (int64_t)spw_get_le(p, 2);
+    case E_I32: return (int32_t)spw_get_le(p, 4);
+    case E_U32: return (int64_t)spw_get_le(p, 4);
+    case E_I64: return (int64_t)spw_get_le(p, 8);
     case E_CACHE16:
-        x = (uint32_t)spw__data_le(p, 2);
+        x = (uint32_t)spw_get_le(p, 2);
         *flags = x >> 14;
         return x & 0x3fff;
     default: /* E_CACHE32 */
-        x = (uint32_t)spw__data_le(p, 4);
+        x = (uint32_t)spw_get_le(p, 4);
         *flags = x >> 30;
         return x & 0x3fffffff;
     }
