@@ -32,6 +32,14 @@ cli_train_reference_bytes(const spw_config *c, const spw_data *data)
            2 * cli_train_batch_max(c) * c->micro_batch * (c->data.seq_length + 1) * sizeof(double);
 }
 
+/* Where the run ends that is now at this position and step. */
+static uint64_t
+drawn_until(const train_run *r)
+{
+    const spw_config *c = &r->config;
+    return r->at.step < c->run.steps ? r->at.data_position + (c->run.steps - r->at.step) * c->train_batch_size : 0;
+}
+
 /* Of the data: a file of other pairs, or of the same in other windows, is not this training's. */
 static uint64_t
 key_of(const train_run *r)
@@ -101,6 +109,17 @@ beside(const char *checkpoint, char path[SPW_PATH_BYTES])
              slash != NULL ? checkpoint : ".", FILE_NAME);
 }
 
+/* Before the first step, not when it comes to what is not there. */
+static spw_status
+check_asked(const train_run *r, spw_error *err)
+{
+    const spw_config *c = &r->config;
+    SPW_TRY(spw_reference_check(r->reference, r->data, SPW_SPLIT_TRAIN, r->at.data_position, drawn_until(r), err));
+    return c->run.eval_interval == 0 ? SPW_OK
+                                     : spw_reference_check(r->reference, r->data, SPW_SPLIT_VALIDATION, 0,
+                                                           cli_train_eval_batches(c, r->data) * c->micro_batch, err);
+}
+
 spw_status
 cli_train_find_reference(train_run *r, const char *found, spw_error *err)
 {
@@ -120,7 +139,7 @@ cli_train_find_reference(train_run *r, const char *found, spw_error *err)
     st = spw_reference_load(r->reference, path, r->talk, err);
     if (st == SPW_ENOENT)
         spw_error_wrap(err, "what the reference found is in no file any more, and it cannot be asked again");
-    return st;
+    return st == SPW_OK ? check_asked(r, err) : st;
 }
 
 spw_status

@@ -103,16 +103,34 @@ next_answer(const int32_t *tokens, const int32_t *targets, uint64_t T, uint64_t 
     return T;
 }
 
+static spw_status
+not_asked(uint64_t window, spw_error *err)
+{
+    return SPW_RAISE(err, SPW_EINVAL,
+                     "the reference was not asked about sequence %llu: it was for a training of fewer steps or "
+                     "evaluations, and only a new start can ask it",
+                     (unsigned long long)window);
+}
+
+spw_status
+spw_reference_check(const spw_reference *r, const spw_data *data, spw_split split, uint64_t first, uint64_t end,
+                    spw_error *err)
+{
+    for (uint64_t at = first; r->there < r->windows && at < end; at++) {
+        const uint64_t window = spw_data_window(data, split, at);
+        if (window >= r->windows || r->counts[window] == 0)
+            return not_asked(window, err);
+    }
+    return SPW_OK;
+}
+
 spw_status
 spw_reference_fill(const spw_reference *r, uint64_t window, const int32_t *tokens, const int32_t *targets, uint64_t T,
                    double *out, spw_error *err)
 {
     uint32_t k = 0, count = window < r->windows ? r->counts[window] : 0;
     if (count == 0)
-        return SPW_RAISE(err, SPW_EINVAL,
-                         "the reference was not asked about sequence %llu: it was for a training of fewer steps or "
-                         "evaluations, and only a new start can ask it",
-                         (unsigned long long)window);
+        return not_asked(window, err);
     memset(out, 0, T * sizeof *out);
     for (uint64_t i = next_answer(tokens, targets, T, 0); i < T; i = next_answer(tokens, targets, T, i + 1)) {
         if (k < count)

@@ -28,12 +28,15 @@ uint64_t spw_reference_memory_bytes(uint64_t windows, uint64_t answers); /* that
 
 /*
  * spw_reference_put - of a window, whose answers come in its order. One that is there already stays as it is.
+ * spw_reference_check - whether it was asked about all sequences at positions [first, end) of a split.
  * spw_reference_fill - out (T): at the first token of each answer's document of the window what is known of it, elsewhere 0.
- * Errors  put: SPW_EINVAL for an answer too many; fill: SPW_EINVAL where the window was not asked about, or about another number of answers
+ * Errors  put: SPW_EINVAL for an answer too many; check, fill: SPW_EINVAL where the window was not asked about, or about another number of answers
  *         than documents of its tokens (T) have targets (T).
  */
 spw_status
 spw_reference_put(spw_reference *reference, uint64_t window, const double *sums, uint32_t count, spw_error *err);
+spw_status spw_reference_check(const spw_reference *reference, const spw_data *data, spw_split split, uint64_t first,
+                               uint64_t end, spw_error *err);
 spw_status spw_reference_fill(const spw_reference *reference, uint64_t window, const int32_t *tokens,
                               const int32_t *targets, uint64_t T, double *out, spw_error *err);
 uint64_t spw_reference_count(const spw_reference *reference); /* windows that are there */

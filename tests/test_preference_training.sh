@@ -86,6 +86,7 @@ cp "$dir/kept" "$dir/ckpt/reference.bin"
 check "fewer steps were asked about less" run train "$c" --set spillway.steps=2 --set spillway.checkpoint_dir="$dir/two"
 expects="run train $c --set spillway.checkpoint_dir= --resume $dir/two"
 expect 1 "was not asked about sequence" "more than was asked about" --set spillway.steps=24
+check "is said before the first step" test "$(grep -c "^step" "$dir/out")" -eq 0
 
 # What is refused.
 expects="run train $c --set spillway.checkpoint_dir= --set spillway.steps=2"
