@@ -162,6 +162,12 @@ cli_train_tell_monitor(train_run *r, uint64_t step, const spw_step_result *s, do
         spw_monitor_write(r->monitor, "Train/Samples/loss_scale", s->loss_scale, samples);
     if (!isnan(eval_loss))
         spw_monitor_write(r->monitor, "Train/Samples/eval_loss", eval_loss, samples);
+    if (s->preferred.pairs > 0) {
+        spw_monitor_write(r->monitor, "Train/Samples/right", s->preferred.right, samples);
+        spw_monitor_write(r->monitor, "Train/Samples/margin", s->preferred.chosen - s->preferred.rejected, samples);
+    }
+    if (!isnan(eval_loss) && spw_engine_preferred(r->engine)->pairs > 0)
+        spw_monitor_write(r->monitor, "Train/Samples/eval_right", spw_engine_preferred(r->engine)->right, samples);
 }
 
 void

@@ -32,12 +32,20 @@ cli_train_reference_bytes(const spw_config *c, const spw_data *data)
            2 * cli_train_batch_max(c) * c->micro_batch * (c->data.seq_length + 1) * sizeof(double);
 }
 
-/* Where the run ends that is now at this position and step. */
+/* How many sequences so many steps take; what is beyond all numbers is beyond all data. */
+static uint64_t
+positions_of(const spw_config *c, uint64_t steps)
+{
+    const uint64_t most = UINT64_MAX / 4;
+    return steps > most / c->train_batch_size ? most : steps * c->train_batch_size;
+}
+
+/* And one that goes on at this position and step. */
 static uint64_t
 drawn_until(const train_run *r)
 {
-    const spw_config *c = &r->config;
-    return r->at.step < c->run.steps ? r->at.data_position + (c->run.steps - r->at.step) * c->train_batch_size : 0;
+    const uint64_t steps = r->config.run.steps;
+    return r->at.data_position + positions_of(&r->config, r->at.step < steps ? steps - r->at.step : 0);
 }
 
 /* Of the data: a file of other pairs, or of the same in other windows, is not this training's. */
@@ -53,7 +61,7 @@ key_of(const train_run *r)
 uint64_t
 cli_train_reference_sequences(const spw_config *c, const spw_data *data)
 {
-    const uint64_t drawn = c->run.steps * c->train_batch_size, have = spw_data_sequences(data, SPW_SPLIT_TRAIN);
+    const uint64_t drawn = positions_of(c, c->run.steps), have = spw_data_sequences(data, SPW_SPLIT_TRAIN);
     const uint64_t held = c->run.eval_interval > 0 ? cli_train_eval_batches(c, data) * c->micro_batch : 0;
     return (drawn < have ? drawn : have) + held;
 }
@@ -89,7 +97,7 @@ ask(train_run *r, spw_error *err)
                                          .told = show_asked,
                                          .ctx = r};
     r->begin_ns = r->last_line_ns = spw_now_ns(); /* the loop sets it anew */
-    SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_TRAIN, c->run.steps * c->train_batch_size, err));
+    SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_TRAIN, positions_of(c, c->run.steps), err));
     if (c->run.eval_interval > 0)
         SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_VALIDATION,
                                   cli_train_eval_batches(c, r->data) * c->micro_batch, err));

@@ -40,7 +40,8 @@ trains() { run train "$c" --set spillway.run_log="$1" --set spillway.checkpoint_
 mkdir -p "$dir/swap"
 nvme="--set zero_optimization.offload_param.device=nvme --set zero_optimization.offload_param.nvme_path=$dir/swap --set zero_optimization.offload_optimizer.device=nvme --set zero_optimization.offload_optimizer.nvme_path=$dir/swap"
 
-check "pairs are trained on" run train "$c" --set spillway.run_log="$dir/a.log"
+check "pairs are trained on" run train "$c" --set spillway.run_log="$dir/a.log" --set csv_monitor='{"enabled": true, "output_path": "'"$dir"'", "job_name": "csv"}'
+check "monitors have it" test "$(grep -c '^[0-9]' "$dir/csv/Train_Samples_right.csv")" -eq 24 -a "$(grep -c '^[0-9]' "$dir/csv/Train_Samples_eval_right.csv")" -eq 3
 check "the start is asked once about what is drawn, and evaluated" grep -Eq '^reference  [0-9]+ of [0-9]+ sequences were asked about in' "$dir/out"
 check "which it finds as likely as itself, to the last bit" logged "$dir/a.log" 'abs(r[0]["loss"] - math.log(2)) < 1e-12 and r[0]["preferred"]["chosen"] == 0 and r[0]["preferred"]["rejected"] == 0'
 check "it learns which answers are right" logged "$dir/a.log" 'r[-1]["loss"] < 0.3 and r[-1]["preferred"]["right"] > 0.8 and r[-1]["preferred"]["chosen"] > r[-1]["preferred"]["rejected"] and len(r) == 24'
