@@ -2,7 +2,7 @@
  * Pairs of answers in windows: where they are, and what comes of them. The gradients' weights are the device's
  * (spw_gpu_preference); what is reported is summed up here, by the same function.
  */
-#include "engine_internal.h"
+#include "answers.h"
 #include "spw_data.h"
 
 /* The first row behind the document that begins at `at`. */
@@ -24,26 +24,22 @@ has_target(const int32_t *targets, uint64_t at, uint64_t end)
 }
 
 spw_status
-spw__pairs_find(spw_pair *out, uint32_t *count, uint64_t max, const int32_t *tokens, const int32_t *targets,
-                const double *reference, uint64_t T, uint64_t first, spw_error *err)
+spw__pair_next(spw_pair *out, const int32_t *tokens, const int32_t *targets, uint64_t T, uint64_t from, spw_error *err)
 {
-    for (uint64_t at = 0; at < T;) {
+    *out = (spw_pair){.end = 0};
+    for (uint64_t at = from; at < T;) {
         const uint64_t middle = document_end(tokens, at, T);
         const uint64_t end = middle < T ? document_end(tokens, middle, T) : T;
         if (!has_target(targets, at, middle) && !has_target(targets, middle, end)) {
             at = middle; /* padding of a sequence that has no pair */
             continue;
         }
-        if (middle == T || !has_target(targets, at, middle) || !has_target(targets, middle, end) || *count == max)
+        if (middle == T || !has_target(targets, at, middle) || !has_target(targets, middle, end))
             return SPW_RAISE(err, SPW_EINVAL,
                              "a document with targets at token %llu of a sequence is not one of a pair of answers",
                              (unsigned long long)at);
-        out[(*count)++] =
-            (spw_pair){.chosen = (int32_t)(first + at),
-                       .rejected = (int32_t)(first + middle),
-                       .end = (int32_t)(first + end),
-                       .reference = {reference != NULL ? reference[at] : 0, reference != NULL ? reference[middle] : 0}};
-        at = end;
+        *out = (spw_pair){.chosen = (int32_t)at, .rejected = (int32_t)middle, .end = (int32_t)end};
+        break;
     }
     return SPW_OK;
 }

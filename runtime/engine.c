@@ -101,7 +101,7 @@ take_memory(spw_engine *e, spw_error *err)
     e->starts = spw_carve_take(&carve, e->cache_slots * 4);
     if (spw__documents_bytes(e) > 0)
         e->documents = spw_carve_take(&carve, 3 * e->micro_max * e->rows * 4);
-    if (spw__hides_targets(e))
+    if (e->hides_targets)
         e->targeted = spw_carve_take(&carve, e->micro_max * e->rows * sizeof *e->targeted);
     if (e->prefers)
         e->pairs = spw_carve_take(&carve, spw__pairs_bytes(e));
@@ -380,14 +380,14 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
     e->losses_host = e->host_addressable ? NULL : spw_mem_zalloc(spw__losses_bytes(e));
     e->window = spw__documents_bytes(e) > 0 ? spw_mem_zalloc(spw__documents_bytes(e)) : NULL;
-    e->targeted_host = spw__hides_targets(e) ? spw_mem_calloc(e->rows, sizeof *e->targeted_host) : NULL;
-    e->targeted_counts = spw__hides_targets(e) ? spw_mem_calloc(e->micro_max, sizeof *e->targeted_counts) : NULL;
+    e->targeted_host = e->hides_targets ? spw_mem_calloc(e->rows, sizeof *e->targeted_host) : NULL;
+    e->targeted_counts = e->hides_targets ? spw_mem_calloc(e->micro_max, sizeof *e->targeted_counts) : NULL;
     e->pairs_host = e->prefers ? spw_mem_zalloc(spw__pairs_bytes(e)) : NULL;
     e->pair_counts = e->prefers ? spw_mem_calloc(e->micro_max, sizeof *e->pair_counts) : NULL;
     if (!e->flow_lent || (!e->host_addressable && e->losses_host == NULL) ||
         (spw__documents_bytes(e) > 0 && e->window == NULL) ||
         (e->prefers && (e->pairs_host == NULL || e->pair_counts == NULL)) ||
-        (spw__hides_targets(e) && (e->targeted_host == NULL || e->targeted_counts == NULL)) || !e->activation_places ||
+        (e->hides_targets && (e->targeted_host == NULL || e->targeted_counts == NULL)) || !e->activation_places ||
         !e->notes || !e->buffers || !e->unit_partial || !e->chain || !e->first_use || !e->last_use || !e->grad_begun ||
         !e->takes_part || !e->late.units || !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
@@ -415,6 +415,17 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     return e->comm == NULL ? SPW_OK : spw__ranks_create(&e->ranks, e, e->comm, e->between + e->plan.grads_device, err);
 }
 
+/* Prompts, what others say, padding: rows of which heads compute nothing. */
+static void
+note_targeted(spw_engine *e, const spw_engine_options *o)
+{
+    const spw_config *c = o->config;
+    const bool some = o->targeted > 0 && o->targeted < 1;
+    e->hides_targets = o->cache_slots == 0 && (some || e->prefers || strcmp(c->data.documents, "whole") == 0 ||
+                                               c->data.chat[0] != '\0' || c->data.prompt_field[0] != '\0');
+    e->targeted_share = e->hides_targets && some ? o->targeted : 1;
+}
+
 static spw_status
 create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error *err)
 {
@@ -428,8 +439,8 @@ create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error 
     e->config = *o->config;
     e->model = o->model;
     e->inference = o->inference;
-    e->targeted_share = o->targeted > 0 && o->targeted < 1 ? o->targeted : 1;
     e->prefers = !o->inference && spw_config_preference(o->config, &e->preference);
+    note_targeted(e, o);
     e->world = e->local_world = 1;
     if (o->comm != NULL && spw_comm_get_info(o->comm)->world > 1) {
         e->comm = o->comm;

@@ -2,6 +2,7 @@
 #ifndef SPW_ENGINE_INTERNAL_H
 #define SPW_ENGINE_INTERNAL_H
 
+#include "answers.h"
 #include "runtime_internal.h"
 #include "spw_access.h"
 
@@ -145,6 +146,7 @@ struct spw_engine {
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
     int32_t *documents;    /* (3, micro_max, rows) places, begins and ends where documents are separate; else NULL */
+    bool hides_targets;    /* many rows may have none */
     double targeted_share; /* of rows that heads compute, on average */
     int32_t *targeted; /* (micro_max, rows) of each micro-batch, the rows with a target; NULL: mostly all have one */
     int32_t *targeted_host;    /* (rows) */
@@ -289,25 +291,8 @@ uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a
 uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */
 uint64_t spw__sides_bytes(const spw_engine *e);     /* of engine.sides, and of their gradients */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
-bool spw__hides_targets(const spw_engine *e);       /* many rows may have none */
 uint64_t spw__pairs_max(const spw_engine *e);       /* in a micro-batch; 0: there are none */
 uint64_t spw__pairs_bytes(const spw_engine *e);     /* of engine.pairs */
-
-/* ---------------------------------------------------------------- answers.c: pairs of answers in windows (pure) */
-
-/*
- * Adds the pairs of a sequence whose first row is `first` to those in out (max): documents of it with a target, a chosen answer's before a
- * rejected one's. reference (T): at a document's first token what the reference makes of it; NULL: 0.
- * Errors  SPW_EINVAL for an answer without another one.
- */
-spw_status spw__pairs_find(spw_pair *out, uint32_t *count, uint64_t max, const int32_t *tokens, const int32_t *targets,
-                           const double *reference, uint64_t T, uint64_t first, spw_error *err);
-/* Sums of losses over the targets of both documents, and how many those are: rows from losses[0] and targets[0] on. */
-void
-spw__pair_sums(const spw_pair *pair, const float *losses, const int32_t *targets, double sums[2], uint64_t counts[2]);
-/* Adds up what they give. */
-void spw__pairs_add(spw_pair_means *sum, const spw_pair *pairs, uint32_t count, const spw_preference *rule,
-                    const float *losses, const int32_t *targets);
 
 /* ---------------------------------------------------------------- engine_choose.c: what of a plan is a matter of time */
 

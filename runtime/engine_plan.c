@@ -55,7 +55,7 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
     spw_batch batch = {.sequences = sequences,
                        .positions = positions,
                        .preference = e->prefers ? &e->preference : NULL,
-                       .targeted = spw__hides_targets(e) ? &targeted : NULL};
+                       .targeted = e->hides_targets ? &targeted : NULL};
     for (uint32_t b = 0; b < e->model->block_count; b++) {
         bool head = b + 1 == e->model->block_count;
         spw_tape_reset(e->tape, NULL, 0, false);
@@ -238,13 +238,6 @@ attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
            (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
 }
 
-/* Of a micro-batch's rows, those that a head computes. */
-static double
-head_share(const spw_engine *e)
-{
-    return spw__hides_targets(e) ? e->targeted_share : 1;
-}
-
 /*
  * Of a step: each matrix twice per element and token forward, again for recomputing what backward reads, and twice that backward, where half
  * is for its own gradient; forward alone below the lowest block that is trained. And so the products of attention.
@@ -257,7 +250,7 @@ count_flops(const spw_engine *e, plan_input *in)
     double again = e->again_flops / (double)e->rows, attention = 0, attention_again = 0;
     for (uint32_t b = 1; b < e->model->block_count; b++) { /* the first looks embeddings up */
         const spw_block *block = &e->model->blocks[b];
-        const double rows = b + 1 == e->model->block_count ? head_share(e) : 1;
+        const double rows = b + 1 == e->model->block_count ? e->targeted_share : 1;
         for (uint32_t k = 0; k < block->param_count; k++) {
             const spw_param *p = &e->model->params[block->param_ids[k]];
             double share =
@@ -292,7 +285,7 @@ twice_flops(const spw_engine *e)
         bool again = at->pieces > 1 || (e->prefers && e->model->params[head->param_ids[k]].ndim > 1);
         sum += again ? 2 * (double)at->elems : 0;
     }
-    return sum * head_share(e) * (double)(e->config.accumulation * e->rows);
+    return sum * e->targeted_share * (double)(e->config.accumulation * e->rows);
 }
 
 uint32_t
@@ -437,7 +430,7 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
     if (!e->host_addressable)
         own += spw__losses_bytes(e);
     own += spw__documents_bytes(e);
-    own += spw__hides_targets(e) ? e->rows * sizeof *e->targeted_host + e->micro_max * sizeof *e->targeted_counts : 0;
+    own += e->hides_targets ? e->rows * sizeof *e->targeted_host + e->micro_max * sizeof *e->targeted_counts : 0;
     own += spw__pairs_bytes(e) + (e->prefers ? e->micro_max * sizeof *e->pair_counts : 0);
     own += stage_bytes(e);
     if (e->world > 1)
@@ -505,15 +498,6 @@ uint64_t
 spw__losses_bytes(const spw_engine *e)
 {
     return e->micro_max * e->rows * sizeof *e->losses;
-}
-
-/* Prompts, what others say, padding. */
-bool
-spw__hides_targets(const spw_engine *e)
-{
-    const spw_config *c = &e->config;
-    return e->cache_slots == 0 && (e->prefers || strcmp(c->data.documents, "whole") == 0 || c->data.chat[0] != '\0' ||
-                                   c->data.prompt_field[0] != '\0');
 }
 
 /* A document with a target has two tokens. */
@@ -703,7 +687,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__rope_elems(e) * sizeof *e->cos_sin;
     if (spw__documents_bytes(e) > 0)
         in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
-    in.batch_device += spw__hides_targets(e) ? 4096 + e->micro_max * e->rows * sizeof *e->targeted : 0;
+    in.batch_device += e->hides_targets ? 4096 + e->micro_max * e->rows * sizeof *e->targeted : 0;
     in.batch_device += e->prefers ? 4096 + spw__pairs_bytes(e) : 0;
     in.batch_device += spw__deferred_bytes(e) + spw__sides_bytes(e) + spw__orthogonal_bytes(e);
     in.batch_device += spw__cache_bytes(e) + e->cache_slots * 8;

@@ -146,32 +146,60 @@ load_documents(spw_engine *e, const int32_t *tokens, uint32_t micro)
     spw_gpu_write_bytes(e->compute, e->documents + 2 * all + at, ends, rows * sizeof *ids);
 }
 
-/* Which rows of a micro-batch have a target. */
-static void
-load_targeted(spw_engine *e, const int32_t *targets, uint32_t micro)
+/* Looks at all tokens and targets of a micro-batch, and notes which rows have a target: *targeted. */
+static spw_status
+load_targets(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro, uint64_t *targeted,
+             spw_error *err)
 {
+    const uint64_t vocab = e->model->config.vocab, at = micro * e->rows;
+    const int32_t marks = e->documents != NULL ? SPW_TOKEN_BEGINS : 0;
     uint32_t count = 0;
     for (uint64_t i = 0; i < e->rows; i++) {
-        if (targets[micro * e->rows + i] >= 0)
-            e->targeted_host[count++] = (int32_t)i;
+        const int32_t token = tokens[at + i], target = targets[at + i];
+        if (token < 0 || (uint64_t)(token & ~marks) >= vocab || target < -1 ||
+            (target >= 0 && (uint64_t)target >= vocab))
+            return SPW_RAISE(err, SPW_EINVAL, "token %d (target %d) is outside the vocabulary of %llu", token, target,
+                             (unsigned long long)vocab);
+        if (target >= 0 && e->hides_targets)
+            e->targeted_host[count] = (int32_t)i;
+        count += target >= 0;
     }
+    *targeted = count;
+    if (!e->hides_targets)
+        return SPW_OK;
     e->targeted_counts[micro] = count;
     if (count > 0)
-        spw_gpu_write_bytes(e->compute, e->targeted + micro * e->rows, e->targeted_host, count * sizeof *e->targeted);
+        spw_gpu_write_bytes(e->compute, e->targeted + at, e->targeted_host, count * sizeof *e->targeted);
+    return SPW_OK;
 }
 
 /* Finds the pairs of a micro-batch, and puts them beside its tokens. */
 static spw_status
 load_pairs(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro, spw_error *err)
 {
-    const uint64_t max = spw__pairs_max(e), at = micro * e->rows;
+    const uint64_t max = spw__pairs_max(e), begin = micro * e->rows;
     spw_pair *pairs = e->pairs_host + micro * max;
-    e->pair_counts[micro] = 0;
-    for (uint64_t first = 0; first < e->rows; first += e->T)
-        SPW_TRY(spw__pairs_find(pairs, &e->pair_counts[micro], max, tokens + at + first, targets + at + first,
-                                e->reference != NULL ? e->reference + at + first : NULL, e->T, first, err));
-    if (e->pair_counts[micro] > 0)
-        spw_gpu_write_bytes(e->compute, e->pairs + micro * max, pairs, e->pair_counts[micro] * sizeof *pairs);
+    uint32_t count = 0;
+    for (uint64_t first = 0; first < e->rows; first += e->T) {
+        const uint64_t at = begin + first;
+        for (spw_pair p = {.end = 0};;) {
+            SPW_TRY(spw__pair_next(&p, tokens + at, targets + at, e->T, (uint64_t)p.end, err));
+            if (p.end == 0)
+                break;
+            if (count == max)
+                return SPW_RAISE(err, SPW_EINVAL, "more than %llu pairs of answers in a micro-batch of %llu tokens",
+                                 (unsigned long long)max, (unsigned long long)e->rows);
+            pairs[count++] =
+                (spw_pair){.chosen = p.chosen + (int32_t)first,
+                           .rejected = p.rejected + (int32_t)first,
+                           .end = p.end + (int32_t)first,
+                           .reference = {e->reference != NULL ? e->reference[at + (uint64_t)p.chosen] : 0,
+                                         e->reference != NULL ? e->reference[at + (uint64_t)p.rejected] : 0}};
+        }
+    }
+    e->pair_counts[micro] = count;
+    if (count > 0)
+        spw_gpu_write_bytes(e->compute, e->pairs + micro * max, pairs, count * sizeof *pairs);
     return SPW_OK;
 }
 
@@ -179,20 +207,15 @@ static spw_status
 load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, spw_error *err)
 {
     uint64_t n = micro_batches * e->rows, count = 0;
-    int32_t marks = e->documents != NULL ? SPW_TOKEN_BEGINS : 0;
     if (micro_batches == 0 || micro_batches > e->micro_max)
         return SPW_RAISE(err, SPW_EINVAL, "%u micro-batches, the engine was made for 1 to %u", micro_batches,
                          e->micro_max);
-    for (uint64_t i = 0; i < n; i++) {
-        if (tokens[i] < 0 || (uint64_t)(tokens[i] & ~marks) >= e->model->config.vocab || targets[i] < -1 ||
-            (targets[i] >= 0 && (uint64_t)targets[i] >= e->model->config.vocab))
-            return SPW_RAISE(err, SPW_EINVAL, "token %d (target %d) is outside the vocabulary of %llu", tokens[i],
-                             targets[i], (unsigned long long)e->model->config.vocab);
-        count += targets[i] >= 0 && !e->prefers;
-    }
-    for (uint32_t micro = 0; micro < micro_batches && e->prefers; micro++) {
-        SPW_TRY(load_pairs(e, tokens, targets, micro, err));
-        count += e->pair_counts[micro];
+    for (uint32_t micro = 0; micro < micro_batches; micro++) {
+        uint64_t targeted = 0;
+        SPW_TRY(load_targets(e, tokens, targets, micro, &targeted, err));
+        if (e->prefers)
+            SPW_TRY(load_pairs(e, tokens, targets, micro, err));
+        count += e->prefers ? e->pair_counts[micro] : targeted;
     }
     if (e->ranks != NULL) {
         double all = (double)count;
@@ -200,8 +223,6 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
         count = (uint64_t)all;
     }
     e->target_count = count;
-    for (uint32_t micro = 0; micro < micro_batches && e->targeted != NULL; micro++)
-        load_targeted(e, targets, micro);
     for (uint32_t micro = 0; micro < micro_batches && e->documents != NULL; micro++)
         load_documents(e, tokens, micro);
     if (e->documents == NULL)
@@ -487,7 +508,7 @@ spw_engine_set_reference(spw_engine *e, const double *reference)
 void
 spw_engine_answers(const spw_engine *e, const int32_t *targets, uint32_t micro_batches, double *out)
 {
-    const float *losses = bring_losses(e, micro_batches);
+    const float *losses = e->host_addressable ? e->losses : e->losses_host; /* the evaluation has brought them */
     for (uint32_t m = 0; m < micro_batches; m++) {
         const uint64_t at = m * e->rows;
         for (uint32_t i = 0; i < e->pair_counts[m]; i++) {

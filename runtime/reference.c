@@ -3,12 +3,8 @@
  * brings what comes of them to all.
  */
 #include "spw_reference.h"
+#include "answers.h"
 #include "spw_files.h"
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { VERSION = 1, HEADER_BYTES = 48 };
 
@@ -89,20 +85,6 @@ spw_reference_put(spw_reference *r, uint64_t window, const double *sums, uint32_
     return SPW_OK;
 }
 
-/* The next answer of a window from row `from` on, or T: a document with a target. What is behind the last pair has none. */
-static uint64_t
-next_answer(const int32_t *tokens, const int32_t *targets, uint64_t T, uint64_t from)
-{
-    uint64_t begin = T;
-    for (uint64_t i = from; i < T; i++) {
-        if (i == 0 || (tokens[i] & SPW_TOKEN_BEGINS) != 0)
-            begin = i;
-        if (begin < T && targets[i] >= 0)
-            return begin;
-    }
-    return T;
-}
-
 static spw_status
 not_asked(uint64_t window, spw_error *err)
 {
@@ -128,14 +110,20 @@ spw_status
 spw_reference_fill(const spw_reference *r, uint64_t window, const int32_t *tokens, const int32_t *targets, uint64_t T,
                    double *out, spw_error *err)
 {
-    uint32_t k = 0, count = window < r->windows ? r->counts[window] : 0;
+    const uint32_t count = window < r->windows ? r->counts[window] : 0;
+    const double *sums = r->sums + (count > 0 ? r->first[window] : 0);
+    uint32_t k = 0;
     if (count == 0)
         return not_asked(window, err);
     memset(out, 0, T * sizeof *out);
-    for (uint64_t i = next_answer(tokens, targets, T, 0); i < T; i = next_answer(tokens, targets, T, i + 1)) {
-        if (k < count)
-            out[i] = r->sums[r->first[window] + k];
-        k++;
+    for (spw_pair p = {.end = 0};; k += 2) {
+        SPW_TRY(spw__pair_next(&p, tokens, targets, T, (uint64_t)p.end, err));
+        if (p.end == 0)
+            break;
+        if (k + 2 <= count) {
+            out[p.chosen] = sums[k];
+            out[p.rejected] = sums[k + 1];
+        }
     }
     if (k == count)
         return SPW_OK;
@@ -160,8 +148,9 @@ evaluate(const batch *b, spw_error *err)
 {
     const spw_reference_asking *a = b->a;
     const uint64_t tokens = a->sequences * a->T;
+    const uint64_t rounds = (b->count + b->ranks - 1) / b->ranks; /* no rank has more to do, in the last batch either */
     double loss;
-    for (uint64_t i = 0; i < a->micro_batches; i++) {
+    for (uint64_t i = 0; i < rounds; i++) {
         const uint64_t k = i * b->ranks + b->rank;
         if (k < b->count) {
             SPW_TRY(spw_data_fill(a->data, b->split, b->positions[k], a->sequences, a->tokens + i * tokens,
@@ -174,20 +163,24 @@ evaluate(const batch *b, spw_error *err)
         }
     }
     spw_engine_set_reference(a->engine, NULL);
-    SPW_TRY(spw_engine_eval(a->engine, a->tokens, a->targets, a->micro_batches, &loss, err));
-    spw_engine_answers(a->engine, a->targets, a->micro_batches, a->answers);
+    SPW_TRY(spw_engine_eval(a->engine, a->tokens, a->targets, (uint32_t)rounds, &loss, err));
+    spw_engine_answers(a->engine, a->targets, (uint32_t)rounds, a->answers);
     return SPW_OK;
 }
 
 /* A sequence's answers, of this rank's k-th: in front of a message, and how many they are. */
-static uint32_t
-pick(const spw_reference_asking *a, uint64_t k, double *out)
+static spw_status
+pick(const spw_reference_asking *a, uint64_t k, double *out, uint32_t *count, spw_error *err)
 {
-    const int32_t *tokens = a->tokens + k * a->T, *targets = a->targets + k * a->T;
-    uint32_t count = 0;
-    for (uint64_t i = next_answer(tokens, targets, a->T, 0); i < a->T; i = next_answer(tokens, targets, a->T, i + 1))
-        out[count++] = a->answers[k * a->T + i];
-    return count;
+    const uint64_t at = k * a->T;
+    *count = 0;
+    for (spw_pair p = {.end = 0};;) {
+        SPW_TRY(spw__pair_next(&p, a->tokens + at, a->targets + at, a->T, (uint64_t)p.end, err));
+        if (p.end == 0)
+            return SPW_OK;
+        out[(*count)++] = a->answers[at + (uint64_t)p.chosen];
+        out[(*count)++] = a->answers[at + (uint64_t)p.rejected];
+    }
 }
 
 /* Of a rank: for each of its sequences how many answers, and their sums. */
@@ -199,7 +192,8 @@ tell(const batch *b, uint32_t from, double *words, spw_error *err)
     while (own < a->micro_batches && own * b->ranks + from < b->count)
         own++;
     for (uint64_t k = 0; from == b->rank && k < own * a->sequences; k++) {
-        uint32_t count = pick(a, k, words + used + 1);
+        uint32_t count;
+        SPW_TRY(pick(a, k, words + used + 1, &count, err));
         words[used] = count;
         used += 1 + count;
     }
@@ -303,34 +297,10 @@ spw_reference_save(const spw_reference *r, const char *path, spw_error *err)
 }
 
 static spw_status
-read_file(const char *path, unsigned char **file, uint64_t *bytes, spw_error *err)
-{
-    struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    spw_status st = SPW_OK;
-    *file = NULL;
-    *bytes = 0;
-    if (fd < 0)
-        return SPW_RAISE(err, errno == ENOENT ? SPW_ENOENT : SPW_ESYS, "%s: %s", path, strerror(errno));
-    if (fstat(fd, &info) != 0)
-        st = SPW_RAISE_SYS(err, errno, "size of %s", path);
-    if (st == SPW_OK && ((uint64_t)info.st_size < HEADER_BYTES || info.st_size > INT64_MAX / 2))
-        st = SPW_RAISE(err, SPW_ECORRUPT, "%s: %lld bytes are no reference", path, (long long)info.st_size);
-    if (st == SPW_OK && (*file = spw_mem_zalloc((uint64_t)info.st_size)) == NULL)
-        st = SPW_RAISE(err, SPW_ENOMEM, "%lld bytes of %s", (long long)info.st_size, path);
-    if (st == SPW_OK)
-        st = spw_file_read_at(fd, path, *file, (uint64_t)info.st_size, 0, err);
-    if (st == SPW_OK)
-        *bytes = (uint64_t)info.st_size;
-    close(fd);
-    return st;
-}
-
-static spw_status
 parse(spw_reference *r, const char *path, const unsigned char *file, uint64_t bytes, spw_error *err)
 {
     const unsigned char *counts = file + HEADER_BYTES, *sums = counts + 4 * r->windows;
-    if (memcmp(file, "SPWREFER", 8) != 0 || spw_get_le(file + 8, 4) != VERSION)
+    if (bytes < HEADER_BYTES || memcmp(file, "SPWREFER", 8) != 0 || spw_get_le(file + 8, 4) != VERSION)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: no reference of this version", path);
     if (spw_get_le(file + 16, 8) != r->key || spw_get_le(file + 24, 8) != r->windows ||
         spw_get_le(file + 32, 8) > r->answers_max)
@@ -376,7 +346,7 @@ spw_reference_load(spw_reference *r, const char *path, spw_channel *channel, spw
     spw_error own = {0};
     spw_status st = SPW_OK;
     if (channel == NULL || spw_channel_rank(channel) == 0)
-        st = read_file(path, &file, &bytes, &own);
+        st = spw_file_read(path, INT64_MAX, (void **)&file, &bytes, &own);
     if (channel != NULL)
         st = share(channel, path, st, &file, &bytes, &own, err);
     else if (st != SPW_OK && err != NULL)

@@ -80,6 +80,7 @@ test_llmq(void **state)
         assert_string_equal(spw_data_formats(d), "llmq i32");
         assert_int_equal(spw_data_tokens(d), 2 * LONG + 3);
         assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), 2);
+        assert_true(spw_data_targeted(d) == (bits ? (double)((2 * LONG + 3) / 3 * 2 + 1) / (2 * LONG + 3) : 1));
         for (uint64_t p = 0; p < 2; p++) {
             dataset_fill(d, SPW_SPLIT_TRAIN, p, 1, tokens, targets);
             assert_int_equal((tokens[0] - 1000) % LONG, 0);
@@ -93,6 +94,29 @@ test_llmq(void **state)
     }
     free(tokens);
     free(targets);
+}
+
+/* Of many bits a sample says what share has a target; of none that share is not 0, which would be all. */
+static void
+test_llmq_share(void **state)
+{
+    spw_data_options o = dataset_options("a.bin");
+    spw_data *d;
+    FILE *f;
+    (void)state;
+    dataset_write_llmq("a.bin", 2, 3000000, 0, true);
+    d = dataset_open(&o);
+    assert_true(fabs(spw_data_targeted(d) - 2.0 / 3) < 1e-4);
+    spw_data_close(d);
+    f = fopen(dataset_path("a.bin"), "r+b");
+    assert_non_null(f);
+    fseek(f, 1024 + 3000000 * 4, SEEK_SET);
+    for (int i = 0; i < 3000000 / 8; i++)
+        fputc(0, f);
+    fclose(f);
+    d = dataset_open(&o);
+    assert_true(spw_data_targeted(d) > 0 && spw_data_targeted(d) < 1e-6);
+    spw_data_close(d);
 }
 
 /* A name with a glob's characters is that file where there is one, and a glob where there is none. */
@@ -740,6 +764,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         IN_DIR(test_llmc),
         IN_DIR(test_llmq),
+        IN_DIR(test_llmq_share),
         IN_DIR(test_names_like_globs),
         IN_DIR(test_long_window),
         IN_DIR(test_megatron),

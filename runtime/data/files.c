@@ -344,6 +344,31 @@ spw__data_llmc_open(data_file *f, int fd, const spw_data_options *o, spw_error *
     return SPW_OK;
 }
 
+/* Of evenly spread bits, which is enough for a plan: a file may have 256 MiB of them. Never 0, which is: not counted. */
+static spw_status
+count_targets(data_file *f, int fd, spw_error *err)
+{
+    enum { SAMPLES = 64, SAMPLE_BYTES = 4096 };
+    const uint64_t bytes = (f->tokens + 7) / 8, samples = bytes <= SAMPLES * SAMPLE_BYTES ? 1 : SAMPLES;
+    const uint64_t stride = bytes / samples;
+    unsigned char block[SAMPLE_BYTES];
+    uint64_t set = 0, seen = 0;
+    for (uint64_t k = 0; k < samples; k++) {
+        const uint64_t end = samples == 1 ? bytes : k * stride + SAMPLE_BYTES;
+        for (uint64_t at = k * stride, n; at < end; at += n) {
+            n = end - at < SAMPLE_BYTES ? end - at : SAMPLE_BYTES;
+            SPW_TRY(spw__data_read(fd, f->store, f->loss_at + at, block, n, err));
+            for (uint64_t i = 8 * at; i < 8 * (at + n) && i < f->tokens; i++) {
+                set += block[(i - 8 * at) / 8] >> i % 8 & 1;
+                seen++;
+            }
+        }
+    }
+    f->targets = seen > 0 ? (uint64_t)((double)set / (double)seen * (double)f->tokens) : 0;
+    f->targets += f->targets == 0;
+    return SPW_OK;
+}
+
 /*
  *   0  "BIN.TOK\n" | 8  i32 version 1 or 2 | 12  i32 bytes of a token, 4 | 16  i32 token count | up to 1024 the vocabulary's size and what is not
  *   always there | tokens | behind them, if the file has so many bytes more: a bit for each token, the lowest first
@@ -382,7 +407,7 @@ spw__data_llmq_open(data_file *f, int fd, const spw_data_options *o, spw_error *
     f->tokens = count;
     f->delimiter = o->end_of_text_set ? o->end_of_text : -1;
     f->loss_at = f->bytes > size ? size : 0;
-    return SPW_OK;
+    return f->loss_at > 0 ? count_targets(f, fd, err) : SPW_OK;
 }
 
 /* Megatron's dataset by any of its names: PREFIX, PREFIX.bin, PREFIX.idx. */

@@ -66,14 +66,15 @@ refuse_zeros(const char *path, const char *text, uint64_t bytes, spw_error *err)
 }
 
 spw_status
-spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err)
+spw_file_read(const char *path, uint64_t bytes_max, void **out, uint64_t *bytes, spw_error *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat info;
-    char *text = NULL;
-    uint64_t got = 0, mark;
+    char *data = NULL;
+    uint64_t got = 0;
     spw_status st = SPW_OK;
-    *text_out = NULL;
+    *out = NULL;
+    *bytes = 0;
     if (fd < 0)
         return SPW_RAISE_SYS(err, errno, "open %s", path);
     if (fstat(fd, &info) != 0)
@@ -83,10 +84,10 @@ spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_er
     else if ((uint64_t)info.st_size > bytes_max)
         st = SPW_RAISE(err, SPW_EINVAL, "%s has %llu bytes, at most %llu are read", path,
                        (unsigned long long)info.st_size, (unsigned long long)bytes_max);
-    else if ((text = spw_mem_zalloc((uint64_t)info.st_size + 1)) == NULL)
+    else if ((data = spw_mem_zalloc((uint64_t)info.st_size + 1)) == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "reading %s", path);
     while (st == SPW_OK && got < (uint64_t)info.st_size) {
-        ssize_t rc = read(fd, text + got, (uint64_t)info.st_size - got);
+        ssize_t rc = read(fd, data + got, (uint64_t)info.st_size - got);
         if (rc < 0 && errno == EINTR)
             continue;
         if (rc < 0)
@@ -96,8 +97,26 @@ spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_er
         got += (uint64_t)rc;
     }
     close(fd);
-    if (st == SPW_OK)
-        st = refuse_zeros(path, text, got, err);
+    if (st != SPW_OK) {
+        spw_mem_free(data);
+        return st;
+    }
+    *out = data;
+    *bytes = got;
+    return SPW_OK;
+}
+
+spw_status
+spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err)
+{
+    uint64_t got, mark;
+    void *data;
+    char *text;
+    spw_status st;
+    *text_out = NULL;
+    SPW_TRY(spw_file_read(path, bytes_max, &data, &got, err));
+    text = data;
+    st = refuse_zeros(path, text, got, err);
     if (st != SPW_OK) {
         spw_mem_free(text);
         return st;

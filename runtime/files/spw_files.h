@@ -326,8 +326,12 @@ spw_status spw_export(const spw_export_options *options, spw_export_report *repo
 spw_status spw_file_read_at(int fd, const char *path, void *data, uint64_t bytes, uint64_t offset, spw_error *err);
 /* Bytes of the byte order mark that text in UTF-8 may begin with, as some editors write it: 3, or 0. */
 uint64_t spw_text_mark(const char *text, uint64_t bytes);
-/* Whole small files. read: without a byte order mark; SPW_ECORRUPT for one with a zero byte, which is no text. write: temporary file in the same folder, fsync, rename, fsync of the folder. */
-spw_status spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err); /* spw_mem_free */
+/*
+ * Whole files of at most bytes_max, one zero byte behind what is read; spw_mem_free. read_text: without a byte order mark; SPW_ECORRUPT for one
+ * with a zero byte, which is no text. write: temporary file in the same folder, fsync, rename, fsync of the folder.
+ */
+spw_status spw_file_read(const char *path, uint64_t bytes_max, void **out, uint64_t *bytes, spw_error *err);
+spw_status spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err);
 spw_status spw_file_write_text(const char *path, const char *text, spw_error *err);
 spw_status
 spw_file_write(const char *path, const void *data, uint64_t bytes, spw_error *err); /* the same of any bytes */

@@ -240,13 +240,14 @@ take_targeted(spw_tape *t, head_loss *l)
     l->some = true;
 }
 
-/* Losses, and dx of all rows, to where they belong. */
+/* Losses, unless weighing did so, and dx of all rows, to where they belong. */
 static void
 put_targeted(spw_tape *t, const head_loss *l, act *dx, uint64_t M)
 {
     const spw_batch *b = l->batch;
     const uint64_t row_bytes = l->x.cols * t->act_bytes;
-    spw_gpu_put_rows(t->queue, b->losses, l->losses, b->targeted, b->targeted_count, sizeof *l->losses);
+    if (l->weights == NULL)
+        spw_gpu_put_rows(t->queue, b->losses, l->losses, b->targeted, b->targeted_count, sizeof *l->losses);
     if (dx == NULL)
         return;
     spw_gpu_zero(t->queue, dx, M * row_bytes);
