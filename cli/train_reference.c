@@ -8,12 +8,11 @@
 
 static const char FILE_NAME[] = "reference.bin";
 
-/* SimPO has none. */
 bool
 cli_train_has_reference(const spw_config *c)
 {
     spw_preference p;
-    return spw_config_preference(c, &p) && p.kind != SPW_PREFERENCE_SIMPO;
+    return spw_config_preference(c, &p) && spw_preference_refers(p.kind);
 }
 
 static uint64_t

@@ -690,7 +690,7 @@ void
 spw_gpu_preference(spw_gpu_queue *q, float *weights, const float *losses, const int32_t *targets, const spw_pair *pairs,
                    uint64_t pair_count, const spw_preference *rule)
 {
-    SPW_ASSERT(rule->kind <= SPW_PREFERENCE_SIMPO && rule->beta > 0);
+    SPW_ASSERT(rule->kind < SPW_PREFERENCE_COUNT && rule->beta > 0);
     q->calls->preference(q, weights, losses, targets, pairs, pair_count, rule);
 }
 

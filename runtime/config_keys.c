@@ -463,17 +463,20 @@ const key_row spw__config_rows[] = {
      NULL},
     REAL("spillway.lora.dropout", NULL, run.lora.dropout, 0, 0.99, "0", "of the adapters' input, in training"),
     SECTION("spillway.preference", "training on pairs of answers instead of on tokens"),
-    TEXT("spillway.preference.loss", run.preference.loss, "\"none\"", "none|dpo|ipo|simpo",
+    TEXT("spillway.preference.loss", run.preference.loss, "\"none\"", "none|dpo|ipo|simpo|orpo|apo_zero",
          "dpo: that a chosen answer becomes more likely, beside what the start finds of it, than a rejected one; ipo: "
-         "as much more as beta says, by means over tokens; simpo: by means, beside no start; none: tokens of texts"),
+         "as much more as beta says, by means over tokens; simpo: by means, beside no start; orpo: by odds, beside no "
+         "start, and the chosen answer likely; apo_zero: the chosen one more likely than at the start, the other less; "
+         "none: tokens of texts"),
     REAL("spillway.preference.beta", NULL, run.preference.beta, 1e-6, 1000, "0.1",
-         "how near to the start it stays; of simpo 2.0 where it is not given"),
+         "how near to the start it stays; of simpo 2.0 where it is not given; of orpo the weight of the odds"),
     REAL("spillway.preference.label_smoothing", NULL, run.preference.label_smoothing, 0, 0.499, "0",
          "dpo, simpo: share of pairs that are taken for labelled the wrong way round"),
     REAL("spillway.preference.margin", NULL, run.preference.margin, 0, 1000, "0",
          "simpo: by how much the chosen answer's reward should be larger (gamma)"),
     REAL("spillway.preference.likelihood", NULL, run.preference.likelihood, 0, 1000, "0",
-         "weight of the chosen answer's mean loss beside it, so that it does not become less likely"),
+         "weight of the chosen answer's mean loss beside it, so that it does not become less likely; of orpo 1 where "
+         "it is not given"),
     BOOL("spillway.decay_norm_and_bias", NULL, run.decay_norm_and_bias, "false",
          "weight decay for norms and biases (tensors of one dimension) too"),
     BOOL("spillway.nearest_moments", NULL, run.nearest_moments, "false",

@@ -463,14 +463,10 @@ check_missing(const config_reader *r, const json_t *root)
 bool
 spw_config_preference(const spw_config *c, spw_preference *out)
 {
-    static const struct {
-        const char *name;
-        spw_preference_kind kind;
-    } kinds[] = {{"dpo", SPW_PREFERENCE_DPO}, {"ipo", SPW_PREFERENCE_IPO}, {"simpo", SPW_PREFERENCE_SIMPO}};
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        if (strcmp(c->run.preference.loss, kinds[i].name) != 0)
+    for (int kind = 0; kind < SPW_PREFERENCE_COUNT; kind++) {
+        if (strcmp(c->run.preference.loss, spw_preference_name((spw_preference_kind)kind)) != 0)
             continue;
-        *out = (spw_preference){.kind = kinds[i].kind,
+        *out = (spw_preference){.kind = (spw_preference_kind)kind,
                                 .beta = (float)c->run.preference.beta,
                                 .label_smoothing = (float)c->run.preference.label_smoothing,
                                 .margin = (float)c->run.preference.margin,
@@ -491,9 +487,11 @@ settle_preference(const config_reader *r, const json_t *root)
         return SPW_OK;
     if (p.kind == SPW_PREFERENCE_SIMPO && !given(own, "beta"))
         c->run.preference.beta = 2;
-    if (p.kind == SPW_PREFERENCE_IPO && c->run.preference.label_smoothing > 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.preference.label_smoothing is of dpo and simpo, not of ipo",
-                         r->name);
+    if (p.kind == SPW_PREFERENCE_ORPO && !given(own, "likelihood"))
+        c->run.preference.likelihood = 1;
+    if (p.kind != SPW_PREFERENCE_DPO && p.kind != SPW_PREFERENCE_SIMPO && c->run.preference.label_smoothing > 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.preference.label_smoothing is of dpo and simpo, not of %s",
+                         r->name, c->run.preference.loss);
     if (p.kind != SPW_PREFERENCE_SIMPO && c->run.preference.margin > 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.preference.margin is of simpo, not of %s", r->name,
                          c->run.preference.loss);

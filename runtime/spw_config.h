@@ -160,7 +160,7 @@ typedef struct spw_config {
         spw_lora lora;
         spw_glob_list lora_targets;
         struct {
-            char loss[8]; /* none, dpo, ipo, simpo */
+            char loss[12]; /* none, or as spw_preference_name() has it */
             double beta, label_smoothing, margin, likelihood;
         } preference;
         bool decay_norm_and_bias;

@@ -1,7 +1,7 @@
 """Vectors for test_preference.c: losses of pairs of answers, with 60 digits, derivatives by differences. Needs mpmath.
 
 Formulas as papers have them, of log p: DPO (arXiv 2305.18290, equation 7, labels smoothed), IPO (2310.12036, equation 17, of means),
-SimPO (2405.14734, equation 6). Inputs are sums of powers of two, which a float holds.
+SimPO (2405.14734, equation 6), ORPO (2403.07691, equations 6 and 7), APO-zero (2408.06266). Inputs are sums of powers of two, which a float holds.
 usage: python3 tests/gen_preference_vectors.py > tests/vectors/preference_vectors.h
 """
 from mpmath import mp, mpf, exp, log
@@ -21,6 +21,13 @@ CASES = [
     ("SIMPO", 2.0, 0.0, 0.5, 0.0, (0.0, 0.0), (38.0, 63.5), (20, 31)),
     ("SIMPO", 10.0, 0.125, 3.0, 0.5, (0.0, 0.0), (44.0, 55.5), (20, 11)),
     ("SIMPO", 2.5, 0.0, 1.5, 0.0, (0.0, 0.0), (4096.0, 3.5), (1, 2)),
+    ("ORPO", 0.125, 0.0, 0.0, 1.0, (0.0, 0.0), (38.0, 63.5), (20, 31)),
+    ("ORPO", 0.5, 0.0, 0.0, 0.0, (0.0, 0.0), (44.0, 0.5), (20, 64)),
+    ("ORPO", 1.0, 0.0, 0.0, 1.0, (0.0, 0.0), (0.0625, 300.0), (64, 3)),
+    ("ORPO", 0.25, 0.0, 0.0, 0.5, (0.0, 0.0), (4096.0, 3.5), (1, 2)),
+    ("APO_ZERO", 0.125, 0.0, 0.0, 0.0, (40.5, 61.25), (38.0, 63.5), (20, 31)),
+    ("APO_ZERO", 0.5, 0.0, 0.0, 0.75, (17.0, 9.5), (12.25, 30.0), (7, 3)),
+    ("APO_ZERO", 1.0, 0.0, 0.0, 0.0, (100.0, 100.0), (140.0, 40.0), (50, 60)),
 ]
 
 
@@ -31,7 +38,13 @@ def loss(case, chosen, rejected):
         h = beta * ((policy[0] + reference[0]) - (policy[1] + reference[1]))
     elif kind == "SIMPO":
         h = beta * policy[0] / counts[0] - beta * policy[1] / counts[1] - margin
-    if kind == "IPO":
+    elif kind == "ORPO":
+        p = [exp(policy[k] / counts[k]) for k in range(2)]
+        h = log(p[0] / (1 - p[0]) / (p[1] / (1 - p[1])))
+        return -beta * log(1 / (1 + exp(-h))) - likelihood * policy[0] / counts[0]
+    if kind == "APO_ZERO":
+        y = 1 - 1 / (1 + exp(-beta * (policy[0] + reference[0]))) + 1 / (1 + exp(-beta * (policy[1] + reference[1])))
+    elif kind == "IPO":
         gap = (policy[0] + reference[0]) / counts[0] - (policy[1] + reference[1]) / counts[1]
         y = (gap - 1 / (2 * beta)) ** 2
     else:
@@ -41,7 +54,7 @@ def loss(case, chosen, rejected):
 
 def rewards(case):
     kind, beta, _, _, _, reference, sums, counts = case
-    if kind == "SIMPO":
+    if kind in ("SIMPO", "ORPO"):
         return [-mpf(beta) * sums[k] / counts[k] for k in range(2)]
     return [mpf(beta) * (reference[k] - sums[k]) for k in range(2)]
 
@@ -53,7 +66,7 @@ print("static const preference_vector preference_vectors[] = {")
 for case in CASES:
     kind, beta, smoothing, margin, likelihood, reference, sums, counts = case
     # a sigmoid below e^-10000 needs as many digits as its exponent has, so that differences of the loss show it
-    mp.dps = 60 if max(sums) < 500 else 9000
+    mp.dps = 200 if max(sums) < 500 else 9000
     step, (a, b) = mpf(10) ** -15, [mpf(s) for s in sums]
     coef = [(loss(case, a + step, b) - loss(case, a - step, b)) / (2 * step),
             (loss(case, a, b + step) - loss(case, a, b - step)) / (2 * step)]

@@ -7,8 +7,8 @@ int32 steps, fp64 losses (steps), fp64 gradient norms before clipping (steps), i
 in the order of the other files, without the same third.
 
 With the argument preference it makes torch_preference.bin only: what the same models come to when each sequence of tokens holds two pairs
-of answers and what is minimised is DPO, IPO or SimPO of these, by AdamW. For gpt2, llama_tied and llama_untied, and of each for every rule
-of RULES: int32 kind (0 dpo, 1 ipo, 2 simpo), fp64 beta, label smoothing, margin, likelihood, then fp64 losses (steps), gradient norms
+of answers and what is minimised is DPO, IPO, SimPO, ORPO or APO-zero of these, by AdamW. For gpt2, llama_tied and llama_untied, and of each for every rule
+of RULES: int32 kind (of KINDS), fp64 beta, label smoothing, margin, likelihood, then fp64 losses (steps), gradient norms
 (steps), and means of the chosen reward less the rejected one (steps), int32 tensors, fp64 sums of squares.
 
 Layout of the other files, little-endian: int32 header of 16 (magic 0x53505754, family 0 gpt2 / 1 llama, vocab, width, layers, heads,
@@ -228,7 +228,9 @@ def make_muon(models):
 
 # Rows of a sequence: a chosen answer's document, the rejected one's, and so on; the first two tokens of each are its prompt. The last row is padding.
 DOCUMENTS = [(0, 7), (7, 13), (13, 18), (18, 23)]
-RULES = [("dpo", 0.3, 0.0, 0.0, 0.0), ("dpo", 0.3, 0.1, 0.0, 0.5), ("ipo", 0.2, 0.0, 0.0, 0.0), ("simpo", 2.0, 0.0, 0.5, 0.0)]
+KINDS = ["dpo", "ipo", "simpo", "orpo", "apo_zero"]
+RULES = [("dpo", 0.3, 0.0, 0.0, 0.0), ("dpo", 0.3, 0.1, 0.0, 0.5), ("ipo", 0.2, 0.0, 0.0, 0.0), ("simpo", 2.0, 0.0, 0.5, 0.0),
+         ("orpo", 0.5, 0.0, 0.0, 1.0), ("apo_zero", 0.3, 0.0, 0.0, 0.0)]
 
 
 def answers(p, model, c, tokens):
@@ -246,10 +248,15 @@ def preference(rule, got, reference, counts):
     """Losses of pairs (B, 2) and rewards of both answers."""
     kind, beta, smoothing, margin, likelihood = rule
     ratio, mean = got - reference, got / counts
-    rewards = beta * (mean if kind == "simpo" else ratio)
+    rewards = beta * (mean if kind in ("simpo", "orpo") else ratio)
     if kind == "ipo":
         per = ratio / counts
         loss = (per[:, ::2] - per[:, 1::2] - 1 / (2 * beta)) ** 2
+    elif kind == "orpo":
+        odds = mean - torch.log1p(-torch.exp(mean))
+        loss = -beta * F.logsigmoid(odds[:, ::2] - odds[:, 1::2])
+    elif kind == "apo_zero":
+        loss = 1 - torch.sigmoid(rewards[:, ::2]) + torch.sigmoid(rewards[:, 1::2])
     else:
         h = rewards[:, ::2] - rewards[:, 1::2] - margin
         loss = -(1 - smoothing) * F.logsigmoid(h) - smoothing * F.logsigmoid(-h)
@@ -282,7 +289,7 @@ def make_preference(models):
         for name, family, c in models:
             for rule in RULES:
                 got, exact = (run_preference(family, c, rule, dtype) for dtype in (torch.float32, torch.float64))
-                f.write(struct.pack("<i4d", ["dpo", "ipo", "simpo"].index(rule[0]), *rule[1:]))
+                f.write(struct.pack("<i4d", KINDS.index(rule[0]), *rule[1:]))
                 for values in got[:3]:
                     f.write(struct.pack(f"<{S}d", *values))
                 f.write(struct.pack(f"<i{len(got[3])}d", len(got[3]), *got[3]))

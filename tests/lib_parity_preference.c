@@ -15,6 +15,8 @@ static const spw_preference rules[] = {
     {.kind = SPW_PREFERENCE_DPO, .beta = 0.1f, .label_smoothing = 0.1f, .likelihood = 0.5f},
     {.kind = SPW_PREFERENCE_IPO, .beta = 0.1f},
     {.kind = SPW_PREFERENCE_SIMPO, .beta = 2, .margin = 0.5f},
+    {.kind = SPW_PREFERENCE_ORPO, .beta = 0.5f, .likelihood = 1},
+    {.kind = SPW_PREFERENCE_APO_ZERO, .beta = 0.1f},
 };
 
 /* Answers of one row and of more than a block has threads, with rows between that are of no pair; one has no target. */

@@ -232,10 +232,10 @@ tiny_pairs(uint64_t n, uint64_t T, int32_t *tokens, int32_t *targets, double *re
 void
 tiny_prefer(spw_config *c, uint32_t rule)
 {
-    static const char *const losses[] = {"dpo", "ipo", "simpo"};
-    snprintf(c->run.preference.loss, sizeof c->run.preference.loss, "%s", losses[rule % 3]);
+    const spw_preference_kind kind = (spw_preference_kind)(rule % SPW_PREFERENCE_COUNT);
+    snprintf(c->run.preference.loss, sizeof c->run.preference.loss, "%s", spw_preference_name(kind));
     c->run.preference.beta = 0.3;
-    c->run.preference.label_smoothing = rule % 3 == 0 ? 0.1 : 0;
+    c->run.preference.label_smoothing = kind == SPW_PREFERENCE_DPO ? 0.1 : 0;
     c->run.preference.likelihood = rule % 2 == 0 ? 0.5 : 0;
     snprintf(c->data.documents, sizeof c->data.documents, "whole");
 }

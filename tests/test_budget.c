@@ -166,7 +166,7 @@ configure(const lane *l)
 {
     static const char *const formats[] = {"split", "fp32", "mixed", "split-bf16", "split-int8", "split24-int8"};
     static const char *const codes[] = {"none", "int8", "int4"};
-    static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD"}, *const rules[] = {"dpo", "ipo", "simpo"};
+    static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD"};
     uint32_t r = l->run;
     uint64_t width = 32 * (1 + pick(r, 1, 8)), T = 16 << pick(r, 2, 3), format = pick(r, 3, 6),
              passes = pick(r, 4, 4) == 0;
@@ -252,8 +252,8 @@ configure(const lane *l)
         pick(r, 20, 2) ? (int)pick(r, 21, 9) : 0, pick(r, 22, 2) ? (int)pick(r, 23, 9) : 0,
         pick(r, 24, 2) && !passes ? "bf16" : "fp32", (int)passes, (int)pick(r, 25, 5), (int)pick(r, 26, 4),
         pick(r, 14, 4) >= 2 && !passes && pick(r, 39, 2) ? "nvme" : "auto", frozen,
-        prefers ? rules[pick(r, 52, 3)] : "none", pick(r, 27, 2) ? l->dir : "", (int)pick(r, 28, 3),
-        1 + (int)pick(r, 29, 8), l->dir);
+        prefers ? spw_preference_name((spw_preference_kind)pick(r, 52, SPW_PREFERENCE_COUNT)) : "none",
+        pick(r, 27, 2) ? l->dir : "", (int)pick(r, 28, 3), 1 + (int)pick(r, 29, 8), l->dir);
     assert_int_equal(fclose(f), 0);
 }
 

@@ -7,6 +7,7 @@
 #include "spw_tokenizer.h"
 #include <fcntl.h>
 #include <glob.h>
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>

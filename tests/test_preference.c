@@ -55,6 +55,13 @@ loss_of(const spw_preference *rule, const spw_pair *pair, long double chosen, lo
     case SPW_PREFERENCE_SIMPO:
         h = beta * of_policy[0] / N[0] - beta * of_policy[1] / N[1] - (long double)rule->margin;
         break;
+    case SPW_PREFERENCE_ORPO: {
+        const long double p[2] = {expl(of_policy[0] / N[0]), expl(of_policy[1] / N[1])};
+        return beta * logl(1 + p[1] / (1 - p[1]) * ((1 - p[0]) / p[0])) + more;
+    }
+    case SPW_PREFERENCE_APO_ZERO:
+        return 1 / (1 + expl(beta * (of_policy[0] - of_reference[0]))) +
+               1 / (1 + expl(-beta * (of_policy[1] - of_reference[1]))) + more;
     default: h = beta * ((of_policy[0] - of_policy[1]) - (of_reference[0] - of_reference[1])); break;
     }
     return (1 - e) * logl(1 + expl(-h)) + e * logl(1 + expl(h)) + more;
@@ -88,8 +95,7 @@ compare_pair(const spw_preference *rule, const spw_pair *pair, const double sums
     for (int k = 0; k < 2; k++) {
         long double slope = slope_of(rule, pair, sums, counts, k);
         double ratio = pair->reference[k] - sums[k];
-        double reward =
-            (double)rule->beta * (rule->kind == SPW_PREFERENCE_SIMPO ? -sums[k] / (double)counts[k] : ratio);
+        double reward = (double)rule->beta * (spw_preference_refers(rule->kind) ? ratio : -sums[k] / (double)counts[k]);
         if (!(fabsl((long double)got.coef[k] - slope) <= 1e-7L * (1 + fabsl(slope))))
             fail_msg("kind %d: coefficient %d is %.17g, not %.17Lg", (int)rule->kind, k, got.coef[k], slope);
         assert_true(fabs(got.reward[k] - reward) <= 1e-12 * (1 + fabs(reward)));
@@ -102,20 +108,22 @@ test_formulas(void **state)
 {
     uint64_t key = subject_key(1);
     (void)state;
-    for (unsigned i = 0; i < 600; i++) {
+    for (unsigned i = 0; i < 1000; i++) {
         uint64_t counts[2] = {(uint64_t)between(1, 200, &key), (uint64_t)between(1, 200, &key)};
         double far = i % 10 == 8 ? 1e4 : i % 10 == 9 ? -1e4 : 0, sums[2];
-        spw_preference rule = {.kind = (spw_preference_kind)(i % 3),
+        spw_preference rule = {.kind = (spw_preference_kind)(i / 10 % SPW_PREFERENCE_COUNT),
                                .beta = (float)between(0.01, 2.5, &key),
                                .label_smoothing = i % 2 ? (float)between(0, 0.5, &key) : 0,
-                               .margin = i % 3 == 2 && i % 4 ? (float)between(-1, 3, &key) : 0,
+                               .margin = i % 4 ? (float)between(-1, 3, &key) : 0,
                                .likelihood = i % 5 > 2 ? (float)between(0, 2, &key) : 0};
         spw_pair pair = {0};
         for (int k = 0; k < 2; k++) {
             sums[k] = (double)counts[k] * between(0.1, 4, &key);
-            pair.reference[k] = rule.kind == SPW_PREFERENCE_SIMPO ? 0 : sums[k] + between(-9, 9, &key);
+            pair.reference[k] = !spw_preference_refers(rule.kind) ? 0 : sums[k] + between(-9, 9, &key);
         }
-        if (rule.kind == SPW_PREFERENCE_SIMPO)
+        if (rule.kind == SPW_PREFERENCE_ORPO) /* the formula above is of no more digits than p has */
+            sums[far > 0] += fabs(far) * 1e-3 * (double)counts[far > 0];
+        else if (rule.kind == SPW_PREFERENCE_SIMPO)
             sums[far > 0] += fabs(far) * (double)counts[far > 0] / (double)rule.beta;
         else
             sums[far > 0] += fabs(far) / (double)rule.beta;
@@ -129,10 +137,10 @@ test_no_targets(void **state)
 {
     const double sums[2] = {3, 4};
     (void)state;
-    for (unsigned i = 0; i < 9; i++) {
-        spw_preference rule = {(spw_preference_kind)(i % 3), 0.5f, 0.1f, 1, 2};
+    for (unsigned i = 0; i < 3 * SPW_PREFERENCE_COUNT; i++) {
+        spw_preference rule = {(spw_preference_kind)(i % SPW_PREFERENCE_COUNT), 0.5f, 0.1f, 1, 2};
         spw_pair pair = {1, 2, 3, {5, 7}};
-        uint64_t counts[2] = {i / 3 == 1 ? 2 : 0, i / 3 == 2 ? 2 : 0};
+        uint64_t counts[2] = {i / SPW_PREFERENCE_COUNT == 1 ? 2 : 0, i / SPW_PREFERENCE_COUNT == 2 ? 2 : 0};
         spw_preferred got = spw_preference_weigh(&rule, &pair, sums, counts);
         const double all[] = {got.loss, got.coef[0], got.coef[1], got.reward[0], got.reward[1]};
         for (size_t k = 0; k < sizeof all / sizeof all[0]; k++)
@@ -193,6 +201,7 @@ test_weights_of_rows(void **state)
         {SPW_PREFERENCE_DPO, 0.125f, 0, 0, 0},    {SPW_PREFERENCE_DPO, 0.05f, 0.25f, 0, 1},
         {SPW_PREFERENCE_IPO, 0.1f, 0, 0, 0},      {SPW_PREFERENCE_IPO, 0.5f, 0, 0, 0.5f},
         {SPW_PREFERENCE_SIMPO, 2.5f, 0, 0.5f, 0}, {SPW_PREFERENCE_SIMPO, 1, 0.125f, 0.5f, 0.25f},
+        {SPW_PREFERENCE_ORPO, 0.5f, 0, 0, 1},     {SPW_PREFERENCE_APO_ZERO, 0.01f, 0, 0, 0},
     };
     (void)state;
     fill_rows();
@@ -234,12 +243,13 @@ test_nan(void **state)
     (void)state;
     assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, NULL), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < SPW_PREFERENCE_COUNT; kind++) {
         const float with_nan[4] = {1, 2, 1, NAN};
         float out[4];
         spw_preference rule = {.kind = (spw_preference_kind)kind, .beta = 1};
         spw_gpu_preference(q, out, with_nan, all, &pair, 1, &rule);
-        assert_true(isnan(out[0]) && out[1] == 0 && isnan(out[2]) && isnan(out[3]));
+        assert_true((isnan(out[0]) || kind == SPW_PREFERENCE_APO_ZERO) && out[1] == 0); /* whose answers stand apart */
+        assert_true(isnan(out[2]) && isnan(out[3]));
     }
     spw_gpu_queue_destroy(q);
     spw_gpu_close(gpu);

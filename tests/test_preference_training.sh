@@ -94,7 +94,7 @@ expects="run train $c --set spillway.checkpoint_dir= --set spillway.steps=2"
 expect 2 "label_smoothing is of dpo and simpo" "smoothed labels with ipo" --set spillway.preference='{"loss":"ipo","label_smoothing":0.1}'
 expect 2 "margin is of simpo" "a margin with dpo" --set spillway.preference.margin=1
 expect 2 "would cut pairs" "windows that cut" --set data.documents=mask
-expect 2 "dpo" "another loss" --set spillway.preference.loss=orpo
+expect 2 "dpo" "another loss" --set spillway.preference.loss=kto
 printf 'just text\n' >"$dir/t.txt"
 expect 2 "JSON lines" "text" --set data.path="$dir/t.txt"
 expect 1 "worse" "a field that is missing" --set data.rejected_field=worse
@@ -110,7 +110,12 @@ check "begins where its aim is as far as it is" logged "$dir/b.log" 'r[0]["loss"
 check "simpo" trains "$dir/b.log" --set spillway.preference='{"loss":"simpo","margin":0.5}'
 check "has no reference" test "$(grep -c '^reference' "$dir/out")" -eq 0
 check "and learns" logged "$dir/b.log" 'r[-1]["loss"] < r[0]["loss"] - 0.3 and r[-1]["preferred"]["right"] > 0.9'
-check "its beta is 2 where none is given" test "$("$spw" plan "$c" --no-measure --set spillway.preference='{"loss":"simpo"}' >/dev/null 2>&1; echo $?)" -eq 0
+check "orpo" trains "$dir/b.log" --set spillway.preference.loss=orpo
+check "has none either" test "$(grep -c '^reference' "$dir/out")" -eq 0
+check "and makes the chosen answer likely" logged "$dir/b.log" 'r[-1]["loss"] < r[0]["loss"] - 0.5 and r[-1]["preferred"]["right"] > 0.9 and r[-1]["preferred"]["chosen"] > r[0]["preferred"]["chosen"]'
+check "apo_zero" trains "$dir/b.log" --set spillway.preference.loss=apo_zero
+check "begins at 1, and learns" logged "$dir/b.log" 'r[0]["loss"] == 1 and r[-1]["loss"] < 0.7 and r[-1]["preferred"]["chosen"] > 0 > r[-1]["preferred"]["rejected"]'
+check "simpo's beta is 2 where none is given" test "$("$spw" plan "$c" --no-measure --set spillway.preference='{"loss":"simpo"}' >/dev/null 2>&1; echo $?)" -eq 0
 check "the chosen answer's likelihood beside dpo" trains "$dir/b.log" --set spillway.preference='{"loss":"dpo","beta":0.5,"likelihood":1}'
 check "keeps it likely" logged "$dir/b.log" 'r[-1]["preferred"]["chosen"] > 0'
 check "conversations" trains "$dir/b.log" --set data.path="$dir/talks.jsonl" --set data.tokenizer=tests/vectors/tok_qwen2.json --set data.chat=chatml --set model.vocab_size=151936 --set model.hidden_size=48 --set spillway.steps=3

@@ -113,7 +113,7 @@ draw_model(uint64_t run, rig *r)
     if (random_pick(run, 23, 4) == 0)
         snprintf(c->data.documents, sizeof c->data.documents, "separate");
     else if (random_pick(run, 54, 5) == 0)
-        tiny_prefer(c, (uint32_t)random_pick(run, 55, 6));
+        tiny_prefer(c, (uint32_t)random_pick(run, 55, 2 * SPW_PREFERENCE_COUNT));
     if (random_pick(run, 15, 4) == 0)
         (random_pick(run, 16, 2) == 0 ? rig_freeze_mlps : rig_freeze_lower)(r);
     else if (c->model.layers > 1 && random_pick(run, 18, 5) == 0)

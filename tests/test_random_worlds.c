@@ -113,7 +113,7 @@ draw_world(uint64_t run, spw_config *c, world *w)
     if (random_pick(run, 29, 4) == 0)
         snprintf(c->data.documents, sizeof c->data.documents, "separate");
     else if (random_pick(run, 46, 5) == 0)
-        tiny_prefer(c, (uint32_t)random_pick(run, 47, 6));
+        tiny_prefer(c, (uint32_t)random_pick(run, 47, 2 * SPW_PREFERENCE_COUNT));
     if (format != SPW_STATE_FP32 && c->run.micro_batches_per_pass == 0 && c->run.tile_vocab == 0 &&
         random_pick(run, 30, 2) == 0)
         c->run.grad_dtype = c->fp16 ? SPW_F16 : SPW_BF16;

@@ -115,7 +115,7 @@ double_at(const char *p, int i)
 /* In the order of torch_muon.bin and torch_preference.bin. */
 enum { GPT2, LLAMA_TIED, LLAMA_UNTIED, MODELS };
 static const char *const names[MODELS] = {"gpt2", "llama_tied", "llama_untied"};
-enum { RULES = 4 };
+enum { RULES = 6 };
 
 /* The same for preferences by the rule. */
 static void
@@ -428,7 +428,6 @@ make_pairs(const vectors *v, int step, int32_t *tokens, int32_t *targets)
 static void
 run_preference(uint32_t model_idx, uint32_t rule_idx, spw_tier tier, uint64_t tile_vocab)
 {
-    static const char *const losses[] = {"dpo", "ipo", "simpo"};
     enum { DIFFERENT = 4 }; /* steps, whose tokens come again */
     vectors v;
     spw_config c;
@@ -444,7 +443,7 @@ run_preference(uint32_t model_idx, uint32_t rule_idx, spw_tier tier, uint64_t ti
     tiny_dir_make(dir);
     set_config(&c, &v, tier, dir);
     snprintf(c.data.documents, sizeof c.data.documents, "whole");
-    snprintf(c.run.preference.loss, sizeof c.run.preference.loss, "%s", losses[v.rule.kind]);
+    snprintf(c.run.preference.loss, sizeof c.run.preference.loss, "%s", spw_preference_name(v.rule.kind));
     c.run.preference.beta = (double)v.rule.beta;
     c.run.preference.label_smoothing = (double)v.rule.label_smoothing;
     c.run.preference.margin = (double)v.rule.margin;
@@ -471,7 +470,7 @@ run_preference(uint32_t model_idx, uint32_t rule_idx, spw_tier tier, uint64_t ti
         if (!(fabs(r.loss - want) <= PREFERRED_APART * want) || !(fabs(r.grad_norm - norm) <= NORM_APART * norm) ||
             !(fabs(r.preferred.chosen - r.preferred.rejected - margin) <= PREFERRED_APART * (1 + fabs(margin))))
             fail_msg("%s with %s, step %d: loss %.9g, norm %.9g and margin %.9g, PyTorch has %.9g, %.9g and %.9g",
-                     names[model_idx], losses[v.rule.kind], s + 1, r.loss, r.grad_norm,
+                     names[model_idx], spw_preference_name(v.rule.kind), s + 1, r.loss, r.grad_norm,
                      r.preferred.chosen - r.preferred.rejected, want, norm, margin);
         assert_true(r.targets == 8 && r.preferred.pairs == 8 && (s < 15 || r.preferred.right == 1));
         if (s == 0 && v.rule.kind == SPW_PREFERENCE_DPO && rule_idx == 0) /* its own reference, bit for bit */
