@@ -11,7 +11,7 @@
 
 enum { PAIRS = 6 };
 
-static const spw_preference rules[] = {
+static const spw_preference rules[SPW_PREFERENCE_COUNT] = {
     {.kind = SPW_PREFERENCE_DPO, .beta = 0.1f, .label_smoothing = 0.1f, .likelihood = 0.5f},
     {.kind = SPW_PREFERENCE_IPO, .beta = 0.1f},
     {.kind = SPW_PREFERENCE_SIMPO, .beta = 2, .margin = 0.5f},
@@ -123,7 +123,7 @@ parity_preference(const parity *p)
 {
     enum { M = 2000, ROWS = 9, V = 130, C = 40 };
     parity_moves(p);
-    for (uint64_t kind = 0; kind < 3; kind++)
+    for (uint64_t kind = 0; kind < SPW_PREFERENCE_COUNT; kind++)
         subject_examine(
             p,
             &(subject){
