@@ -46,6 +46,7 @@ open_data(job *j, spw_error *err)
                                                                : NULL, /* what the checkpoint has may be of no use */
                           .text_field = j->text_field != NULL ? j->text_field : c->data.text_field,
                           .prompt_field = c->data.prompt_field,
+                          .labels_field = c->data.labels_field,
                           .messages_field = c->data.messages_field,
                           .cache_dir = c->data.cache_dir};
     if (j->format != NULL && !spw_data_format_parse(j->format, &o.format))

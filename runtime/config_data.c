@@ -59,7 +59,9 @@ unread_tokenizer(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t
     return SPW_RAISE(
         err, SPW_ECONFIG,
         "model.path %s has a tokenizer that is not read: tokenizer.json is (save_pretrained of transformers' "
-        "tokenizers writes it), or data.tokenizer names another folder, or says bytes",
+        "tokenizers writes it), or data.tokenizer names another folder, or says bytes, or data.text_field names lists "
+        "of "
+        "tokens in JSON lines",
         c->model_path);
 }
 
@@ -132,6 +134,7 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
                           .lines_for = key_for_lines(c),
                           .text_field = c->data.text_field,
                           .prompt_field = c->data.prompt_field,
+                          .labels_field = c->data.labels_field,
                           .messages_field = c->data.messages_field,
                           .pairs = spw_config_preference(c, &(spw_preference){0}),
                           .chosen_field = c->data.chosen_field,

@@ -353,10 +353,14 @@ const key_row spw__config_rows[] = {
          "auto: by each file's content, then its extension (.bin, .jsonl, .ndjson, .json that begins with an object), "
          "else text; compressed files, tables, UTF-16 and the like are refused unless this says text"),
     TEXT("data.text_field", data.text_field, "\"text\"", NULL,
-         "field of JSON lines that is trained on; another one than text, data.prompt_field and data.chat are refused "
+         "field of JSON lines that is trained on, text or a list of tokens; another one than text, data.prompt_field "
+         "and data.chat are refused "
          "where no file holds JSON lines"),
     TEXT("data.prompt_field", data.prompt_field, "\"\"", NULL,
          "field of JSON lines that comes before it and gets no loss; empty: none"),
+    TEXT("data.labels_field", data.labels_field, "\"labels\"", NULL,
+         "field beside a list of tokens that says which get loss: the token, or below 0 (-100) without; lines may do "
+         "without it"),
     PATH("data.chat", data.chat, "\"\"",
          "layout of conversations in JSON lines, whose assistant's turns alone get loss: auto (by the tokenizer's "
          "special tokens and the chat_template beside it), "
@@ -366,7 +370,7 @@ const key_row spw__config_rows[] = {
     TEXT("data.messages_field", data.messages_field, "\"\"", NULL,
          "field with a conversation; empty: messages, or conversations where that is missing"),
     TEXT("data.chosen_field", data.chosen_field, "\"chosen\"", NULL,
-         "with spillway.preference: field with the answer that is preferred, text or a list of messages"),
+         "with spillway.preference: field with the answer that is preferred, text, a list of messages or of tokens"),
     TEXT("data.rejected_field", data.rejected_field, "\"rejected\"", NULL, "and with the other one"),
     TEXT("data.documents", data.documents, "\"packed\"", "packed|mask|separate|whole",
          "packed: windows cut through all documents; mask: the same, without loss for the first token of a document; "

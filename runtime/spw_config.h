@@ -59,6 +59,7 @@ typedef struct spw_config {
         char format[16];                           /* of spw_data_format_parse() */
         char text_field[64];                       /* of JSON lines */
         char prompt_field[64];                     /* "": none */
+        char labels_field[64];                     /* of lines of tokens */
         char chat[SPW_PATH_BYTES];                 /* layout of conversations, of spw_chat_open(); "": none */
         char messages_field[64];                   /* "": the usual ones */
         char chosen_field[64], rejected_field[64]; /* of pairs */

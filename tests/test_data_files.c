@@ -297,6 +297,99 @@ test_jsonl(void **state)
     dataset_refuse(&o, SPW_ECORRUPT, "field \"id\" is not a string", NULL);
 }
 
+/*
+ * Lines that hold tokens in place of text are documents as they are, whatever the encoder puts around texts: with labels, of which those below 0
+ * are without loss, and without; behind a prompt of tokens; as whole documents too. The share with a target is known.
+ */
+static void
+test_lines_of_tokens(void **state)
+{
+    static const int32_t tokens[] = {5, 6, 7, 8, 1000, 2, 0}, targets[] = {6, -1, -1, 1000, 2, 0, 3};
+    spw_data_options o = dataset_options("t.jsonl");
+    spw_data *d;
+    unsigned calls = 0;
+    (void)state;
+    dataset_write_text(
+        "t.jsonl",
+        "\n  \r\n{\"input_ids\": [5, 6, 7], \"labels\": [-100, 6, -1], \"text\": \"no\", \"attention_mask\": "
+        "[1, 1, 1]}\n{\"labels\": null, \"input_ids\": []}\n"
+        "{\"labels\":[-100,1000,2],\"input_ids\":[8,1000,2]}\n{\"input_ids\":[0,3]}");
+    o.text_field = "input_ids";
+    o.encode = encode_words; /* not asked, nor are its ends */
+    o.encode_ctx = &calls;
+    o.encode_key = 1;
+    o.end_of_text_set = true;
+    o.end_of_text = 9;
+    o.begin_of_text = (spw_begin){1, {4}};
+    for (int again = 0; again < 2; again++)
+        assert_stream(&o, tokens, targets, 7);
+    assert_int_equal(calls, 0);
+    o.seq_length = 7;
+    d = dataset_open(&o);
+    assert_string_equal(spw_data_encoder(d), "none");
+    assert_true(fabs(spw_data_targeted(d) - 5.0 / 8) < 1e-9);
+    spw_data_close(d);
+    o.labels_field = "others"; /* no line has it */
+    assert_stream(&o, tokens, (int32_t[]){6, 7, 8, 1000, 2, 0, 3}, 7);
+    o.labels_field = "";
+    o.documents = SPW_DOCUMENTS_WHOLE;
+    o.seq_length = 4;
+    o.validation_split = 0;
+    d = dataset_open(&o);
+    assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), 3);
+    for (uint64_t p = 0; p < 3; p++) { /* each by itself, with what fills it */
+        int32_t got[4], next[4];
+        dataset_fill(d, SPW_SPLIT_TRAIN, p, 1, got, next);
+        if ((got[0] & ~SPW_TOKEN_BEGINS) == 5)
+            assert_true(next[0] == 6 && next[1] == -1 && next[2] == -1 && next[3] == -1);
+        else if ((got[0] & ~SPW_TOKEN_BEGINS) == 8)
+            assert_true(next[0] == 1000 && next[1] == 2 && next[2] == -1 && next[3] == -1);
+        else
+            assert_true((got[0] & ~SPW_TOKEN_BEGINS) == 0 && next[0] == 3 && next[1] == -1 && next[2] == -1);
+    }
+    spw_data_close(d);
+    o.documents = SPW_DOCUMENTS_PACKED;
+    dataset_write_text("t.jsonl",
+                       "{\"p\":[5,6],\"input_ids\":[7,8],\"labels\":[7,-100]}\n{\"p\":[],\"input_ids\":[1]}\n");
+    o.prompt_field = "p";
+    assert_stream(&o, (int32_t[]){5, 6, 7, 8}, (int32_t[]){-1, 7, -1, 1}, 4);
+}
+
+static void
+test_lines_of_tokens_refused(void **state)
+{
+    static const struct {
+        const char *text, *said;
+        spw_status st;
+    } cases[] = {
+        {"{\"input_ids\":[1,2.5]}", "input_ids[1] is not a token's number", SPW_ECORRUPT},
+        {"{\"input_ids\":[1,\"a\"]}", "input_ids[1] is not a token's number", SPW_ECORRUPT},
+        {"{\"input_ids\":[1,-1]}", "input_ids[1] is not a token's number", SPW_ECORRUPT},
+        {"{\"input_ids\":[1,3e9]}", "input_ids[1] is not a token's number", SPW_ECORRUPT},
+        {"{\"input_ids\":[1]}\n{\"input_ids\":\"a\"}", "line 2 (byte 18): field \"input_ids\" is not a list of tokens",
+         SPW_ECORRUPT},
+        {"{\"input_ids\":[1]}\n{\"text\":\"a\"}", "field \"input_ids\" is not a list of tokens", SPW_ECORRUPT},
+        {"{\"input_ids\":\"a\"}\n{\"input_ids\":[1]}", "line 2 (byte 18): field \"input_ids\" is not a string",
+         SPW_ECORRUPT},
+        {"{\"input_ids\":[1,2],\"labels\":[1]}", "\"labels\" is not a list of as many numbers as there are tokens, 2",
+         SPW_ECORRUPT},
+        {"{\"input_ids\":[1,2],\"labels\":\"a\"}", "\"labels\" is not a list of as many", SPW_ECORRUPT},
+        {"{\"input_ids\":[1,2],\"labels\":[-100,3]}", "labels[1] is neither its token, 2, nor below 0", SPW_ECORRUPT},
+        {"{\"input_ids\":[1,2],\"labels\":[-100,null]}", "labels[1] is neither", SPW_ECORRUPT},
+        {"{\"input_ids\":[1,2],\"attention_mask\":[1,0]}", "attention_mask[1] is 0: write the tokens without padding",
+         SPW_EUNSUPPORTED},
+        {"{\"input_ids\":[1,1002]}", "token 1002 is outside the vocabulary of 1001", SPW_ECORRUPT},
+    };
+    spw_data_options o = dataset_options("t.jsonl");
+    (void)state;
+    o.text_field = "input_ids";
+    o.vocab = 1001;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        dataset_write_text("t.jsonl", cases[i].text);
+        dataset_refuse(&o, cases[i].st, "t.jsonl: line", cases[i].said, NULL);
+    }
+}
+
 /* documents: mask hides the first token of each document, and nothing else; packed hides nothing. In every format. */
 static void
 test_document_mask(void **state)
@@ -766,6 +859,8 @@ main(void)
         IN_DIR(test_llmc),
         IN_DIR(test_llmq),
         IN_DIR(test_llmq_share),
+        IN_DIR(test_lines_of_tokens),
+        IN_DIR(test_lines_of_tokens_refused),
         IN_DIR(test_names_like_globs),
         IN_DIR(test_long_window),
         IN_DIR(test_megatron),

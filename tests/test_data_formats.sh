@@ -39,6 +39,8 @@ open(d + "/m.idx", "wb").write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, len(s
     struct.pack("<%di" % len(sizes), *sizes) + struct.pack("<%dq" % len(sizes), *offsets) +
     struct.pack("<%dq" % (len(sizes) + 1), *range(len(sizes) + 1)))
 open(d + "/l.jsonl", "w").write("".join(json.dumps({"id": i, "text": l}) + "\n" for i, l in enumerate(lines)))
+open(d + "/i.jsonl", "w").write("".join(json.dumps({"input_ids": list((l + "\n").encode()), "id": i}) + "\n" for i, l in enumerate(lines)))
+open(d + "/b.jsonl", "w").write("".join(json.dumps({"input_ids": (ids := list((l + "\n").encode())), "labels": [-100] * (len(l) // 2) + ids[len(l) // 2:]}) + "\n" for l in lines))
 open(d + "/p.jsonl", "w").write("".join(json.dumps({"prompt": l[:len(l) // 2], "completion": l[len(l) // 2:]}) + "\n" for l in lines))
 open(d + "/large.bin", "wb").write(struct.pack("<3i", 20240520, 1, 5000) + zeros + struct.pack("<5000H", *([7] * 4000 + [700] * 1000)))
 open(d + "/cut.bin", "wb").write(struct.pack("<3i", 20240520, 1, 5000) + zeros + b"\0" * 300)
@@ -67,6 +69,20 @@ check "without a warning" test ! -s "$dir/err"
 # A prompt gives no loss: less is lost over as many positions.
 check "prompt and completion" train p.log --set "data.path=$dir/p.jsonl" --set data.prompt_field=prompt --set data.text_field=completion
 check "losses differ" test "$(losses "$dir/p.log")" != "$(losses "$dir/text.log")"
+
+# Lines that hold tokens: the same ones as the text's bytes, and labels that hide what a prompt hides; whatever tokenizer the model's folder has.
+check "lines of tokens" train i.log --set "data.path=$dir/i.jsonl" --set data.text_field=input_ids
+check "give the losses of the text" same text.log i.log
+check "with labels" train b.log --set "data.path=$dir/b.jsonl" --set data.text_field=input_ids
+check "of those behind a prompt" same p.log b.log
+expect 1 "it has \"input_ids\", \"labels\" (data.text_field input_ids" "text where there are tokens" --set "data.path=$dir/b.jsonl"
+check "which a plan counts" run plan examples/demo.json "${small[@]}" --set "data.path=$dir/b.jsonl" --set data.text_field=input_ids --no-measure
+check "a model" train f.log --set "data.path=$dir/text.txt" --set spillway.checkpoint_dir="$dir/folder" --set spillway.steps=1
+check "in a folder" run export "$dir/folder" --to "$dir/hf"
+echo '{}' >"$dir/hf/tokenizer_config.json"
+check "with a tokenizer that is not read" train h.log --set "model={\"path\": \"$dir/hf\"}" --set "data.path=$dir/i.jsonl" --set data.text_field=input_ids --set data.tokenizer=auto
+check "needs none for tokens" test ! -s "$dir/err"
+expect 2 "data.text_field names lists of tokens" "text there" --set "model={\"path\": \"$dir/hf\"}" --set "data.path=$dir/l.jsonl" --set data.tokenizer=auto
 check "masked documents" train k.log --set "data.path=$dir/m" --set data.documents=mask
 check "losses differ" test "$(losses "$dir/k.log")" != "$(losses "$dir/text.log")"
 check "separate documents" train a.log --set "data.path=$dir/m" --set data.documents=separate

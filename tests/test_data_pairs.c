@@ -83,6 +83,28 @@ test_texts(void **state)
                   2);
 }
 
+/* Answers that are tokens already, behind a prompt of tokens or with one in both. */
+static void
+test_pairs_of_tokens(void **state)
+{
+    spw_data_options o = pair_options("t.jsonl", 16);
+    (void)state;
+    dataset_write_text("t.jsonl", "{\"prompt\":[9],\"chosen\":[1,2,3],\"rejected\":[4,3],\"labels\":[1]}\n"
+                                  "{\"chosen\":[8,7,1],\"rejected\":[8,7,2,5]}\n"
+                                  "{\"prompt\":[9],\"chosen\":[1],\"rejected\":[1]}\n"
+                                  "{\"prompt\":[9,9,9,9,9,9,9,9],\"chosen\":[1],\"rejected\":[2]}\n");
+    o.end_of_text_set = true;
+    o.end_of_text = 3;
+    assert_window(&o, (int32_t[]){9 | HERE, 1, 2, 3, 9 | HERE, 4, 3, 8 | HERE, 7, 1, 8 | HERE, 7, 2, 5, 3 | HERE, 3},
+                  (int32_t[]){1, 2, 3, -1, 4, 3, -1, -1, 1, -1, -1, 2, 5, -1, -1, -1}, 2);
+    dataset_write_text("t.jsonl", "{\"chosen\":[1,2],\"rejected\":\"a\"}\n");
+    dataset_refuse(&o, SPW_ECORRUPT, "field \"rejected\" is not a list of tokens", NULL);
+    dataset_write_text("t.jsonl", "{\"prompt\":\"a\",\"chosen\":[1,2],\"rejected\":[3]}\n");
+    dataset_refuse(&o, SPW_ECORRUPT, "field \"prompt\" is not a list of tokens", NULL);
+    dataset_write_text("t.jsonl", "{\"chosen\":\"a\",\"rejected\":[3]}\n");
+    dataset_refuse(&o, SPW_ECORRUPT, "field \"rejected\" is a list of tokens, and field \"chosen\" is text", NULL);
+}
+
 /* An encoder sees prompt and answer apart, as of other lines: their tokens do not merge. */
 static spw_status
 encode_whole(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens, uint64_t token_max,
@@ -770,6 +792,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         IN_DIR(test_texts),
+        IN_DIR(test_pairs_of_tokens),
         IN_DIR(test_encoded_texts),
         IN_DIR(test_many),
         IN_DIR(test_length),

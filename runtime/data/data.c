@@ -369,7 +369,8 @@ say_encoder(spw_data *d, const spw_data_options *o)
     bool text = false, lines = false;
     for (uint32_t i = 0; i < d->file_count; i++) {
         lines = lines || d->files[i].format == SPW_DATA_JSONL;
-        text = text || lines || d->files[i].format == SPW_DATA_TEXT;
+        text = text || (d->files[i].format == SPW_DATA_JSONL && !d->files[i].of_tokens) ||
+               d->files[i].format == SPW_DATA_TEXT;
     }
     if (text && (o->encode != NULL || (lines && o->chat != NULL)))
         snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx", (unsigned long long)spw_data_encode_key(o));

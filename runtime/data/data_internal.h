@@ -23,6 +23,7 @@ typedef struct data_file {
     data_element element;
     uint64_t bytes; /* of path */
     bool made;      /* its tokens were not in the cache */
+    bool of_tokens; /* JSON lines that hold tokens in place of text */
     uint64_t untargeted,
         cut;                /* windows without a target, and documents that one does not hold, where that was counted */
     uint64_t pairs;         /* that it holds; those that were left out are cut */
@@ -82,11 +83,12 @@ typedef struct data_pair {
     const char *answers[2]; /* the fields of the chosen and the rejected answer */
     const char *prompt;     /* the field that comes before both; NULL: none does */
     bool prompted;          /* the line has a prompt, which may be passed over */
-    bool talks;             /* answers are conversations, else texts */
+    bool talks;             /* answers are conversations, else texts or tokens */
     uint64_t shared;        /* of conversations: so many messages, the prompt's included, both begin with */
 } data_pair;
 /* Errors  without file and line: SPW_ECORRUPT naming the field; SPW_ECONFIG for conversations where there is no layout. */
 spw_status spw__data_pair_find(data_pair *out, spw_data_line *line, const spw_data_options *o, spw_error *err);
+bool spw__data_pair_has_tokens(const spw_data_line *line, const spw_data_options *o); /* in place of texts */
 /* Of a pair's tokens, the rejected one's from `middle` on: takes the targets of what both begin with. */
 void spw__data_pair_hide(const spw_tokens *tokens, spw_tokens *targets, uint64_t middle);
 /* Whether there is anything to learn: both have a target, of which a first token is none, and are not the same. */

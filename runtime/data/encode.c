@@ -40,8 +40,8 @@ typedef struct encoding {
     int fd, out;
     char *part; /* the file that is written: a name for messages, and its own unless it is nameless */
     bool nameless;
-    bool wide;
-    uint64_t vocab; /* ids are below it */
+    bool wide, of_tokens; /* of_tokens: lines hold tokens */
+    uint64_t vocab;       /* ids are below it */
     uint64_t tokens, documents, line, line_offset;
     uint64_t targets_seen;
     uint64_t untargeted, cut; /* windows without a target, and documents that one does not hold */
@@ -55,6 +55,7 @@ typedef struct encoding {
     int32_t *ids;
     uint64_t id_room;
     spw_tokens turns, targets; /* of a conversation, or of both parts of a pair */
+    spw_tokens listed, labels; /* of a field that holds tokens */
     unsigned char buffer[OUT_TOKENS * 4];
     uint64_t buffered;
     data_packer *packer; /* of windows that hold whole documents; NULL: tokens follow each other */
@@ -192,6 +193,8 @@ put_text(encoding *e, const char *text, uint64_t bytes, bool rest, uint32_t flag
 static spw_status
 put_end(encoding *e, spw_error *err)
 {
+    if (e->of_tokens)
+        return SPW_OK;
     if (e->o->end_of_text_set)
         return take_token(e, e->o->end_of_text, 0, err);
     return e->o->encode == NULL ? take_token(e, '\n', 0, err) : SPW_OK;
@@ -241,15 +244,44 @@ read_more(encoding *e, spw_error *err)
     return SPW_OK;
 }
 
+/* Tokens that a line holds, as they are; of text_field's labels beside them say which have loss. */
+static spw_status
+put_ids(encoding *e, const spw_data_line *line, const char *name, uint32_t flags, bool *begun, spw_error *err)
+{
+    const bool loss = (flags & CACHE_NO_LOSS) == 0;
+    const char *labels = e->o->labels_field != NULL && e->o->labels_field[0] != '\0' ? e->o->labels_field : "labels";
+    spw_status st;
+    e->listed.count = e->labels.count = 0;
+    st = spw_data_line_tokens(line, name, loss && !e->o->pairs ? labels : NULL, &e->listed, &e->labels, err);
+    if (st != SPW_OK)
+        return at_line(e, st, err);
+    for (uint64_t i = 0; i < e->listed.count; i++) {
+        SPW_TRY(take_token(e, e->listed.ids[i],
+                           flags | (*begun ? 0 : CACHE_FIRST) | (loss && e->labels.ids[i] < 0 ? CACHE_NO_LOSS : 0),
+                           err));
+        *begun = true;
+    }
+    return SPW_OK;
+}
+
 static spw_status
 put_field(encoding *e, spw_data_line *line, const char *name, uint32_t flags, bool *begun, spw_error *err)
 {
     const char *text;
     uint64_t bytes;
-    spw_status st = spw_data_line_text(line, name, &text, &bytes, err);
+    spw_status st;
+    if (e->of_tokens)
+        return put_ids(e, line, name, flags, begun, err);
+    st = spw_data_line_text(line, name, &text, &bytes, err);
     if (st == SPW_OK)
         return put_text(e, text, bytes, false, flags, begun, err);
     return at_line(e, st, err);
+}
+
+static const char *
+text_field(const spw_data_options *o)
+{
+    return o->text_field != NULL && o->text_field[0] != '\0' ? o->text_field : "text";
 }
 
 static spw_status
@@ -318,7 +350,7 @@ put_pair(encoding *e, spw_data_line *line, spw_error *err)
 static spw_status
 put_line(encoding *e, const char *text, uint64_t bytes, spw_error *err)
 {
-    const char *prompt = e->o->prompt_field, *field = e->o->text_field;
+    const char *prompt = e->o->prompt_field, *field = text_field(e->o);
     spw_data_line *line;
     bool begun = false;
     spw_status st = spw_data_line_open(&line, text, bytes, err);
@@ -339,7 +371,7 @@ put_line(encoding *e, const char *text, uint64_t bytes, spw_error *err)
     if (prompt != NULL && prompt[0] != '\0')
         st = put_field(e, line, prompt, CACHE_NO_LOSS, &begun, err);
     if (st == SPW_OK)
-        st = put_field(e, line, field != NULL && field[0] != '\0' ? field : "text", 0, &begun, err);
+        st = put_field(e, line, field, 0, &begun, err);
     if (st == SPW_OK)
         st = end_document(e, begun, err);
     spw_data_line_close(line);
@@ -473,7 +505,7 @@ static bool
 hides_targets(const data_file *f, const spw_data_options *o)
 {
     return f->format == SPW_DATA_JSONL &&
-           (o->pairs || o->chat != NULL || (o->prompt_field != NULL && o->prompt_field[0] != '\0'));
+           (f->of_tokens || o->pairs || o->chat != NULL || (o->prompt_field != NULL && o->prompt_field[0] != '\0'));
 }
 
 static uint64_t
@@ -496,9 +528,11 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
         if (o->pairs) {
             sum = spw__data_pair_key(o, sum);
         } else {
-            sum = more(sum, o->text_field != NULL && o->text_field[0] != '\0' ? o->text_field : "text");
+            sum = more(sum, text_field(o));
             sum = more(sum, o->prompt_field != NULL ? o->prompt_field : "");
         }
+        if (f->of_tokens)
+            sum = more(more(sum, "tokens"), o->labels_field != NULL ? o->labels_field : "");
         if (o->chat != NULL) {
             const uint64_t chat = spw__data_chat_key(o);
             sum = spw_checksum_more(sum, &chat, sizeof chat);
@@ -560,6 +594,63 @@ open_packer(encoding *e, spw_error *err)
                                  .emit = put_words,
                                  .ctx = e};
     return e->o->documents == SPW_DOCUMENTS_WHOLE ? spw__data_pack_open(&e->packer, &o, err) : SPW_OK;
+}
+
+/* The first line that has more than blanks; *text NULL: there is none, or none that is short enough. */
+static spw_status
+read_first_line(FILE *file, const char *path, char **text, uint64_t *bytes, spw_error *err)
+{
+    uint64_t room = READ_BYTES;
+    char *line = spw_mem_zalloc(room);
+    int c = 0;
+    *text = NULL;
+    *bytes = 0;
+    while (line != NULL && (c = getc_unlocked(file)) != EOF && (c != '\n' || *bytes == 0) && *bytes < LINE_BYTES_MAX) {
+        if (*bytes == 0 && (c == ' ' || c == '\t' || c == '\r' || c == '\n'))
+            continue;
+        if (*bytes == room) {
+            char *more = spw_mem_zalloc(2 * room);
+            if (more != NULL)
+                memcpy(more, line, room);
+            spw_mem_free(line);
+            line = more;
+            room *= 2;
+        }
+        if (line != NULL)
+            line[(*bytes)++] = (char)c;
+    }
+    if (line == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "the first line of %s", path);
+    if (*bytes > 0 && *bytes < LINE_BYTES_MAX)
+        *text = line;
+    else
+        spw_mem_free(line);
+    return SPW_OK;
+}
+
+/* Whether f's first line holds tokens. What is wrong with it is said when it is read. */
+static spw_status
+see_first_line(data_file *f, const spw_data_options *o, spw_error *err)
+{
+    spw_error ignored = {0};
+    spw_data_line *line = NULL;
+    FILE *file = fopen(f->path, "re");
+    char *text;
+    uint64_t bytes;
+    spw_status st;
+    if (file == NULL)
+        return SPW_RAISE_SYS(err, errno, "data: open %s", f->path);
+    st = read_first_line(file, f->path, &text, &bytes, err);
+    fclose(file);
+    if (st != SPW_OK || text == NULL || spw_data_line_open(&line, text, bytes, &ignored) != SPW_OK || line == NULL) {
+        spw_mem_free(text);
+        return st;
+    }
+    if (o->chat == NULL || !spw_chat_is_in(line, o->messages_field))
+        f->of_tokens = o->pairs ? spw__data_pair_has_tokens(line, o) : spw_data_line_has_tokens(line, text_field(o));
+    spw_data_line_close(line);
+    spw_mem_free(text);
+    return SPW_OK;
 }
 
 /* What happened to a file's pairs. */
@@ -670,6 +761,8 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     uint64_t key;
     if (stat(f->path, &info) != 0)
         return SPW_RAISE_SYS(err, errno, "data: size of %s", f->path);
+    if (f->format == SPW_DATA_JSONL)
+        SPW_TRY(see_first_line(f, o, err));
     SPW_TRY(cache_folder(o, folder, err));
     key = key_of(f, &info, o, wide);
     snprintf(name, sizeof name, "%s/%016llx.tokens", folder, (unsigned long long)key);
@@ -687,7 +780,8 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     e = spw_mem_zalloc(sizeof *e);
     if (e == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "tokenising %s", f->path);
-    *e = (encoding){.o = o, .path = f->path, .fd = -1, .out = -1, .part = part, .wide = wide};
+    *e =
+        (encoding){.o = o, .path = f->path, .fd = -1, .out = -1, .part = part, .wide = wide, .of_tokens = f->of_tokens};
     e->vocab = wide ? 1 << 30 : NARROW_VOCAB;
     e->vocab = o->vocab > 0 && o->vocab < e->vocab ? o->vocab : e->vocab;
     st = make(f, e, key, folder, err);
@@ -700,6 +794,8 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     spw_mem_free(e->ids);
     spw_tokens_free(&e->turns);
     spw_tokens_free(&e->targets);
+    spw_tokens_free(&e->listed);
+    spw_tokens_free(&e->labels);
     spw_mem_free(e);
     SPW_TRY(st);
     SPW_TRY(spw__data_fd(&f->fd, f->store, true, err));

@@ -58,12 +58,89 @@ spw_data_line_text(spw_data_line *line, const char *field, const char **text, ui
                     json_is_array(json_object_get(object, "conversations"));
         list_fields(object, fields, sizeof fields);
         return SPW_RAISE(err, SPW_ECORRUPT, "no field \"%s\"; it has %s%s", field, fields[0] != '\0' ? fields : "none",
-                         talk ? " (data.chat, and --chat of eval, are for conversations)" : "");
+                         talk ? " (data.chat, and --chat of eval, are for conversations)"
+                         : json_is_array(json_object_get(object, "input_ids"))
+                             ? " (data.text_field input_ids, and --text-field of eval, take tokens)"
+                             : "");
     }
     if (!json_is_string(v))
         return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not a string", field);
     *text = json_string_value(v);
     *bytes = json_string_length(v);
+    return SPW_OK;
+}
+
+bool
+spw_data_line_has_tokens(const spw_data_line *line, const char *field)
+{
+    const json_t *v = json_object_get((const json_t *)line, field);
+    return json_is_array(v) && (json_array_size(v) == 0 || json_is_number(json_array_get(v, 0)));
+}
+
+/* A whole number of a list, below 0 if it may be; false: it is none. */
+static bool
+read_id(const json_t *v, bool below, int32_t *out)
+{
+    const double x = json_number_value(v);
+    *out = json_is_number(v) && x > INT32_MIN && x <= INT32_MAX ? (int32_t)x : -1;
+    return json_is_number(v) && (double)*out == x && (below || *out >= 0);
+}
+
+/* The list of a field beside tokens, as long as they are; NULL: there is none. */
+static spw_status
+list_beside(const json_t **out, const json_t *object, const char *field, uint64_t count, spw_error *err)
+{
+    *out = json_object_get(object, field);
+    if (*out != NULL && json_is_null(*out))
+        *out = NULL;
+    if (*out != NULL && (!json_is_array(*out) || json_array_size(*out) != count))
+        return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not a list of as many numbers as there are tokens, %llu",
+                         field, (unsigned long long)count);
+    return SPW_OK;
+}
+
+/* Tokens that attention is not to see are padding, which a window has of its own where it needs some. */
+static spw_status
+refuse_padding(const json_t *object, uint64_t count, spw_error *err)
+{
+    const json_t *seen;
+    SPW_TRY(list_beside(&seen, object, "attention_mask", count, err));
+    for (uint64_t i = 0; seen != NULL && i < count; i++) {
+        if (json_number_value(json_array_get(seen, i)) == 0)
+            return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                             "attention_mask[%llu] is 0: write the tokens without padding, which is put behind them "
+                             "where windows need some",
+                             (unsigned long long)i);
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw_data_line_tokens(const spw_data_line *line, const char *field, const char *labels, spw_tokens *tokens,
+                     spw_tokens *targets, spw_error *err)
+{
+    const json_t *object = (const json_t *)line, *list = json_object_get(object, field), *wanted = NULL;
+    const uint64_t count = json_array_size(list);
+    if (!spw_data_line_has_tokens(line, field))
+        return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not a list of tokens, as it is in the file's first line",
+                         field);
+    if (labels != NULL) {
+        SPW_TRY(list_beside(&wanted, object, labels, count, err));
+        SPW_TRY(refuse_padding(object, count, err));
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        int32_t id, label;
+        if (!read_id(json_array_get(list, i), false, &id))
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s[%llu] is not a token's number", field, (unsigned long long)i);
+        label = id;
+        if (wanted != NULL && (!read_id(json_array_get(wanted, i), true, &label) || (label >= 0 && label != id)))
+            return SPW_RAISE(err, SPW_ECORRUPT,
+                             "%s[%llu] is neither its token, %d, nor below 0, which is without loss: data.labels_field "
+                             "names a list of these",
+                             labels, (unsigned long long)i, id);
+        SPW_TRY(spw_tokens_push(tokens, id, err));
+        SPW_TRY(spw_tokens_push(targets, label < 0 ? -1 : id, err));
+    }
     return SPW_OK;
 }
 

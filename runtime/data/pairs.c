@@ -82,6 +82,20 @@ find_talks(data_pair *p, const json_t *chosen, const json_t *rejected, const jso
     return SPW_OK;
 }
 
+static bool
+is_tokens(const spw_data_line *line, const char *field)
+{
+    return spw_data_line_has_tokens(line, field) && !is_empty(json_object_get((const json_t *)line, field));
+}
+
+bool
+spw__data_pair_has_tokens(const spw_data_line *line, const spw_data_options *o)
+{
+    const char *answers[2], *prompt;
+    name_fields(o, answers, &prompt);
+    return is_tokens(line, answers[0]);
+}
+
 spw_status
 spw__data_pair_find(data_pair *out, spw_data_line *line, const spw_data_options *o, spw_error *err)
 {
@@ -100,15 +114,22 @@ spw__data_pair_find(data_pair *out, spw_data_line *line, const spw_data_options 
             return spw_data_line_text(line, field, &text, &bytes, err); /* which says what there is */
         if (!json_is_string(v[i]) && !json_is_array(v[i]))
             return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is neither text nor a list of messages", field);
+        if (is_tokens(line, field))
+            continue;
         if (json_is_array(v[i]) && o->chat == NULL)
             return SPW_RAISE(err, SPW_ECONFIG, "field \"%s\" is a list of messages, for which data.chat is needed",
                              field);
     }
+    if (is_tokens(line, out->answers[0])) /* whoever reads them says what is none of them */
+        return SPW_OK;
     if (json_is_array(v[0]) && json_is_array(v[1]))
         return find_talks(out, v[0], v[1], prompt, err);
-    if (json_is_array(v[0]) || json_is_array(v[1]))
-        return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is a list of messages, and field \"%s\" is text",
-                         out->answers[json_is_array(v[0]) ? 0 : 1], out->answers[json_is_array(v[0]) ? 1 : 0]);
+    if (json_is_array(v[0]) || json_is_array(v[1])) {
+        const int list = json_is_array(v[0]) ? 0 : 1;
+        return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is a list of %s, and field \"%s\" is text",
+                         out->answers[list], is_tokens(line, out->answers[list]) ? "tokens" : "messages",
+                         out->answers[1 - list]);
+    }
     return SPW_OK;
 }
 

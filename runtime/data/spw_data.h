@@ -10,7 +10,8 @@
  *   llmq       1024 bytes of header ("BIN.TOK\n"), int32 tokens, and where some have no loss a bit for each, 1: it has
  *   Megatron   PREFIX.bin with the tokens (u8, i8, i16, u16, i32, i64) and PREFIX.idx with lengths, offsets, documents
  *   JSON lines an object a line; a field holds the text of one document, another may hold a prompt before it, or a field
- *              holds a conversation (spw_chat.h); or two fields hold a chosen and a rejected answer to the same prompt
+ *              holds a conversation (spw_chat.h); or two fields hold a chosen and a rejected answer to the same prompt. In place
+ *              of text a field may hold a list of tokens, in all lines of a file: documents as they are, nothing is put around them
  *
  * JSON lines and encoded text are tokenised once, into a file of a cache folder (encode.c); later runs find it there.
  */
@@ -62,6 +63,16 @@ typedef struct spw_data_line spw_data_line;
 spw_status spw_data_line_open(spw_data_line **out, const char *line, uint64_t bytes, spw_error *err);
 spw_status
 spw_data_line_text(spw_data_line *line, const char *field, const char **text, uint64_t *bytes, spw_error *err);
+/*
+ * spw_data_line_has_tokens - whether a field holds tokens in place of text: a list that begins with a number, or is empty.
+ * spw_data_line_tokens - adds them, and as targets the same, or -1 where the list of the field labels, if the line has one, says that there is no
+ *                        loss by a number below 0 (-100 as transformers has it). labels NULL: not looked for.
+ * Errors  SPW_ECORRUPT naming field and place: no list, no token's number, labels of another length or of other tokens. SPW_EUNSUPPORTED for an
+ *         attention_mask (looked at with labels) that hides some.
+ */
+bool spw_data_line_has_tokens(const spw_data_line *line, const char *field);
+spw_status spw_data_line_tokens(const spw_data_line *line, const char *field, const char *labels, spw_tokens *tokens,
+                                spw_tokens *targets, spw_error *err);
 void spw_data_line_close(spw_data_line *line); /* NULL is fine */
 
 /*
@@ -113,6 +124,8 @@ typedef struct spw_data_options {
     spw_data_format format;
     const char *lines_for; /* a setting that is of no use without JSON lines, named where there are none; NULL: none */
     const char *text_field, *prompt_field; /* of JSON lines; NULL: "text" and none. Tokens of the prompt get no loss. */
+    const char *
+        labels_field; /* of lines of tokens, which of text_field's get none (spw_data_line_tokens); NULL or "": "labels" */
     spw_documents documents;
     /* Lines with the field messages_field (NULL or "": "messages", or "conversations") are conversations of this layout, whose
      * tokenizer is encode's; only the assistant's tokens get loss, and no token is put behind its end. NULL: all are text. */
