@@ -150,7 +150,10 @@ steps_alike(const parity *p, const spw_optimizer *o, spw_state_format f, spw_dty
     free(x);
 }
 
-/* Muon's first half, three times: the momentum, what is left in the gradient, sums of squares and counts. */
+/*
+ * Muon's first half, three times: the momentum, what is left in the gradient, sums of squares and counts, these two by turns in memory that the
+ * device knows, and that it does not.
+ */
 static void
 momenta_alike(const parity *p, spw_state_format f, spw_dtype grad_dtype, bool nesterov, bool nearest)
 {
@@ -158,10 +161,13 @@ momenta_alike(const parity *p, spw_state_format f, spw_dtype grad_dtype, bool ne
     static const uint64_t ends[RANGES] = {48, 128, 704, 1152, 4096, 5120, 8192, 12352, N};
     uint64_t record_bytes = spw_state_record_bytes(f, &spw_opt_muon, N), grad_bytes = N * spw_dtype_bytes(grad_dtype);
     char *r = need(record_bytes), *g = need(grad_bytes), *back = need(record_bytes + grad_bytes);
-    double want[SUMS], squares[SUMS];
+    double want[SUMS], pageable[SUMS], *squares;
     void *device = NULL;
     spw_gpu_queue *q = NULL;
+    spw_region page;
     spw_error err = {0};
+    assert_int_equal(spw_region_map(&page, 4096, 0, &err), SPW_OK);
+    assert_int_equal(spw_gpu_pin_host(p->gpu, page.base, page.bytes, &err), SPW_OK);
     memset(r, 0, record_bytes);
     assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_H2D, NULL), SPW_OK);
     assert_int_equal(spw_gpu_alloc(p->gpu, &device, record_bytes + grad_bytes, NULL), SPW_OK);
@@ -172,7 +178,7 @@ momenta_alike(const parity *p, spw_state_format f, spw_dtype grad_dtype, bool ne
         spw_gpu_update_range there[RANGES];
         spw_opt_chunk chunk = {
             .format = f, .elems = N, .record = r, .grad = g, .grad_dtype = grad_dtype, .first = FIRST};
-        uint64_t bad = 0, want_bad;
+        uint64_t count, *bad, want_bad;
         spw_gpu_update u;
         for (int k = 0; k < 2; k++) {
             /* Halves of what has few bits lie in the middle between two numbers of 16 bits again and again. */
@@ -197,12 +203,16 @@ momenta_alike(const parity *p, spw_state_format f, spw_dtype grad_dtype, bool ne
         u.elems = N;
         u.first = FIRST;
         u.record = device;
-        spw_gpu_momentum(q, &u, (char *)device + record_bytes, there, RANGES, squares, &bad);
+        squares = step % 2 == 0 ? page.base : pageable;
+        bad = step % 2 == 0 ? (uint64_t *)page.base + SUMS : &count;
+        memset(squares, 0xff, sizeof want);
+        *bad = 0;
+        spw_gpu_momentum(q, &u, (char *)device + record_bytes, there, RANGES, squares, bad);
         spw_gpu_queue_sync(q);
         want_bad = spw_opt_momentum(&chunk, g, host, RANGES, want);
-        if (bad != want_bad || (step == 4) != (bad > 0))
+        if (*bad != want_bad || (step == 4) != (*bad > 0))
             fail_msg("step %llu: %llu gradients are not finite, not %llu", (unsigned long long)step,
-                     (unsigned long long)bad, (unsigned long long)want_bad);
+                     (unsigned long long)*bad, (unsigned long long)want_bad);
         if (step == 4)
             break;
         spw_gpu_read_bytes(q, back, device, record_bytes + grad_bytes);
@@ -218,6 +228,8 @@ momenta_alike(const parity *p, spw_state_format f, spw_dtype grad_dtype, bool ne
     assert_int_equal(spw_gpu_check(p->gpu, &err), SPW_OK);
     spw_gpu_free(p->gpu, device);
     spw_gpu_queue_destroy(q);
+    spw_gpu_unpin_host(p->gpu, page.base);
+    spw_region_unmap(&page);
     free(r);
     free(g);
     free(back);
