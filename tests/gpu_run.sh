@@ -2,7 +2,8 @@
 # On the GPU machine, beside bin/ and lib/: run.sh [--within SECONDS] STEP... Needs the driver; cuBLASLt and NCCL from the toolkit, or from Python's packages.
 #   ops        each operation beside the cpu device; where a type fails, each of its tests in a process of its own; ops=TEST one of them (test_cuda --list)
 #   links      NCCL between GPUs, with one rank where there is one GPU
-#   runs       losses on cpu and cuda, and the same bits in every placement
+#   runs       losses on cpu and cuda, and the same bits in every placement, of Muon and preferences too
+#   places, curves, kinds    one of these
 #   rates      bench gemm, attention, copy, of the processor adam, and of several GPUs comm (half a minute)
 #   speed, profile, offload, large    benchmarks of whole runs; train.sh beside this file says what they are (1, half, 2 and 3 minutes)
 #   memcheck, racecheck    compute-sanitizer on small operations
@@ -130,7 +131,8 @@ do_step() {
     ops | links) "$1" ;;
     ops=*) one_op "${1#ops=}" ;;
     rates) measured rates ;;
-    runs) beside "whole_runs places" "whole_runs curves" ;;
+    runs) beside "whole_runs places" "whole_runs curves" "whole_runs kinds" ;;
+    places | curves | kinds) whole_runs "$1" ;;
     speed | profile | offload | large) measured whole_runs "$1" ;;
     memcheck | racecheck) check_with "$1" ;;
     test) beside ops links "do_step runs" "check_with memcheck" ;;

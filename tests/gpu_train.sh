@@ -4,6 +4,8 @@
 #   places   the same model in bf16 with its state on the device, in host memory, on nvme, gradients too, and mixed: losses and norms to the last digit;
 #            updates a step late (spillway.delayed_update) with all, or records, in host memory and on nvme; in tiles of tokens (spillway.tile_tokens)
 #            and with embeddings in pieces (spillway.tile_vocab)
+#   kinds    the same model trained by Muon and on preferences, in bf16, with its state on the device, in host memory and on nvme: losses and norms to the last
+#            digit; the first loss of preferences is log 2
 #   speed    all state on the device: utilisation of the model's operations (MFU) for GPT-2 124M, 774M, 1.5B and a Llama of 1.1 B, this also with one sequence of 65536 tokens
 #   offload  GPT-2 1.5B with records in host memory, where every step clips and where none does, beside all of it on the device, same micro-batches
 #   large    6.8 B parameters (81 GB of state and 27 GB of gradients in host memory): with 76 GiB of the card, as of one of 80 GB, and 131072 tokens a step; with
@@ -113,6 +115,28 @@ places() {
             fail "$cut: losses are not near those without"
     done
 }
+# kind LABEL SETTINGS...: in three places, the same losses.
+kind() {
+    local which=$1
+    shift
+    run gpt2-124M "$which" 6 "$@" && run gpt2-124M "$which, host" 6 "$@" --set zero_optimization="$host" &&
+        run gpt2-124M "$which, nvme" 6 "$@" --set zero_optimization="$nvme" || return
+    losses "$which" >"$dir/want"
+    [ "$(wc -l <"$dir/want")" -eq 6 ] || fail "$which: six steps were to be made"
+    for place in host nvme; do
+        losses "$which, $place" | cmp -s - "$dir/want" && echo "$which, $place: losses and norms of state on the device, to the last digit" ||
+            fail "$which, $place: other losses than with state on the device"
+    done
+}
+kinds() {
+    model gpt2-124M 768 12 12 512 4 2
+    kind muon --set optimizer='{"type": "Muon", "params": {"lr": 1e-3}}'
+    awk -v vocab="$vocab" 'function list(n,  i, s) { for (i = 0; i < n; i++) { x = (x * 1103 + 12345) % 65536; s = s (i ? "," : "[") x % vocab }; return s "]" }
+        BEGIN { for (i = 0; i < 400; i++) print "{\"prompt\":" list(i % 5 + 2) ",\"chosen\":" list(i % 7 + 2) ",\"rejected\":" list(i % 3 + 2) "}" }' >"$dir/pairs.jsonl"
+    kind dpo --set data.path="$dir/pairs.jsonl" --set spillway.preference.loss=dpo --set spillway.preference.beta=0.5
+    losses dpo | awk 'NR == 1 && ($2 < 0.6931471805 || $2 > 0.6931471806) { bad = 1 } { last = $2 } END { exit bad || NR != 6 || !(last < 0.69) }' ||
+        fail "dpo: losses do not fall from log 2"
+}
 speed() {
     model gpt2-124M 768 12 12 1024 32 2 && run gpt2-124M gpt2-124M 12 && show gpt2-124M
     model gpt2-774M 1280 36 20 1024 16 2 && run gpt2-774M gpt2-774M 10 && show gpt2-774M
@@ -164,7 +188,7 @@ large() {
 for phase in "$@"; do
     echo "== $phase"
     case $phase in
-    curves | places | speed | profile | offload | large) $phase ;;
+    curves | places | kinds | speed | profile | offload | large) $phase ;;
     *) fail "no phase $phase" ;;
     esac
 done

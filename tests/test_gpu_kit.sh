@@ -24,6 +24,8 @@ is() { [ "$(grep -cE "$2" "$dir/out")" -eq "$1" ]; }
 check "curves and places pass" kit curves places
 check "twenty losses of three runs" is 20 '^[0-9]+ [0-9.]+ [0-9.]+ [0-9.]+$'
 check "six placements have the losses of the first, two those of late updates, and tiles' those of tiles and pieces" is 10 'to the last digit$'
+check "Muon and preferences pass" kit kinds
+check "each with the losses of its first placement in two others" is 4 '^(muon|dpo), (host|nvme): .*to the last digit$'
 check "speed, offload and large pass" kit speed offload large
 check "sixteen runs with their rates" is 16 ' ms a step, +[1-9][0-9]* tokens/s, '
 check "a ratio for each turn" is 2 '^offloaded over on the device, turn [12]: [0-9.]+, where no step clips [0-9.]+$'
@@ -88,14 +90,14 @@ check "all that was said is in one file" [ "$(echo "$dir/logs/"*) $(grep -cE '^(
 check "other types went on" grep -qx 'passes: --type fp16' "$dir/logs/kit.log"
 check "links without NCCL are skipped by name" is 1 '^== links: skipped$'
 check "what measures is measured" steps rates runs speed
-check "six rates and three kinds of runs" [ "$(grep -cE '^(measured bench|whole runs: )' "$dir/logs/kit.log")" -eq 9 ]
+check "six rates and four kinds of runs" [ "$(grep -cE '^(measured bench|whole runs: )' "$dir/logs/kit.log")" -eq 10 ]
 steps --within 0 speed
 check "what there is no time for is a failure" [ $? -eq 1 ] && is 1 '^== speed: no time is left$'
 steps ops=test_a
 check "one test of each type" [ $? -eq 0 ] && is 3 '^== test_a-(fp32|bf16|fp16): '
 steps test
 check "everything at once fails where a part does" [ $? -eq 1 ]
-check "and is each of its parts" [ "$(grep -cE '^(passes: --type|whole runs: (places|curves)$|a alone)' "$dir/logs/kit.log")" -eq 5 ]
+check "and is each of its parts" [ "$(grep -cE '^(passes: --type|whole runs: (places|curves|kinds)$|a alone)' "$dir/logs/kit.log")" -eq 6 ]
 DEVICE_SAYS="a device" steps rates
 check "nothing is measured without cuBLASLt" [ $? -eq 1 ] && is 1 '^== no cuBLASLt was found: nothing is measured$'
 DEVICE_SAYS='' steps ops
