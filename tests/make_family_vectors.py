@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
-                          Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, SeedOssConfig, SiglipVisionConfig,
+                          Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
@@ -324,6 +324,20 @@ def images_keys(folder):
         gate, up, down = (torch.stack([t.pop(f"{base}{e}.{kind}_proj.weight") for e in range(count)]) for kind in ("gate", "up", "down"))
         t |= {base + "gate_up_proj": torch.cat([gate, up], dim=1), base + "down_proj": down}
     save_file(t, path, metadata={"format": "pt"})
+
+
+# As Qwen3-VL's mixtures are published: matrices of all experts (in, out), and no word on tied weights beside the text's sizes.
+def turned_experts(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    text = c["text_config"]
+    del text["tie_word_embeddings"], text["sliding_window"]
+    text |= {"num_experts": text.pop("num_local_experts"), "norm_topk_prob": True, "rope_theta": text["rope_parameters"].pop("rope_theta")}
+    text["rope_scaling"] = text.pop("rope_parameters")
+    json.dump(c, open(path, "w"), indent=2)
+    path = os.path.join(folder, "model.safetensors")
+    t = load_file(path)
+    save_file({k: v.transpose(1, 2).contiguous() if ".experts." in k else v for k, v in t.items()}, path, metadata={"format": "pt"})
 
 
 # As Gemma 4's folders have it: the sizes of layers without a window beside the others; transformers writes them layer by layer.
@@ -829,6 +843,9 @@ elif __name__ == "__main__":
     axes = axes | dict(head_dim=8, rope_parameters=rope(1000.0, mrope_section=[2, 1, 1], mrope_interleaved=True))
     vision = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=24, deepstack_visual_indexes=[0], num_position_embeddings=4)
     make("qwen3_vl_images", Qwen3VLConfig(text_config=axes, vision_config=vision, tie_word_embeddings=False, **tokens), bf16)
+    mixture = axes | dict(num_hidden_layers=3, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=11, mlp_only_layers=[0])
+    make("qwen3_vl_moe_images", Qwen3VLMoeConfig(text_config=mixture, vision_config=vision, **tokens), bf16, rewrite=turned_experts)
+    make("qwen3_vl_moe_saved_images", Qwen3VLMoeConfig(text_config=mixture | dict(num_hidden_layers=1, mlp_only_layers=[]), vision_config=vision, tie_word_embeddings=True, **tokens), f32)
     linear = dict(common | dict(hidden_size=24, num_hidden_layers=4), pad_token_id=None, head_dim=8, linear_conv_kernel_dim=4, linear_key_head_dim=8,
                   linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4)
     more = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, shared_expert_intermediate_size=13)

@@ -99,7 +99,7 @@ train gemma4_moe true "$gemma4,\"attention_k_eq_v\":true,\"num_global_key_value_
 train gemma4_small true "\"model_type\":\"gemma4_text\",${small/layers\":2/layers\":4},\"head_dim\":8,\"global_head_dim\":16,\"sliding_window\":7,
     \"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"full_attention\"],\"hidden_size_per_layer_input\":8,\"vocab_size_per_layer_input\":256,\"num_kv_shared_layers\":2,\"use_double_wide_mlp\":true"
 # Of a folder with images what is written is a text model's, configuration and all.
-for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_5_images qwen3_5_moe_images gemma4_image gemma4_small_image gemma4_unified; do
+for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_vl_moe_images qwen3_5_images qwen3_5_moe_images gemma4_image gemma4_small_image gemma4_unified; do
     mkdir "$dir/$name"
     check "$name: exported" run export "tests/vectors/families/$name" --to "$dir/$name/step-1"
     names="$names $name"
@@ -201,6 +201,7 @@ want = {
     "qwen3_5_images": dict(model_type="qwen3_5_text", tie_word_embeddings=True, vocab_size=41),
     "qwen3_5_moe_images": dict(model_type="qwen3_5_moe_text", tie_word_embeddings=False, num_experts=6),
     "qwen3_vl_images": dict(model_type="qwen3", tie_word_embeddings=False),
+    "qwen3_vl_moe_images": dict(model_type="qwen3_moe", num_experts=5, num_experts_per_tok=2, moe_intermediate_size=11, norm_topk_prob=True, mlp_only_layers=[0]),
     "gemma4": dict(attention_k_eq_v=True, sliding_window=7, layer_types=["sliding_attention", "full_attention"], final_logit_softcapping=30,
                    hidden_size_per_layer_input=0, num_kv_shared_layers=0, enable_moe_block=False, tie_word_embeddings=True, rms_norm_eps=1e-6,
                    hidden_activation="gelu_pytorch_tanh", attention_bias=False, rope_parameters={

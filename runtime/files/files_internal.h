@@ -98,6 +98,8 @@ spw__hf_is_glm_dense(spw_family family)
 {
     return family == SPW_FAMILY_GLM || family == SPW_FAMILY_GLM4;
 }
+/* Whether there is a folder of this path, whose config.json has this model_type. */
+bool spw__hf_folder_is_of(const char *path, const char *type);
 /* Those that hf_layer_norm.c reads. */
 static inline bool
 spw__hf_has_layer_norm(spw_family family)

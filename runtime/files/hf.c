@@ -113,11 +113,11 @@ read_llama(const source *s, spw_model_config *c)
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, ernie = c->family == SPW_FAMILY_ERNIE;
     bool glm_dense = spw__hf_is_glm_dense(c->family), exaone = c->family == SPW_FAMILY_EXAONE4;
     bool ministral = c->family == SPW_FAMILY_MINISTRAL3;
-    bool linear = spw__hf_is_linear(c->family);
+    bool linear = spw__hf_is_linear(c->family), many = s->axes && c->family == SPW_FAMILY_QWEN3_MOE;
     uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm ||
                                   minimax || seed || ministral
                               ? 8
-                          : c->family == SPW_FAMILY_GEMMA                                                           ? 16
+                          : c->family == SPW_FAMILY_GEMMA || many                                                   ? 16
                           : glm_dense || ernie || (linear && c->family != SPW_FAMILY_QWEN3_5)                       ? 2
                           : linear || c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
                           : s->qwen_vl                                                                              ? 8
@@ -234,16 +234,43 @@ read_dropout(const source *s, spw_model_config *c)
 
 /* ---------------------------------------------------------------- reading */
 
+/* Models of text and images, as most sizes of Gemma 3, all of Gemma 4 and Mistral Small 3 are published, and what their text part is. */
+static const struct with_images {
+    const char *type, *architecture, *text_type;
+    spw_family text;
+    bool axes;
+    bool qwen_vl; /* then the text's keys may also stand beside the others */
+    uint64_t vocab, positions, width, layers, heads, mlp_width; /* of a missing key; 0: as in a model of text */
+} with_images[] = {
+    {"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3, false, false, 262208, 131072, 2304,
+     26, 8, 9216},
+    {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, false, false, 0, 0, 0, 0, 0, 0},
+    {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, true, 152064, 32768, 8192,
+     80, 64, 29568},
+    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, true, 152064, 32768,
+     8192, 80, 64, 29568},
+    {"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", SPW_FAMILY_QWEN3, true, false, 151936, 128000,
+     4096, 32, 32, 22016},
+    {"qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", SPW_FAMILY_QWEN3_MOE, true, false,
+     151936, 128000, 2048, 24, 16, 5632},
+    {"qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", SPW_FAMILY_QWEN3_5, true, false, 248320, 32768, 4096,
+     32, 16, 12288},
+    {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", SPW_FAMILY_QWEN3_5_MOE, true, false,
+     248320, 32768, 2048, 40, 16, 0},
+    {"gemma4", "Gemma4ForConditionalGeneration", "gemma4_text", SPW_FAMILY_GEMMA4, false, false, 262144, 131072, 2304,
+     30, 8, 9216},
+    {"gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", SPW_FAMILY_GEMMA4, false, false,
+     262144, 262144, 2304, 30, 8, 9216}};
+
 /* Relatives of what is computed here, and what of them is not. */
 static const char *
 missing_of(const char *type)
 {
-    return strcmp(type, "gemma3") == 0 || strcmp(type, "mistral3") == 0 || strcmp(type, "qwen2_vl") == 0 ||
-                   strcmp(type, "qwen2_5_vl") == 0 || strcmp(type, "qwen3_5") == 0 ||
-                   strcmp(type, "qwen3_5_moe") == 0 || strcmp(type, "gemma4") == 0 ||
-                   strcmp(type, "gemma4_unified") == 0
-               ? ": of a model of text and images only a folder's text part is read"
-               : "";
+    for (size_t i = 0; i < sizeof with_images / sizeof with_images[0]; i++) {
+        if (strcmp(type, with_images[i].type) == 0)
+            return ": of a model of text and images only a folder's text part is read";
+    }
+    return "";
 }
 
 static spw_status
@@ -319,32 +346,6 @@ check_quantization(const source *s, spw_family family)
     return say(&inner, "not supported yet: ", refused, " ", get(&inner, refused),
                ": of 8-bit floats e4m3 is read, with a scale for each block of weights or for all of a matrix");
 }
-
-/* Models of text and images, as most sizes of Gemma 3, all of Gemma 4 and Mistral Small 3 are published, and what their text part is. */
-static const struct with_images {
-    const char *type, *architecture, *text_type;
-    spw_family text;
-    bool axes;
-    bool qwen_vl; /* then the text's keys may also stand beside the others */
-    uint64_t vocab, positions, width, layers, heads, mlp_width; /* of a missing key; 0: as in a model of text */
-} with_images[] = {
-    {"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3, false, false, 262208, 131072, 2304,
-     26, 8, 9216},
-    {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, false, false, 0, 0, 0, 0, 0, 0},
-    {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, true, 152064, 32768, 8192,
-     80, 64, 29568},
-    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, true, 152064, 32768,
-     8192, 80, 64, 29568},
-    {"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", SPW_FAMILY_QWEN3, true, false, 151936, 128000,
-     4096, 32, 32, 22016},
-    {"qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", SPW_FAMILY_QWEN3_5, true, false, 248320, 32768, 4096,
-     32, 16, 12288},
-    {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", SPW_FAMILY_QWEN3_5_MOE, true, false,
-     248320, 32768, 2048, 40, 16, 0},
-    {"gemma4", "Gemma4ForConditionalGeneration", "gemma4_text", SPW_FAMILY_GEMMA4, false, false, 262144, 131072, 2304,
-     30, 8, 9216},
-    {"gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", SPW_FAMILY_GEMMA4, false, false,
-     262144, 262144, 2304, 30, 8, 9216}};
 
 /* The family of a Qwen's text part, or of a Gemma's with images in no tower, is not what it is called. */
 static spw_status
@@ -433,9 +434,9 @@ read_text_part(const source *s, const struct with_images *kind, spw_model_config
     snprintf(text.prefix, sizeof text.prefix, "%s", apart ? "text_config." : "");
     SPW_TRY(read_config(&text, false, kind, c));
     SPW_TRY(check_quantization(s, c->family));
-    if (kind->axes) /* said in either place */
+    if (kind->axes) /* said in either place; of a mixture's text part transformers writes what its class does not look at */
         SPW_TRY(read_bool(s, "tie_word_embeddings", &tied));
-    c->tied = c->tied || tied;
+    c->tied = tied || (c->tied && kind->text != SPW_FAMILY_QWEN3_MOE);
     spw_log(SPW_LOG_NOTE, "%s: a model of text and images: its text part is taken, and the rest left out", s->name);
     return SPW_OK;
 }
@@ -458,6 +459,24 @@ spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *na
                                                  : read_config(&s, section, NULL, out);
     json_decref(root);
     return st;
+}
+
+bool
+spw__hf_folder_is_of(const char *path, const char *type)
+{
+    char file[4096], *text;
+    const char *said;
+    json_t *root;
+    bool is;
+    if (!spw_dir_has(path, "config.json") || snprintf(file, sizeof file, "%s/config.json", path) >= (int)sizeof file ||
+        spw_file_read_text(file, CONFIG_BYTES_MAX, &text, NULL) != SPW_OK)
+        return false;
+    root = json_loads(text, 0, NULL);
+    said = json_string_value(json_object_get(root, "model_type"));
+    is = said != NULL && strcmp(said, type) == 0;
+    json_decref(root);
+    spw_mem_free(text);
+    return is;
 }
 
 spw_status

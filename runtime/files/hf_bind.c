@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 typedef spw__hf_entry entry;
-typedef spw__hf_coded coded;
+typedef spw__hf_mapped mapped;
 
 static bool
 begins_with(const char *text, const char *begin)
@@ -78,7 +78,8 @@ spw__hf_is_passed_over(const char *name, const spw_model_config *c)
     if (family == SPW_FAMILY_GEMMA4 && (begins_with(inner, "vision_") || begins_with(inner, "embed_vision.") ||
                                         begins_with(inner, "audio_tower.") || begins_with(inner, "embed_audio.")))
         return true;
-    if ((family == SPW_FAMILY_QWEN2 || family == SPW_FAMILY_QWEN3 || spw__hf_is_linear(family)) &&
+    if ((family == SPW_FAMILY_QWEN2 || family == SPW_FAMILY_QWEN3 || family == SPW_FAMILY_QWEN3_MOE ||
+         spw__hf_is_linear(family)) &&
         begins_with(inner, "visual."))
         return true;
     if (spw__hf_is_linear(family) && begins_with(name, "mtp."))
@@ -223,7 +224,7 @@ bind_coded(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_er
                          shape_text(needed, sizeof needed, want, blocks ? 4 : 3));
     SPW_TRY(spw__st_map(r->shards[r->tensors[i].shard_idx].reader, t, &at, err));
     for (uint32_t slice = 0; slice < p->stack; slice++, at += bytes) {
-        coded *c = &r->coded[id + slice];
+        mapped *c = &r->mapped[id + slice];
         if (blocks)
             r->of_param[id + slice] = i;
         *(blocks ? &c->blocks : &c->scales) = at;
@@ -278,26 +279,41 @@ is_of_experts(spw_family family, const named *names, uint32_t count, const char 
     return true;
 }
 
-/* Parameters of experts have ids in a row. */
+/*
+ * Parameters of experts have ids in a row. Qwen3-VL is published with matrices (in, out), and transformers saves it as others: what is not the
+ * shape of these is turned, as its reader has it.
+ */
 static spw_status
 bind_experts(spw_hf_reader *r, const spw_model *m, const uint32_t ids[2], uint32_t parts, uint32_t i, spw_error *err)
 {
     const spw_param *p = &m->params[ids[0]];
     const spw_tensor_info *t = r->tensors[i].info;
-    const uint64_t want[3] = {m->config.experts, parts * p->rows, p->cols}, elems = p->rows * p->cols;
+    const uint64_t rows = parts * p->rows, elems = p->rows * p->cols;
+    const uint64_t want[3] = {m->config.experts, rows, p->cols}, turned[3] = {m->config.experts, p->cols, rows};
+    const bool is_turned = r->turned && t->ndim == 3 && memcmp(t->shape, want, sizeof want) != 0 &&
+                           memcmp(t->shape, turned, sizeof turned) == 0;
+    const uint8_t *at = NULL;
     char is[120], needed[80];
     SPW_TRY(check_type(r, &r->tensors[i], err));
-    if (t->ndim != 3 || memcmp(t->shape, want, sizeof want) != 0)
+    if (!is_turned && (t->ndim != 3 || memcmp(t->shape, want, sizeof want) != 0))
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, this model needs %s",
                          r->shards[r->tensors[i].shard_idx].name, t->name, shape_text(is, sizeof is, t->shape, t->ndim),
                          shape_text(needed, sizeof needed, want, 3));
+    if (is_turned)
+        SPW_TRY(spw__st_map(r->shards[r->tensors[i].shard_idx].reader, t, &at, err));
     for (uint32_t e = 0; e < m->config.experts; e++) {
         for (uint32_t k = 0; k < parts; k++) {
-            if (r->of_param[ids[k] + e] != UINT32_MAX)
+            const uint32_t id = ids[k] + e;
+            if (r->of_param[id] != UINT32_MAX)
                 return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is there twice, of all experts and of each",
-                                 r->shards[r->tensors[i].shard_idx].name, m->params[ids[k] + e].name);
-            r->of_param[ids[k] + e] = i;
-            r->first[ids[k] + e] = (e * parts + k) * elems;
+                                 r->shards[r->tensors[i].shard_idx].name, m->params[id].name);
+            r->of_param[id] = i;
+            r->first[id] = (e * parts + k) * elems;
+            if (is_turned)
+                r->mapped[id] = (mapped){.columns = at + (e * parts * elems + k * p->rows) * spw_dtype_bytes(t->dtype),
+                                         .stride = rows,
+                                         .rows = p->rows,
+                                         .cols = p->cols};
         }
     }
     return SPW_OK;
@@ -353,7 +369,7 @@ static spw_status
 check_bound(const spw_hf_reader *r, const spw_model *m, spw_error *err)
 {
     for (uint32_t id = 0; id < m->param_count; id++) {
-        const coded *c = &r->coded[id];
+        const mapped *c = &r->mapped[id];
         const entry *weights = r->of_param[id] != UINT32_MAX ? &r->tensors[r->of_param[id]] : NULL;
         const entry *scales = r->scale_of[id] != UINT32_MAX ? &r->tensors[r->scale_of[id]] : NULL;
         SPW_TRY(check_scales(r, &m->params[id], weights, scales, err));
@@ -388,7 +404,7 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
         const named *found = bsearch(name, names, count, sizeof *names, compare_name);
         uint32_t id = found != NULL ? found->id : m->param_count, ids[2], parts;
         if (found == NULL && is_coded(m, names, count, name, &id) &&
-            (r->of_param[id] == UINT32_MAX || r->coded[id].blocks != NULL)) {
+            (r->of_param[id] == UINT32_MAX || spw__hf_is_mapped(r, id))) {
             SPW_TRY(bind_coded(r, m, id, i, err));
         } else if (found == NULL && is_of_experts(family, names, count, name, ids, &parts)) {
             SPW_TRY(bind_experts(r, m, ids, parts, i, err));
@@ -421,16 +437,16 @@ spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
     spw_status st;
     spw_mem_free(r->of_param);
     spw_mem_free(r->first);
-    spw_mem_free(r->coded);
+    spw_mem_free(r->mapped);
     spw_mem_free(r->in_terms);
     r->in_terms = spw_mem_calloc(m->param_count + 1, sizeof *r->in_terms);
     spw_mem_free(r->scale_of);
     r->scale_of = spw_mem_calloc(m->param_count + 1, sizeof *r->scale_of);
-    r->coded = spw_mem_calloc(m->param_count + 1, sizeof *r->coded);
+    r->mapped = spw_mem_calloc(m->param_count + 1, sizeof *r->mapped);
     r->of_param = spw_mem_calloc(m->param_count + 1, sizeof *r->of_param);
     r->first = spw_mem_calloc(m->param_count + 1, sizeof *r->first);
     r->param_count = 0;
-    if (r->of_param == NULL || r->first == NULL || r->coded == NULL || r->in_terms == NULL || r->scale_of == NULL ||
+    if (r->of_param == NULL || r->first == NULL || r->mapped == NULL || r->in_terms == NULL || r->scale_of == NULL ||
         names == NULL) {
         spw_mem_free(names);
         return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", r->path);
@@ -446,6 +462,7 @@ spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
         names[count++].id = id;
     }
     qsort(names, count, sizeof *names, by_name_in_files);
+    r->turned = m->config.family == SPW_FAMILY_QWEN3_MOE && spw__hf_folder_is_of(r->path, "qwen3_vl_moe");
     st = bind_tensors(r, m, names, count, err);
     spw_mem_free(names);
     return st;

@@ -58,8 +58,11 @@ static const struct qwen_experts {
 
 /* NULL: none of Qwen's mixtures. */
 static const struct qwen_experts *
-qwen_defaults(spw_family family)
+qwen_defaults(const source *s, spw_family family)
 {
+    static const struct qwen_experts with_images = {SPW_FAMILY_QWEN3_MOE, 60, 4, 1408, 0, true};
+    if (s->axes && family == with_images.family)
+        return &with_images;
     for (size_t i = 0; i < sizeof qwen_experts / sizeof qwen_experts[0]; i++) {
         if (qwen_experts[i].family == family)
             return &qwen_experts[i];
@@ -94,7 +97,7 @@ read_qwen_experts(const source *s, const struct qwen_experts *d, spw_model_confi
         SPW_TRY(read_size(s, "shared_expert_intermediate_size", 1, &c->shared_width));
     if (c->family == SPW_FAMILY_QWEN3_5_MOE)
         return check_qwen3_5(s, c);
-    SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
+    SPW_TRY(s->axes ? must_be(s, "norm_topk_prob", true) : read_bool(s, "norm_topk_prob", &c->sum_to_one));
     return read_dense_layers(s, c);
 }
 
@@ -260,7 +263,7 @@ spw_status
 spw__hf_read_experts(const source *s, spw_model_config *c)
 {
     bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, mixtral = c->family == SPW_FAMILY_MIXTRAL;
-    const struct qwen_experts *qwen = qwen_defaults(c->family);
+    const struct qwen_experts *qwen = qwen_defaults(s, c->family);
     double jitter = 0;
     bool shared = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_latent(c->family);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;

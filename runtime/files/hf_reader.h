@@ -16,22 +16,25 @@ typedef struct spw__hf_entry {
     uint32_t shard_idx;
 } spw__hf_entry;
 
-/* Of a parameter (rows, cols) in MXFP4; its blocks are its tensor. */
-typedef struct spw__hf_coded {
-    const uint8_t *blocks, *scales; /* mapped, of this slice; NULL: not seen */
+/* Of a parameter (rows, cols) that is read from a mapping: in MXFP4, whose blocks are its tensor, or as columns of another matrix. */
+typedef struct spw__hf_mapped {
+    const uint8_t *blocks, *scales; /* of this slice; NULL: not seen, or columns */
+    const uint8_t *columns;         /* element (0, 0); NULL: MXFP4 */
+    uint64_t stride;                /* elements from one column to the next */
     uint64_t rows, cols, read;      /* read: elements so far; atomic */
-} spw__hf_coded;
+} spw__hf_mapped;
 
 struct spw_hf_reader {
     char path[SPW__HF_PATH_BYTES];
     spw__hf_shard *shards;
     spw__hf_entry *tensors;
-    uint32_t *of_param;   /* (param_count) index of each parameter's tensor; NULL: not bound */
-    uint64_t *first;      /* (param_count) the parameter's first element in it */
-    spw__hf_coded *coded; /* (param_count) of those that are MXFP4 */
-    bool *in_terms;       /* (param_count) as spw_param has it */
-    uint32_t *scale_of;   /* (param_count) of those that are 8-bit floats: index of their scales' tensor */
+    uint32_t *of_param;     /* (param_count) index of each parameter's tensor; NULL: not bound */
+    uint64_t *first;        /* (param_count) the parameter's first element in it */
+    spw__hf_mapped *mapped; /* (param_count) of those that are so */
+    bool *in_terms;         /* (param_count) as spw_param has it */
+    uint32_t *scale_of;     /* (param_count) of those that are 8-bit floats: index of their scales' tensor */
     spw_fp8_blocks blocks;
+    bool turned; /* tensors of all experts may have matrices (in, out) */
     uint32_t shard_count, tensor_count, param_count;
 };
 
@@ -47,6 +50,11 @@ spw__hf_read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count
  */
 const char *spw__hf_name_here(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES]);
 bool spw__hf_is_passed_over(const char *name, const spw_model_config *c);
+static inline bool
+spw__hf_is_mapped(const spw_hf_reader *r, uint32_t id)
+{
+    return r->mapped[id].blocks != NULL || r->mapped[id].columns != NULL;
+}
 
 /* A reader of one file's tensors, which it owns from now on, also after an error. */
 spw_status spw__hf_reader_over(spw_hf_reader **out, spw_st_reader *file, const char *path, spw_error *err);

@@ -21,7 +21,7 @@ enum { PATH_BYTES = SPW__HF_PATH_BYTES, INDEX_BYTES_MAX = 64 << 20, BLOCK = SPW_
 
 typedef spw__hf_shard shard;
 typedef spw__hf_entry entry;
-typedef spw__hf_coded coded;
+typedef spw__hf_mapped mapped;
 
 /* ---------------------------------------------------------------- files */
 
@@ -294,7 +294,7 @@ spw_hf_reader_close(spw_hf_reader *r)
     spw_mem_free(r->tensors);
     spw_mem_free(r->of_param);
     spw_mem_free(r->first);
-    spw_mem_free(r->coded);
+    spw_mem_free(r->mapped);
     spw_mem_free(r->in_terms);
     spw_mem_free(r->scale_of);
     spw_mem_free(r);
@@ -347,7 +347,7 @@ spw__hf_read_floats(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count
 
 /* Whoever reads its last elements lets go of it. */
 static spw_status
-read_coded(coded *c, uint64_t first, uint64_t count, float *out)
+read_coded(mapped *c, uint64_t first, uint64_t count, float *out)
 {
     const uint64_t all = c->rows * c->cols, groups = all / SPW_MXFP4_GROUP;
     spw__mxfp4_read(out, c->blocks, c->scales, c->rows, c->cols, first, count);
@@ -356,6 +356,26 @@ read_coded(coded *c, uint64_t first, uint64_t count, float *out)
         spw__st_let_go(c->scales, groups);
     }
     return SPW_OK;
+}
+
+/* Whoever reads its last elements lets go of it. */
+static void
+read_columns(mapped *c, spw_dtype dtype, uint64_t first, uint64_t count, float *out)
+{
+    const uint32_t size = spw_dtype_bytes(dtype);
+    for (uint64_t at = 0, n; at < count; at += n) {
+        unsigned char raw[BLOCK * sizeof(float)];
+        uint64_t row = (first + at) / c->cols, col = (first + at) % c->cols;
+        n = count - at < BLOCK ? count - at : BLOCK;
+        for (uint64_t i = 0; i < n; i++) {
+            memcpy(raw + i * size, c->columns + (col * c->stride + row) * size, size);
+            col = col + 1 < c->cols ? col + 1 : 0;
+            row += col == 0;
+        }
+        spw_convert(out + at, SPW_F32, raw, dtype, n);
+    }
+    if (__atomic_add_fetch(&c->read, count, __ATOMIC_RELAXED) % (c->rows * c->cols) == 0)
+        spw__st_let_go(c->columns, ((c->cols - 1) * c->stride + c->rows) * size);
 }
 
 /* Of 8-bit floats; the scales that a piece needs are read with it. */
@@ -396,8 +416,12 @@ read_terms(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *
 spw_status
 spw__hf_read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
-    if (r->coded[id].blocks != NULL)
-        return read_coded(&r->coded[id], first, count, out);
+    if (r->mapped[id].columns != NULL) {
+        read_columns(&r->mapped[id], r->tensors[r->of_param[id]].info->dtype, first, count, out);
+        return SPW_OK;
+    }
+    if (r->mapped[id].blocks != NULL)
+        return read_coded(&r->mapped[id], first, count, out);
     if (r->scale_of[id] != UINT32_MAX)
         return read_scaled(r, id, first, count, out, err);
     if (r->in_terms[id])
@@ -418,7 +442,7 @@ bool
 spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype)
 {
     const entry *e;
-    if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX || r->coded[param_id].blocks != NULL ||
+    if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX || spw__hf_is_mapped(r, param_id) ||
         r->in_terms[param_id] || r->scale_of[param_id] != UINT32_MAX)
         return false;
     e = &r->tensors[r->of_param[param_id]];
@@ -508,7 +532,7 @@ spw_hf_read_run(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, s
     const entry *e = bound ? &r->tensors[r->of_param[id]] : NULL;
     run job = {.take = take, .ctx = ctx};
     uint64_t size;
-    if (!bound || r->coded[id].blocks != NULL || r->scale_of[id] != UINT32_MAX)
+    if (!bound || spw__hf_is_mapped(r, id) || r->scale_of[id] != UINT32_MAX)
         return read_blocks(r, id, first, count, take, ctx, err);
     job.dtype = e->info->dtype;
     job.first = r->first[id];
