@@ -11,9 +11,9 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
-                          SmolLM3Config, StableLmConfig, Starcoder2Config)
+                          SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -560,7 +560,7 @@ def random_case(rng, family):
         D = more["head_dim"] = 4 * rng.randrange(1, 5)
         more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=rng.choice([0.5, 1.0]))
         return MiniMaxM2Config(**more, **some, pad_token_id=None)
-    if family in ("glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+    if family in ("glm4_moe", "dots1", "solar_open", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         groups = rng.choice([1, 1, 2, 3])
         few = rng.randrange(1, groups + 1)
         experts = groups * rng.randrange(2, 4)
@@ -568,6 +568,15 @@ def random_case(rng, family):
         more |= dict(pad_token_id=None, n_routed_experts=experts, num_experts_per_tok=choices, n_group=groups, topk_group=few,
                      n_shared_experts=rng.choice([1, 2]), moe_intermediate_size=rng.randrange(3, 30), attention_bias=rng.random() < 0.5,
                      routed_scaling_factor=rng.choice([1.0, 2.5]))
+        if family == "dots1":
+            more["head_dim"] += 6  # which it norms
+            types = ["full_attention"] * (first := rng.randrange(layers + 1)) + ["sliding_attention"] * (layers - first)
+            return Dots1Config(**more, norm_topk_prob=rng.random() < 0.5, first_k_dense_replace=rng.randrange(layers + 1), sliding_window=window,
+                               max_window_layers=first, layer_types=types)
+        if family == "solar_open":
+            del more["intermediate_size"]
+            more["head_dim"] = 4 * rng.randrange(2, 5)
+            return SolarOpenConfig(**more, norm_topk_prob=rng.random() < 0.7)
         if family == "glm4_moe":
             more["head_dim"] = 4 * rng.randrange(2, 5)
             more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=rng.choice([0.5, 1.0]))
@@ -632,7 +641,7 @@ def make_random(seed, count, out):
     families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2",
                 "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss",
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
-                "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small"]
+                "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -772,6 +781,17 @@ elif __name__ == "__main__":
          rewrite=lambda folder: deepseek_keys(folder, True))
     make("deepseek_v2_greedy", DeepseekV2Config(**latent | dict(kv_lora_rank=8), n_routed_experts=5, v_head_dim=8, n_shared_experts=1, attention_bias=True,
                                                 rope_parameters=rope(500.0)), f32)
+    make("dots1", Dots1Config(**common | dict(num_hidden_layers=3, pad_token_id=None), head_dim=8, n_routed_experts=6, n_group=3, topk_group=2, n_shared_experts=2,
+                              num_experts_per_tok=3, moe_intermediate_size=11, first_k_dense_replace=1, routed_scaling_factor=2.5, attention_bias=True,
+                              rope_parameters=rope(1000.0)), bf16)
+    make("dots1_window", Dots1Config(**common | dict(pad_token_id=None), head_dim=8, n_routed_experts=5, n_shared_experts=1, num_experts_per_tok=2,
+                                     moe_intermediate_size=11, norm_topk_prob=True, sliding_window=5, max_window_layers=1, rope_parameters=rope(1000.0)), f32)
+    solar = {key: common[key] for key in common if key != "intermediate_size"} | dict(pad_token_id=None)
+    make("solar_open", SolarOpenConfig(**solar, head_dim=8, n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=3, moe_intermediate_size=11,
+                                       rope_parameters=rope(1000.0, "yarn", factor=2.0, original_max_position_embeddings=32)), bf16)
+    make("solar_open_groups", SolarOpenConfig(**solar, head_dim=8, n_routed_experts=6, n_group=3, topk_group=2, n_shared_experts=2, num_experts_per_tok=2,
+                                            moe_intermediate_size=11, norm_topk_prob=False, routed_scaling_factor=1.7, attention_bias=True,
+                                            tie_word_embeddings=True, rope_parameters=rope(500.0)), f32)
     make("glm4_moe_lite", Glm4MoeLiteConfig(**latent, n_routed_experts=6, v_head_dim=10, mlp_layer_types=["dense", "dense", "sparse"],
                                             rope_parameters=rope(1000.0)), f32)
     minimax = common | dict(intermediate_size=11, pad_token_id=None, num_experts_per_tok=3)

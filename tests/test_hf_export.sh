@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -47,6 +47,10 @@ latent="$(echo "$small" | sed 's/"num_key_value_heads":2/"num_key_value_heads":4
 train deepseek_v3 true "\"model_type\":\"deepseek_v3\",$latent,\"q_lora_rank\":9,\"v_head_dim\":7,\"n_routed_experts\":6,\"n_group\":3,\"topk_group\":2,\"first_k_dense_replace\":1,
     \"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"mscale\":0.8,\"mscale_all_dim\":1.2,\"original_max_position_embeddings\":16}"
 train deepseek_v2 false "\"model_type\":\"deepseek_v2\",$latent,\"q_lora_rank\":null,\"v_head_dim\":8,\"n_routed_experts\":6,\"n_group\":3,\"topk_group\":2,\"topk_method\":\"group_limited_greedy\",\"attention_bias\":true"
+train dots1 true "\"model_type\":\"dots1\",$small,\"head_dim\":8,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"n_routed_experts\":6,\"n_shared_experts\":2,
+    \"n_group\":3,\"topk_group\":2,\"first_k_dense_replace\":1,\"routed_scaling_factor\":2.5,\"attention_bias\":true,\"sliding_window\":7,\"max_window_layers\":1"
+train solar_open false "\"model_type\":\"solar_open\",${small/\"intermediate_size\":29,/},\"head_dim\":8,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,
+    \"n_routed_experts\":6,\"routed_scaling_factor\":1.7"
 train glm4_moe_lite true "\"model_type\":\"glm4_moe_lite\",$latent,\"q_lora_rank\":8,\"v_head_dim\":10,\"n_routed_experts\":5,\"rope_interleave\":false"
 train phi3 true "\"model_type\":\"phi3\",$small,\"sliding_window\":9,\"resid_pdrop\":0.1"
 train phi3_long false "\"model_type\":\"phi3\",$small,\"partial_rotary_factor\":0.75,\"original_max_position_embeddings\":12,
@@ -137,6 +141,10 @@ want = {
                      rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
     "glm4_moe_free": dict(n_routed_experts=5, n_group=1, norm_topk_prob=False, use_qk_norm=True, attention_bias=False,
                           rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}),
+    "dots1": dict(n_routed_experts=6, n_group=3, topk_group=2, n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=2.5, attention_bias=True,
+                  norm_topk_prob=False, sliding_window=7, layer_types=["full_attention", "sliding_attention"]),
+    "solar_open": dict(n_routed_experts=6, n_group=1, n_shared_experts=1, routed_scaling_factor=1.7, attention_bias=False, norm_topk_prob=True,
+                       rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
     "deepseek_v3": dict(n_routed_experts=6, n_group=3, topk_group=2, first_k_dense_replace=1, n_shared_experts=1, kv_lora_rank=10, q_lora_rank=9,
                         v_head_dim=7, qk_nope_head_dim=6, qk_rope_head_dim=4, rope_interleave=True, routed_scaling_factor=2.5, num_mtp_layers=0,
                         rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4, "beta_slow": 1, "beta_fast": 32, "truncate": True,

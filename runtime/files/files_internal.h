@@ -112,14 +112,20 @@ spw__hf_is_linear(spw_family family)
 {
     return family == SPW_FAMILY_QWEN3_5 || family == SPW_FAMILY_QWEN3_5_MOE || family == SPW_FAMILY_QWEN3_NEXT;
 }
+/* Those whose experts are DeepSeek's, without its attention. */
+static inline bool
+spw__hf_has_deepseek_experts(spw_family family)
+{
+    return family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_DOTS1 || family == SPW_FAMILY_SOLAR_OPEN;
+}
 /* Classes without a window of any kind. */
 static inline bool
 spw__hf_is_full(spw_family family)
 {
-    return family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_MINIMAX_M2 || family == SPW_FAMILY_GEMMA ||
-           family == SPW_FAMILY_GRANITE || family == SPW_FAMILY_OLMOE || family == SPW_FAMILY_SEED_OSS ||
-           family == SPW_FAMILY_ERNIE || spw__hf_is_glm_dense(family) || spw__hf_is_latent(family) ||
-           spw__hf_is_linear(family);
+    return family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_SOLAR_OPEN || family == SPW_FAMILY_MINIMAX_M2 ||
+           family == SPW_FAMILY_GEMMA || family == SPW_FAMILY_GRANITE || family == SPW_FAMILY_OLMOE ||
+           family == SPW_FAMILY_SEED_OSS || family == SPW_FAMILY_ERNIE || spw__hf_is_glm_dense(family) ||
+           spw__hf_is_latent(family) || spw__hf_is_linear(family);
 }
 
 /* By which cos and sin are larger where a configuration does not say: of yarn, and of longrope. */

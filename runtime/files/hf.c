@@ -109,7 +109,8 @@ read_llama(const source *s, spw_model_config *c)
     bool biases =
         c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GRANITE || seed;
     bool olmoe = c->family == SPW_FAMILY_OLMOE;
-    bool glm = c->family == SPW_FAMILY_GLM4_MOE, latent = spw__hf_is_latent(c->family);
+    bool solar = c->family == SPW_FAMILY_SOLAR_OPEN, glm = c->family == SPW_FAMILY_GLM4_MOE || solar;
+    bool dots = c->family == SPW_FAMILY_DOTS1, latent = spw__hf_is_latent(c->family);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, ernie = c->family == SPW_FAMILY_ERNIE;
     bool glm_dense = spw__hf_is_glm_dense(c->family), exaone = c->family == SPW_FAMILY_EXAONE4;
     bool ministral = c->family == SPW_FAMILY_MINISTRAL3;
@@ -122,7 +123,7 @@ read_llama(const source *s, spw_model_config *c)
                           : linear || c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
                           : s->qwen_vl                                                                              ? 8
                           : c->family == SPW_FAMILY_QWEN2_MOE                                                       ? 16
-                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3 || exaone                ? 32
+                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3 || exaone || dots        ? 32
                                                                                                                     : 0;
     bool coarse = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || c->family == SPW_FAMILY_GLM4_LITE;
     bool bias = gpt_oss || seed || glm_dense;
@@ -136,9 +137,9 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
     c->kv_heads = kv_default > 0 && json_object_get(s->object, "num_key_value_heads") == NULL ? kv_default : c->heads;
     SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
-    c->head_dim = gemma || linear                                                                       ? 256
-                  : gpt_oss                                                                             ? 64
-                  : c->family == SPW_FAMILY_QWEN3 || minimax || seed || glm_dense || ernie || ministral ? 128
+    c->head_dim = gemma || linear                                                                                ? 256
+                  : gpt_oss                                                                                      ? 64
+                  : c->family == SPW_FAMILY_QWEN3 || minimax || seed || glm_dense || ernie || ministral || solar ? 128
                   : c->heads > 0 ? c->width / c->heads
                                  : 0;
     SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
@@ -154,7 +155,7 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(spw__hf_read_experts(s, c));
     if (ernie)
         SPW_TRY(read_bool(s, "use_bias", &bias));
-    else if (biases || qwen3 || olmo || olmoe || gemma || gpt_oss || glm || latent || glm_dense)
+    else if (biases || qwen3 || dots || olmo || olmoe || gemma || gpt_oss || glm || latent || glm_dense)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
@@ -169,8 +170,8 @@ read_llama(const source *s, spw_model_config *c)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", c->mlp_bias));
-    c->qk_norm = linear || exaone || qwen3 || olmo || olmoe || minimax || c->family == SPW_FAMILY_GEMMA3;
-    if (glm)
+    c->qk_norm = linear || exaone || qwen3 || dots || olmo || olmoe || minimax || c->family == SPW_FAMILY_GEMMA3;
+    if (glm && !solar)
         SPW_TRY(read_bool(s, "use_qk_norm", &c->qk_norm));
     c->qk_norm_whole = olmo || olmoe || minimax;
     if (olmoe)

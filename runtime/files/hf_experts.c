@@ -164,6 +164,8 @@ static const struct shared_experts {
     {SPW_FAMILY_DEEPSEEK_V2, 64, 0, 1407, 2, 0, 1, 1, 1, 1536, 128, 128},
     {SPW_FAMILY_DEEPSEEK_V3, 256, 8, 2048, 1, 3, 8, 4, 2.5, 1536, 128, 128},
     {SPW_FAMILY_GLM4_LITE, 64, 4, 1536, 1, 1, 1, 1, 1.8, 768, 192, 256},
+    {SPW_FAMILY_DOTS1, 0, 0, 1408, 0, 0, 1, 1, 1, 0, 0, 0}, /* whose class has no number of experts */
+    {SPW_FAMILY_SOLAR_OPEN, 128, 8, 1280, 1, 0, 1, 1, 1, 0, 0, 0},
 };
 
 static const struct shared_experts *
@@ -183,7 +185,8 @@ read_shared_experts(const source *s, spw_model_config *c)
     c->experts = d->experts;
     c->choices = d->choices;
     c->mlp_width = d->width;
-    c->sigmoid = c->sum_to_one = c->family != SPW_FAMILY_DEEPSEEK_V2;
+    c->sigmoid = c->family != SPW_FAMILY_DEEPSEEK_V2;
+    c->sum_to_one = c->sigmoid && c->family != SPW_FAMILY_DOTS1;
     c->dense_first = d->dense_first;
     c->groups = d->groups;
     c->group_choices = d->group_choices;
@@ -191,7 +194,10 @@ read_shared_experts(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "n_routed_experts", 1, &c->experts));
     SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
     SPW_TRY(read_size(s, "n_shared_experts", 1, &shared));
-    SPW_TRY(read_size(s, "first_k_dense_replace", 0, &c->dense_first));
+    if (c->experts == 0 || shared == 0)
+        return wrong(s, c->experts == 0 ? "n_routed_experts" : "n_shared_experts", "integer", NULL);
+    if (c->family != SPW_FAMILY_SOLAR_OPEN)
+        SPW_TRY(read_size(s, "first_k_dense_replace", 0, &c->dense_first));
     SPW_TRY(read_size(s, "n_group", 1, &c->groups));
     SPW_TRY(read_size(s, "topk_group", 1, &c->group_choices));
     SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
@@ -265,7 +271,7 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, mixtral = c->family == SPW_FAMILY_MIXTRAL;
     const struct qwen_experts *qwen = qwen_defaults(s, c->family);
     double jitter = 0;
-    bool shared = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_latent(c->family);
+    bool shared = spw__hf_has_deepseek_experts(c->family) || spw__hf_is_latent(c->family);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
     if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe)
         return SPW_OK;
@@ -288,6 +294,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
             read_size(s, get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts", 1, &c->experts));
     }
     SPW_TRY(read_size(s, "num_experts_per_tok", 1, &c->choices));
+    if (c->choices == 0)
+        return wrong(s, "num_experts_per_tok", "integer", NULL);
     if (mixtral || minimax)
         SPW_TRY(read_real(s, "router_jitter_noise", &jitter));
     return jitter == 0 ? SPW_OK : refuse(s, "router_jitter_noise", get(s, "router_jitter_noise"));

@@ -31,7 +31,9 @@
 #define DEEPSEEK_V3 OF(DEEPSEEK_V3)
 #define GLM_LITE    OF(GLM4_LITE)
 #define LATENT      (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE)
-#define SHARED      (GLM | LATENT) /* an expert of all rows beside the others, by DeepSeek's names */
+#define DOTS        OF(DOTS1)
+#define SOLAR       OF(SOLAR_OPEN)
+#define SHARED      (GLM | LATENT | DOTS | SOLAR) /* an expert of all rows beside the others, by DeepSeek's names */
 #define GEMMA1      OF(GEMMA)
 #define GRANITE     OF(GRANITE)
 #define OLMOE       OF(OLMOE)
@@ -44,8 +46,10 @@
 #define LINEAR      (QWEN3_5 | QWEN3_NEXT)
 #define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
 #define FULL                                                                                                           \
-    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | SHARED | MINIMAX | GLM_DENSE | ERNIE | LINEAR) /* without a window */
-#define LLAMAS     (FULL | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE)
+    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~DOTS) | MINIMAX | GLM_DENSE | ERNIE |                            \
+     LINEAR) /* without a window */
+#define LLAMAS                                                                                                         \
+    (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE)
 #define NEOX       OF(NEOX)
 #define OPT        OF(OPT)
 #define STARCODER2 OF(STARCODER2)
@@ -72,7 +76,7 @@ static const struct {
     {"num_attention_heads", LLAMAS | LAYER_NORM},
     {"num_key_value_heads", LLAMAS | STARCODER2 | STABLELM},
     {"head_dim", LLAMAS},
-    {"intermediate_size", (LLAMAS & ~OF(QWEN3_5_MOE)) | (LAYER_NORM & ~OPT)},
+    {"intermediate_size", (LLAMAS & ~(OF(QWEN3_5_MOE) | SOLAR)) | (LAYER_NORM & ~OPT)},
     {"max_position_embeddings", LLAMAS | LAYER_NORM},
     {"original_max_position_embeddings", LLAMAS & ~GEMMA4},
     {"activation_function", GPT2 | OPT},
@@ -107,8 +111,8 @@ static const struct {
     {"attention_bias", LLAMAS | NEOX},
     {"mlp_bias", LLAMAS},
     {"sliding_window", (LLAMAS & ~FULL) | STARCODER2},
-    {"use_sliding_window", LLAMAS & ~(FULL | GEMMA | GEMMA4 | GPT_OSS | OLMO3 | EXAONE)},
-    {"max_window_layers", QWEN | QWEN_MOE},
+    {"use_sliding_window", LLAMAS & ~(FULL | DOTS | GEMMA | GEMMA4 | GPT_OSS | OLMO3 | EXAONE)},
+    {"max_window_layers", QWEN | QWEN_MOE | DOTS},
     {"sliding_window_pattern", GEMMA3 | EXAONE},
     {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
     {"query_pre_attn_scalar", GEMMA},
@@ -140,7 +144,7 @@ static const struct {
     {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE},
     {"n_routed_experts", SHARED},
     {"n_shared_experts", SHARED},
-    {"first_k_dense_replace", SHARED},
+    {"first_k_dense_replace", SHARED & ~SOLAR},
     {"n_group", SHARED},
     {"topk_group", SHARED},
     {"routed_scaling_factor", SHARED},
@@ -219,7 +223,7 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
     "GlmForCausalLM",        "Glm4ForCausalLM",        "Ernie4_5ForCausalLM",   "Exaone4ForCausalLM",
     "Ministral3ForCausalLM", "GPTNeoXForCausalLM",     "OPTForCausalLM",        "Starcoder2ForCausalLM",
     "StableLmForCausalLM",   "Qwen3_5ForCausalLM",     "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM",
-    "Gemma4ForCausalLM"};
+    "Gemma4ForCausalLM",     "Dots1ForCausalLM",       "SolarOpenForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

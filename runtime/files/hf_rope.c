@@ -287,7 +287,7 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
                          s->prefix);
     c->rope_theta = spw__hf_is_linear(c->family) ? 10000
                     : c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_GEMMA3 ||
-                            c->family == SPW_FAMILY_GEMMA4 || s->qwen_vl
+                            c->family == SPW_FAMILY_GEMMA4 || c->family == SPW_FAMILY_SOLAR_OPEN || s->qwen_vl
                         ? 1e6
                     : s->axes || by_layer || c->family == SPW_FAMILY_ERNIE ? 5e5
                     : minimax                                              ? 5e6

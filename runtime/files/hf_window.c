@@ -101,11 +101,12 @@ spw_status
 spw__hf_read_window(const source *s, spw_model_config *c)
 {
     bool moe = c->family == SPW_FAMILY_QWEN3_MOE; /* a window is for all of its layers */
-    bool qwen = c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3;
+    bool dots = c->family == SPW_FAMILY_DOTS1;    /* as qwen, and always used */
+    bool qwen = c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3 || dots;
     bool none = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 ||
                 c->family == SPW_FAMILY_MINISTRAL3;                                   /* where nothing is said */
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
-    bool used = c->family == SPW_FAMILY_MISTRAL || none;
+    bool used = c->family == SPW_FAMILY_MISTRAL || dots || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
     if (spw__hf_is_linear(c->family))
         return read_full_between(s, c);
@@ -116,12 +117,12 @@ spw__hf_read_window(const source *s, spw_model_config *c)
         return read_windows_between(s, c);
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));
-    else
+    else if (!dots)
         SPW_TRY(read_bool(s, "use_sliding_window", &used));
     if (used) {
         c->window = said ? 0 : 4096; /* the classes' default; null is none */
         SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
-        c->window_from = s->qwen_vl ? 80 : qwen ? 28 : 0;
+        c->window_from = s->qwen_vl ? 80 : dots ? 62 : qwen ? 28 : 0;
         if (qwen)
             SPW_TRY(read_size(s, "max_window_layers", 0, &c->window_from));
     } else if (!qwen && !moe && !idle && get(s, "sliding_window") != NULL) {

@@ -253,7 +253,8 @@ write_shared_experts(json_t *o, const spw_model_config *c)
     set_size(o, "n_shared_experts", c->shared_width / c->mlp_width);
     set_size(o, "num_experts_per_tok", c->choices);
     set_size(o, "moe_intermediate_size", c->mlp_width);
-    set_size(o, "first_k_dense_replace", c->dense_first);
+    if (c->family != SPW_FAMILY_SOLAR_OPEN)
+        set_size(o, "first_k_dense_replace", c->dense_first);
     set_size(o, "n_group", c->groups > 0 ? c->groups : 1);
     set_size(o, "topk_group", c->groups > 0 ? c->group_choices : 1);
     json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
@@ -288,7 +289,7 @@ write_llama(json_t *o, const spw_model_config *c)
     set_size(o, "num_key_value_heads", c->kv_heads);
     if (c->kv_rank == 0)
         set_size(o, "head_dim", c->head_dim);
-    if (c->family != SPW_FAMILY_QWEN3_5_MOE) /* which has none */
+    if (c->family != SPW_FAMILY_QWEN3_5_MOE && c->family != SPW_FAMILY_SOLAR_OPEN) /* which have none */
         set_size(o, "intermediate_size", c->dense_width > 0 ? c->dense_width : c->mlp_width);
     set_size(o, "max_position_embeddings", c->positions);
     if (spw__hf_is_gemma(c->family))
@@ -318,9 +319,13 @@ write_llama(json_t *o, const spw_model_config *c)
         write_granite(o, c);
     if (c->kv_rank > 0)
         write_latent(o, c);
-    if (c->family == SPW_FAMILY_GLM4_MOE || c->kv_rank > 0) {
+    if (spw__hf_has_deepseek_experts(c->family) || c->kv_rank > 0) {
         write_shared_experts(o, c);
         json_object_set_new(o, "attention_bias", json_boolean(c->qkv_bias));
+        if (c->family == SPW_FAMILY_DOTS1) {
+            set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
+            json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
+        }
         return;
     }
     if (c->experts > 0 && !c->experts_beside) {
