@@ -998,6 +998,10 @@ body_alone(const plan *p)
     (void)p;
     unsetenv("WORLD_SIZE");
     CHECK(spw_comm_open(&comm, &tcp, &e) == SPW_ECONFIG && strstr(e.message, "WORLD_SIZE") != NULL, "%s", e.message);
+    CHECK(spw_comm_open(&comm, &auto_options, &e) == SPW_ECONFIG &&
+              strstr(e.message, "RANK is \"0\", but WORLD_SIZE is not set") != NULL,
+          "%s", e.message);
+    unsetenv("RANK");
     OK(spw_comm_open(&comm, &auto_options, err));
     CHECK(strcmp(spw_comm_get_info(comm)->backend, "self") == 0, "%s", spw_comm_get_info(comm)->backend);
     spw_comm_abort(comm, "enough");
@@ -1013,6 +1017,13 @@ body_alone(const plan *p)
     CHECK(spw_comm_open(&comm, &auto_options, &e) == SPW_ECONFIG && strstr(e.message, "MASTER_ADDR") != NULL, "%s",
           e.message);
     unsetenv("RANK");
+    CHECK(spw_comm_open(&comm, &auto_options, &e) == SPW_ECONFIG &&
+              strstr(e.message, "WORLD_SIZE is \"2\", but RANK is not set") != NULL,
+          "%s", e.message);
+    setenv("WORLD_SIZE", "1", 1);
+    OK(spw_comm_open(&comm, &auto_options, err));
+    CHECK(strcmp(spw_comm_get_info(comm)->backend, "self") == 0, "%s", spw_comm_get_info(comm)->backend);
+    spw_comm_close(comm);
     unsetenv("WORLD_SIZE");
     setenv("PMI_SIZE", "2", 1);
     setenv("SPW_MPI_PLUGIN", "/nowhere/plugin.so", 1);

@@ -123,7 +123,9 @@ spw__launch_read(spw__launch *out, spw_comm_backend wanted, spw_error *err)
 {
     const char *sign = mpi_sign();
     uint32_t least, most;
-    bool torch = variable("RANK") != NULL && variable("WORLD_SIZE") != NULL;
+    const char *world = variable("WORLD_SIZE");
+    bool torch = variable("RANK") != NULL && world != NULL,
+         half = !torch && (variable("RANK") != NULL || world != NULL);
     bool slurm = variable("SLURM_PROCID") != NULL && variable("SLURM_NTASKS") != NULL;
     memset(out, 0, sizeof *out);
     out->world = 1;
@@ -159,6 +161,10 @@ spw__launch_read(spw__launch *out, spw_comm_backend wanted, spw_error *err)
         return SPW_RAISE(err, SPW_ECONFIG,
                          "srun started %s tasks, but MASTER_ADDR and MASTER_PORT are not set (or use srun --mpi=pmix)",
                          variable("SLURM_STEP_NUM_TASKS"));
+    if (half && !(world != NULL && strcmp(world, "1") == 0)) /* each would train alone, and save to the same folder */
+        return SPW_RAISE(err, SPW_ECONFIG, "variable %s is \"%s\", but %s is not set: ranks need both, or neither",
+                         world != NULL ? "WORLD_SIZE" : "RANK", world != NULL ? world : variable("RANK"),
+                         world != NULL ? "RANK" : "WORLD_SIZE");
     out->backend = SPW_COMM_SELF;
     snprintf(out->reason, sizeof out->reason, "no MPI launcher's variables, no RANK and WORLD_SIZE");
     return SPW_OK;
