@@ -300,6 +300,30 @@ settle_rates(spw_config *c, const json_t *params)
         c->optimizer.muon_lr = c->optimizer.lr;
 }
 
+/* Hyper-parameters that some optimizers have: one that has another value than without it, and no meaning, is said. */
+static void
+say_meaningless(const config_reader *r)
+{
+    const spw_config *c = r->out;
+    const struct {
+        const char *param, *types[4];
+        bool changed;
+    } some[] = {{"betas", {"Adam", "AdamW", "Lion", "Muon"}, c->optimizer.beta1 != 0.9 || c->optimizer.beta2 != 0.999},
+                {"eps", {"Adam", "AdamW", "Adagrad", "Muon"}, c->optimizer.eps != 1e-8},
+                {"momentum", {"SGD", "Muon"}, c->optimizer.momentum != 0},
+                {"nesterov", {"SGD", "Muon"}, c->optimizer.nesterov},
+                {"dampening", {"SGD"}, c->optimizer.dampening != 0},
+                {"lr_decay", {"Adagrad"}, c->optimizer.lr_decay != 0}};
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
+        bool known = false;
+        for (size_t t = 0; t < 4 && some[i].types[t] != NULL; t++)
+            known = known || strcasecmp(c->optimizer.type, some[i].types[t]) == 0;
+        if (some[i].changed && !known)
+            spw_log(SPW_LOG_WARN, "%s: optimizer.params.%s has no meaning for optimizer.type \"%s\"", r->name,
+                    some[i].param, c->optimizer.type);
+    }
+}
+
 /* Another optimizer would train with rates that were not meant. */
 static spw_status
 check_params(const config_reader *r, json_t *params)
@@ -524,6 +548,7 @@ settle_all(const config_reader *r, const json_t *root)
     SPW_TRY(spw__config_note(r, settle_paths(r)));
     SPW_TRY(spw__config_note(r, spw__config_check_optimizer(r, c->optimizer.type)));
     SPW_TRY(check_params(r, params));
+    say_meaningless(r);
     if (strcasecmp(c->optimizer.type, "AdamW") == 0 && !c->optimizer.adam_w_mode) {
         spw_log(SPW_LOG_WARN,
                 "%s: optimizer.params.adam_w_mode false has no meaning for optimizer.type \"%s\": L2 is Adam's",

@@ -435,6 +435,35 @@ test_said(void **state)
     assert_non_null(strstr(heard, "scheduler.params.warmup_max_lr has no meaning for scheduler.type"));
 }
 
+/* An optimizer is told what another one has: PyTorch's refuse it, here it would be passed over. */
+static void
+test_said_of_optimizers(void **state)
+{
+    static const struct {
+        const char *set, *said; /* said NULL: all of it has a meaning */
+    } cases[] = {{"optimizer={\"type\":\"AdamW\",\"params\":{\"lr\":0.1,\"momentum\":0.9}}", "momentum"},
+                 {"optimizer={\"type\":\"SGD\",\"params\":{\"lr\":0.1,\"betas\":[0.9,0.99]}}", "betas"},
+                 {"optimizer={\"type\":\"SGD\",\"params\":{\"lr\":0.1,\"lr_decay\":0.1}}", "lr_decay"},
+                 {"optimizer={\"type\":\"Lion\",\"params\":{\"lr\":0.1,\"eps\":1e-6}}", "eps"},
+                 {"optimizer={\"type\":\"Lion\",\"params\":{\"lr\":0.1,\"eps\":\"auto\"}}", NULL},
+                 {"optimizer={\"type\":\"AdamW\",\"params\":{\"lr\":0.1,\"momentum\":0,\"nesterov\":false}}",
+                  NULL}, /* as dumps have it */
+                 {"optimizer={\"type\":\"Muon\",\"params\":{\"lr\":0.1,\"dampening\":0.1}}", "dampening"},
+                 {"optimizer={\"type\":\"adamw\",\"params\":{\"lr\":0.1,\"betas\":[0.9,0.99],\"eps\":1e-6}}", NULL},
+                 {"optimizer={\"type\":\"SGD\",\"params\":{\"lr\":0.1,\"momentum\":0.9,\"nesterov\":true}}", NULL}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char said[100] = "has no meaning for optimizer.type";
+        heard[0] = '\0';
+        spw_log_set(hear, NULL);
+        assert_int_equal(parse(cases[i].set, NULL), SPW_OK);
+        spw_log_set(NULL, NULL);
+        if (cases[i].said != NULL)
+            snprintf(said, sizeof said, "optimizer.params.%s has no meaning for optimizer.type", cases[i].said);
+        assert_int_equal(strstr(heard, said) != NULL, cases[i].said != NULL);
+    }
+}
+
 /* Of three batch sizes any one or two give the rest, as DeepSpeed derives them on one rank; none is an error. */
 static void
 test_batches(void **state)
@@ -1144,18 +1173,31 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),          cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_accepted),       cmocka_unit_test(test_said),
-        cmocka_unit_test(test_decay),          cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_deepspeed_keys), cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_files),          cmocka_unit_test(test_dump),
-        cmocka_unit_test(test_dump_settings),  cmocka_unit_test(test_schedules),
-        cmocka_unit_test(test_cycles),         cmocka_unit_test(test_group_rates),
-        cmocka_unit_test(test_yaml),           cmocka_unit_test(test_defaults_by_type),
-        cmocka_unit_test(test_help),           cmocka_unit_test(test_paths),
-        cmocka_unit_test(test_home),           cmocka_unit_test(test_null),
-        cmocka_unit_test(test_include),        cmocka_unit_test(test_include_refused),
-        cmocka_unit_test(test_muon),           cmocka_unit_test(test_muon_refused),
+        cmocka_unit_test(test_whole),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_accepted),
+        cmocka_unit_test(test_said),
+        cmocka_unit_test(test_said_of_optimizers),
+        cmocka_unit_test(test_decay),
+        cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_deepspeed_keys),
+        cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_dump),
+        cmocka_unit_test(test_dump_settings),
+        cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_cycles),
+        cmocka_unit_test(test_group_rates),
+        cmocka_unit_test(test_yaml),
+        cmocka_unit_test(test_defaults_by_type),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_home),
+        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_include),
+        cmocka_unit_test(test_include_refused),
+        cmocka_unit_test(test_muon),
+        cmocka_unit_test(test_muon_refused),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }
