@@ -70,11 +70,12 @@ spw_reference_count(const spw_reference *r)
 spw_status
 spw_reference_put(spw_reference *r, uint64_t window, const double *sums, uint32_t count, spw_error *err)
 {
-    if (window >= r->windows || count == 0 || count > r->answers_max - r->used)
+    const bool there = window < r->windows && r->counts[window] > 0;
+    if (window >= r->windows || count == 0 || (!there && count > r->answers_max - r->used))
         return SPW_RAISE(
             err, SPW_EINVAL, "%u answers of window %llu: there is room for %llu windows and %llu answers more", count,
             (unsigned long long)window, (unsigned long long)r->windows, (unsigned long long)(r->answers_max - r->used));
-    if (r->counts[window] > 0)
+    if (there)
         return SPW_OK;
     memcpy(r->sums + r->used, sums, count * sizeof *sums);
     r->first[window] = r->used;

@@ -75,6 +75,7 @@ test_table(void **state)
     assert_int_equal(spw_reference_put(r, WINDOWS, more, 1, &err), SPW_EINVAL);
     assert_int_equal(spw_reference_put(r, 0, more, 0, &err), SPW_EINVAL);
     DONE(spw_reference_put(r, 0, more, ANSWERS - 6, &err));
+    DONE(spw_reference_put(r, 1, (double[]){7, 7}, 2, &err)); /* nor does it need room then */
     expect_full(r);
     assert_int_equal(spw_reference_count(r), 3);
     spw_reference_destroy(r);
