@@ -98,6 +98,12 @@ expect 2 "dpo" "another loss" --set spillway.preference.loss=kto
 printf 'just text\n' >"$dir/t.txt"
 expect 2 "JSON lines" "text" --set data.path="$dir/t.txt"
 expect 1 "worse" "a field that is missing" --set data.rejected_field=worse
+for q in '"question": "Is %d even?", "chosen": "yes %d", "rejected": "no"' '"chosen": "Is %d even? yes %d", "rejected": "Is it? no"'; do
+    for i in 1 2 3 4 5 6 7 8 9; do printf "{$q}\n" $i $i; done >"$dir/q${q:1:1}.jsonl"
+done
+expect 0 "no pair has a prompt: no line has field \"prompt\" (data.prompt_field)" "prompts with another name" --set data.path="$dir/qq.jsonl" --set data.validation_split=0
+check "texts that have them within" run train "$c" --set spillway.checkpoint_dir= --set spillway.steps=2 --set data.path="$dir/qc.jsonl" --set data.validation_split=0
+check "are not said to have none" test "$(grep -c 'has a prompt' "$dir/err")" -eq 0
 
 case $build in *asan | *tsan) echo "1..$n"; exit 0 ;; esac # test_torch has the rules there
 

@@ -47,7 +47,7 @@ typedef struct encoding {
     uint64_t untargeted, cut; /* windows without a target, and documents that one does not hold */
     bool targeted;            /* the window of the next word has a target */
     uint64_t longer, alike;   /* pairs left out: longer than a window, without anything to learn */
-    bool prompted;            /* a line of pairs has had a prompt */
+    bool prompted, bare;      /* a line of pairs has had a prompt; one had none, and fields that may have been meant */
     /* Bytes that were read and not used yet: [at, have) of text, which begins at `offset` of the file. */
     char *text;
     uint64_t room, at, have, offset, size;
@@ -331,6 +331,7 @@ put_pair(encoding *e, spw_data_line *line, spw_error *err)
     if (!p.talks && p.prompt == NULL)
         spw__data_pair_hide(&e->turns, &e->targets, middle);
     e->prompted = e->prompted || p.prompted;
+    e->bare = e->bare || p.bare;
     if (!spw__data_pair_differs(&e->turns, &e->targets, middle)) {
         e->alike++;
         return SPW_OK;
@@ -657,15 +658,16 @@ see_first_line(data_file *f, const spw_data_options *o, spw_error *err)
 static void
 say_pairs(const encoding *e)
 {
+    bool named = e->o->prompt_field != NULL && e->o->prompt_field[0] != '\0';
     if (e->cut > 0)
         spw_log(
             SPW_LOG_NOTE,
             "data: %s: left out are %llu pairs longer than %llu tokens, %llu whose answers are the same or without a "
             "target",
             e->path, (unsigned long long)e->longer, (unsigned long long)e->o->seq_length, (unsigned long long)e->alike);
-    if (!e->prompted && e->o->prompt_field != NULL && e->o->prompt_field[0] != '\0')
+    if (!e->prompted && (named || e->bare))
         spw_log(SPW_LOG_WARN, "data: %s: no pair has a prompt: no line has field \"%s\" (data.prompt_field)", e->path,
-                e->o->prompt_field);
+                named ? e->o->prompt_field : "prompt");
 }
 
 static spw_status

@@ -120,6 +120,8 @@ spw__data_pair_find(data_pair *out, spw_data_line *line, const spw_data_options 
             return SPW_RAISE(err, SPW_ECONFIG, "field \"%s\" is a list of messages, for which data.chat is needed",
                              field);
     }
+    out->bare = out->prompt == NULL && json_object_size(object) > (prompt != NULL ? 3u : 2u) &&
+                (json_is_string(v[0]) || is_tokens(line, out->answers[0]) || begins_with_answer(v[0]));
     if (is_tokens(line, out->answers[0])) /* whoever reads them says what is none of them */
         return SPW_OK;
     if (json_is_array(v[0]) && json_is_array(v[1]))
