@@ -500,6 +500,23 @@ spw_config_preference(const spw_config *c, spw_preference *out)
     return false;
 }
 
+/* What a section says without the key that turns it on would be passed over, and all weights trained on all tokens. */
+static spw_status
+check_switch(const config_reader *r, const json_t *root, const char *name, const char *key, const char *values)
+{
+    json_t *section = json_object_get(json_object_get(root, "spillway"), name), *v;
+    const char *other;
+    if (json_object_get(section, key) != NULL)
+        return SPW_OK;
+    json_object_foreach(section, other, v)
+    {
+        if (given(section, other))
+            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.%s has %s and no %s%s", r->name, name, other, key,
+                             values);
+    }
+    return SPW_OK;
+}
+
 /* Pairs are in windows of their own, each whole. */
 static spw_status
 settle_preference(const config_reader *r, const json_t *root)
@@ -555,6 +572,8 @@ settle_all(const config_reader *r, const json_t *root)
                 r->name, c->optimizer.type);
         c->optimizer.adam_w_mode = true;
     }
+    SPW_TRY(spw__config_note(r, check_switch(r, root, "lora", "rank", "")));
+    SPW_TRY(spw__config_note(r, check_switch(r, root, "preference", "loss", " (dpo, ipo or simpo)")));
     SPW_TRY(spw__config_note(r, settle_preference(r, root)));
     if (!given(json_object_get(root, "data"), "documents") && c->data.chat[0] != '\0')
         snprintf(c->data.documents, sizeof c->data.documents, "whole"); /* half a conversation teaches half an answer */
