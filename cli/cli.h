@@ -78,6 +78,9 @@ const char *cli_rope_choice(const spw_config *config, char reason[160]);
 /* For windows longer than the model says it is for, which only a table of learned positions would refuse. */
 void cli_warn_of_length(const spw_config *config);
 
+/* For a schedule that is through before the last step, as it is where only spillway.steps was changed. */
+void cli_warn_of_schedule(const spw_config *config);
+
 /* How weights live that are only read: --host-memory, --device-memory, --nvme (which may stand several times), --codes. */
 typedef struct cli_place {
     uint64_t host_memory, device_memory; /* 0: not given */

@@ -76,6 +76,20 @@ cli_warn_of_length(const spw_config *c)
                 (unsigned long long)c->data.seq_length, (unsigned long long)c->model.positions);
 }
 
+void
+cli_warn_of_schedule(const spw_config *c)
+{
+    const uint64_t end = c->scheduler.total_num_steps;
+    const bool ends =
+        strcmp(c->scheduler.type, "WarmupCosineLR") == 0 || strcmp(c->scheduler.type, "WarmupDecayLR") == 0;
+    if (ends && end < c->run.steps)
+        fprintf(
+            stderr,
+            "spillway: warning: scheduler.params.total_num_steps %llu is less than spillway.steps %llu: the learning "
+            "rate is %.3g from then on\n",
+            (unsigned long long)end, (unsigned long long)c->run.steps, spw_schedule_lr(c, end + 1));
+}
+
 static void
 add_rope(spw_plan *p, const spw_config *c)
 {
@@ -296,6 +310,7 @@ plan_config(const job *j)
     if (st == SPW_OK) {
         warn_of_folders(&r.config, r.engine, &r.plan);
         cli_warn_of_length(&r.config);
+        cli_warn_of_schedule(&r.config);
     }
     if (st == SPW_ENOFIT)
         (void)cli_plan_suggest(&r.config, r.model, &r.plan, &r.nearest);

@@ -330,8 +330,10 @@ cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
     warn_of_no_targets(r);
     warn_of_left_out(r);
     warn_of_other_run(r);
-    if (r->rank == 0)
+    if (r->rank == 0) {
         cli_warn_of_length(&r->config);
+        cli_warn_of_schedule(&r->config);
+    }
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
     r->carried_bytes = r->at.bytes_written;

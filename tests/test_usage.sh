@@ -32,6 +32,13 @@ check "the closing table ends with the last step's loss" grep -q "loss [0-9.]* -
 
 expect 0 "holds $dir/a/step-2 of an earlier run" "a folder with another run's checkpoints is said" train "$c" --set spillway.steps=1
 rm -rf "$dir/a/step-1"
+# A schedule that ends before the training, of which nothing is learned from then on.
+decay() { echo "scheduler={\"type\":\"WarmupDecayLR\",\"params\":{\"warmup_num_steps\":1,\"warmup_max_lr\":0.01,\"total_num_steps\":$1}}"; }
+for command in train plan; do
+    expect 0 "scheduler.params.total_num_steps 1 is less than spillway.steps 2: the learning rate is 0 from then on" "a schedule that is through too soon, to $command" $command "$c" $none --set "$(decay 1)"
+done
+check "a schedule that lasts" run train "$c" $none --set "$(decay 2)"
+check "is no matter" test "$(grep -c total_num_steps "$dir/err")" -eq 0
 
 # Standard output that cannot take it: exit code 1, whatever the command.
 if [ -c /dev/full ]; then
