@@ -185,7 +185,8 @@ test_headers(void **state)
          "\"data_offsets\":[4,12]}}",
          12, "b.data_offsets"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 7, "truncated"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9, "the file has 9"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9,
+         "the file has 9: more was written behind"},
     };
     char dir[256], path[300];
     (void)state;

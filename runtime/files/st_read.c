@@ -147,8 +147,9 @@ read_header(spw_st_reader *r, const char *text, uint64_t bytes, spw_error *err)
         at += r->tensors[i].bytes;
     }
     if (at != r->data_bytes)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensors take %llu bytes, the file has %llu (truncated?)", r->path,
-                         (unsigned long long)at, (unsigned long long)r->data_bytes);
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensors take %llu bytes, the file has %llu%s", r->path,
+                         (unsigned long long)at, (unsigned long long)r->data_bytes,
+                         at > r->data_bytes ? " (truncated?)" : ": more was written behind them");
     return SPW_OK;
 }
 
