@@ -65,19 +65,20 @@ cli_train_reference_sequences(const spw_config *c, const spw_data *data)
     return (drawn < have ? drawn : have) + held;
 }
 
-/* Of the time from the begin on, which asking has taken so far. */
-static void
+/* Of the time from the begin on, which asking has taken so far. False: a signal came, and there is nothing yet to save. */
+static bool
 show_asked(void *ctx, uint64_t asked)
 {
     train_run *r = ctx;
     const uint64_t now = spw_now_ns(), all = cli_train_reference_sequences(&r->config, r->data);
     const double left = (double)(now - r->begin_ns) * 1e-9 / (double)asked * (double)(all > asked ? all - asked : 0);
-    if (r->quiet || now - r->last_line_ns < 5000000000ull)
-        return;
+    if (cli_stop || r->quiet || now - r->last_line_ns < 5000000000ull)
+        return !cli_stop;
     r->last_line_ns = now;
     printf("reference  %llu of %llu sequences  left %d:%02d\n", (unsigned long long)asked, (unsigned long long)all,
            (int)left / 60, (int)left % 60);
     fflush(stdout);
+    return true;
 }
 
 static spw_status
@@ -95,6 +96,7 @@ ask(train_run *r, spw_error *err)
                                          .answers = r->answers,
                                          .told = show_asked,
                                          .ctx = r};
+    cli_catch_signals();                          /* it may take long, and swap files are there already */
     r->begin_ns = r->last_line_ns = spw_now_ns(); /* the loop sets it anew */
     SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_TRAIN, positions_of(c, c->run.steps), err));
     if (c->run.eval_interval > 0)

@@ -221,8 +221,9 @@ ask_batch(batch *b, double *words, spw_error *err)
     for (uint32_t from = 0; from < b->ranks; from++)
         SPW_TRY(tell(b, from, words, err));
     b->count = 0;
-    if (b->a->told != NULL)
-        b->a->told(b->a->ctx, b->r->there);
+    if (b->a->told != NULL && !b->a->told(b->a->ctx, b->r->there))
+        return SPW_RAISE(err, SPW_ECANCELED,
+                         "stopped before the first step, while the reference was asked: nothing is saved");
     return SPW_OK;
 }
 

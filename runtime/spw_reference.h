@@ -45,7 +45,7 @@ uint64_t spw_reference_count(const spw_reference *reference); /* windows that ar
  * spw_reference_ask - evaluates the sequences at positions [0, positions) of a split whose windows are not there yet, in whole micro-batches as they
  * are drawn, and puts what comes of them on all ranks. A sequence's bits hang on its place in the micro-batch alone.
  *   tokens, targets, answers  (micro_batches, sequences, T) each, of the caller's
- * Errors  of the data and the engine.
+ * Errors  of the data and the engine; SPW_ECANCELED where it was to stop, on the rank that was told so.
  */
 typedef struct spw_reference_asking {
     spw_engine *engine; /* of weights as they are to be asked */
@@ -55,7 +55,7 @@ typedef struct spw_reference_asking {
     uint32_t micro_batches; /* that a rank's engine takes at once */
     int32_t *tokens, *targets;
     double *answers;
-    void (*told)(void *ctx, uint64_t asked); /* windows so far; NULL: nobody is told */
+    bool (*told)(void *ctx, uint64_t asked); /* windows so far; false: to stop there. NULL: nobody is told */
     void *ctx;
 } spw_reference_asking;
 spw_status spw_reference_ask(spw_reference *reference, const spw_reference_asking *asking, spw_split split,

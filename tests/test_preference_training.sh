@@ -89,6 +89,16 @@ expects="run train $c --set spillway.checkpoint_dir= --resume $dir/two"
 expect 1 "was not asked about sequence" "more than was asked about" --set spillway.steps=24
 check "is said before the first step" test "$(grep -c "^step" "$dir/out")" -eq 0
 
+# A signal while the start is asked, which may take long: nothing is left of the run.
+python3 -c 'for i in range(60000): print("{\"prompt\": \"Is %d even? \", \"chosen\": \"yes\", \"rejected\": \"no\"}" % i)' >"$dir/many.jsonl"
+"$spw" train "$c" --set data.path="$dir/many.jsonl" --set spillway.steps=100000 --set spillway.checkpoint_dir="$dir/never" $nvme >"$dir/out" 2>"$dir/err" &
+pid=$!
+check "what was asked so far is shown" comes grep -q '^reference .* left ' "$dir/out"
+kill -TERM $pid
+wait $pid
+check "a signal ends the asking with 1" test $? -eq 1 -a -n "$(grep 'stopped before the first step' "$dir/err")"
+check "and leaves neither swap files nor a folder" test -z "$(ls -A "$dir/swap")" -a ! -e "$dir/never"
+
 # What is refused.
 expects="run train $c --set spillway.checkpoint_dir= --set spillway.steps=2"
 expect 2 "label_smoothing is of dpo and simpo" "smoothed labels with ipo" --set spillway.preference='{"loss":"ipo","label_smoothing":0.1}'
