@@ -81,6 +81,9 @@ void cli_warn_of_length(const spw_config *config);
 /* For a schedule that is through before the last step, as it is where only spillway.steps was changed. */
 void cli_warn_of_schedule(const spw_config *config);
 
+/* For keys about what is frozen where all weights are trained: they are not what saves memory then. */
+void cli_warn_of_nothing_frozen(const spw_config *config);
+
 /* How weights live that are only read: --host-memory, --device-memory, --nvme (which may stand several times), --codes. */
 typedef struct cli_place {
     uint64_t host_memory, device_memory; /* 0: not given */

@@ -90,6 +90,19 @@ cli_warn_of_schedule(const spw_config *c)
             (unsigned long long)end, (unsigned long long)c->run.steps, spw_schedule_lr(c, end + 1));
 }
 
+void
+cli_warn_of_nothing_frozen(const spw_config *c)
+{
+    const char *key = strcmp(c->run.frozen_codes, "none") != 0 ? "spillway.frozen_codes"
+                      : c->zero.quantized_frozen               ? "zero_optimization.zero_quantized_nontrainable_weights"
+                                                               : NULL;
+    if (key != NULL && c->run.lora.rank == 0 && c->run.freeze.count == 0)
+        fprintf(
+            stderr,
+            "spillway: warning: %s changes nothing: no weight is frozen (spillway.lora and spillway.freeze do it)\n",
+            key);
+}
+
 static void
 add_rope(spw_plan *p, const spw_config *c)
 {
@@ -311,6 +324,7 @@ plan_config(const job *j)
         warn_of_folders(&r.config, r.engine, &r.plan);
         cli_warn_of_length(&r.config);
         cli_warn_of_schedule(&r.config);
+        cli_warn_of_nothing_frozen(&r.config);
     }
     if (st == SPW_ENOFIT)
         (void)cli_plan_suggest(&r.config, r.model, &r.plan, &r.nearest);

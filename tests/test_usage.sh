@@ -37,6 +37,12 @@ decay() { echo "scheduler={\"type\":\"WarmupDecayLR\",\"params\":{\"warmup_num_s
 for command in train plan; do
     expect 0 "scheduler.params.total_num_steps 1 is less than spillway.steps 2: the learning rate is 0 from then on" "a schedule that is through too soon, to $command" $command "$c" $none --set "$(decay 1)"
 done
+# Codes of what is frozen, and nothing is.
+for command in train plan; do
+    expect 0 "warning: spillway.frozen_codes changes nothing: no weight is frozen" "codes without adapters, to $command" $command "$c" $none --set spillway.frozen_codes=int4
+done
+check "codes beside adapters" run train "$c" $none --set spillway.frozen_codes=int4 --set spillway.lora='{"rank":2,"targets":["c_fc"]}'
+check "are as they should be" test "$(grep -c frozen_codes "$dir/err")" -eq 0
 check "a schedule that lasts" run train "$c" $none --set "$(decay 2)"
 check "is no matter" test "$(grep -c total_num_steps "$dir/err")" -eq 0
 
