@@ -1,6 +1,7 @@
 /*
  * spillway inspect: what a safetensors file, a Hugging Face folder or a checkpoint holds. Every header and index is checked
- * as training checks it; of a folder also whether its tensors are those of the model that config.json describes.
+ * as training checks it; of a folder also whether its tensors are those of the model that config.json describes, and of a checkpoint whose
+ * bytes are read anyway whether they are those that were saved.
  */
 #include "cli.h"
 #include <errno.h>
@@ -329,6 +330,8 @@ cli_inspect(int argc, char **argv)
     if (json)
         list = json_array();
     st = inspect_all(found, S_ISDIR(info.st_mode), with_digest, &sum, &a, list, &err);
+    if (st == SPW_OK && with_digest && S_ISDIR(info.st_mode) && spw_dir_has(found, "spillway.json"))
+        st = spw_checkpoint_verify(found, true, &err);
     if (st != SPW_OK) {
         json_decref(list);
         return cli_fail(&err);

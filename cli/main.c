@@ -181,7 +181,9 @@ static const char inspect_usage[] =
     "with\n"
     "DeepSpeed's or FSDP's state the masters are shown.\n"
     "\n"
-    "  --digest  reads every tensor and shows the XXH3 (64 bit) of its bytes\n"
+    "  --digest  reads every tensor and shows the XXH3 (64 bit) of its bytes; of a checkpoint the files are compared "
+    "with\n"
+    "            the digests that were saved with them, too\n"
     "  --json    the same as one JSON object\n";
 
 static const char doctor_usage[] =

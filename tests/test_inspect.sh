@@ -88,6 +88,15 @@ check "a model with adapters trains" run train "$dir/run.json" --quiet --set spi
     --set 'spillway.lora={"rank":2,"targets":["q_proj"]}'
 run inspect "$dir/lora" --json --digest
 check "its adapters too" headers "$dir"/lora/step-2/*.safetensors
+for file in model optimizer-00001-of-00001; do
+    cp -r "$dir/lora/step-2" "$dir/hurt"
+    rm "$dir/hurt/$file.safetensors" # it may be a link
+    cp "$dir/lora/step-2/$file.safetensors" "$dir/hurt"
+    printf X | dd of="$dir/hurt/$file.safetensors" bs=1 seek=$(($(wc -c <"$dir/hurt/$file.safetensors") - 3)) conv=notrunc 2>/dev/null
+    expect 1 "$file.safetensors: digest is" "a byte of $file.safetensors that is another one" "$dir/hurt" --digest
+    check "is not looked at without --digest" run inspect "$dir/hurt"
+    rm -r "$dir/hurt"
+done
 
 head -c 300 $vectors/llama/model.safetensors >"$dir/short.safetensors"
 expect 1 "short.safetensors" "a truncated file is refused" "$dir/short.safetensors"
