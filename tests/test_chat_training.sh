@@ -115,6 +115,10 @@ check "but for .json" run train "$c" --set spillway.checkpoint_dir= --set spillw
 expect 2 "chatml, llama3, mistral" "a layout that is none" --set data.chat=chatlm
 expect 2 "needs a tokenizer" "bytes" --set data.tokenizer=bytes
 expect 1 "(data.chat, and --chat of eval, are for conversations)" "conversations without a layout" --set data.chat=
+echo '{"prompt": "a", "chosen": "b", "rejected": "c"}' >"$dir/pair.jsonl"
+echo '{"prompt": "a", "completion": "b"}' >"$dir/asked.jsonl"
+expect 1 "(spillway.preference.loss is for training on pairs of answers)" "pairs without a loss for them" --set data.path="$dir/pair.jsonl" --set data.chat=
+expect 1 "(data.prompt_field prompt and data.text_field completion read both)" "prompts and completions" --set data.path="$dir/asked.jsonl" --set data.chat=
 expects="run"
 expect 1 "(data.chat, and --chat of eval, are for conversations)" "conversations in a format without loss" tokenize "$dir/c.jsonl" --tokenizer tests/vectors/tok_qwen2.json -o "$dir/c.bin"
 expect 2 "--ids" "an answer in numbers" generate "$dir/ckpt" --chat auto --ids --prompt 5

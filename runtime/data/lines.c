@@ -48,20 +48,32 @@ list_fields(json_t *object, char *out, size_t bytes)
     }
 }
 
+/* What reads a line of a usual form that is not the one that was asked for. */
+static const char *
+meant_for(const json_t *object, const char *field)
+{
+    const bool unnamed = strcmp(field, "text") == 0; /* nobody has said what is to be read */
+    if (json_is_array(json_object_get(object, "messages")) || json_is_array(json_object_get(object, "conversations")))
+        return " (data.chat, and --chat of eval, are for conversations)";
+    if (json_is_array(json_object_get(object, "input_ids")))
+        return " (data.text_field input_ids, and --text-field of eval, take tokens)";
+    if (unnamed && json_object_get(object, "chosen") != NULL && json_object_get(object, "rejected") != NULL)
+        return " (spillway.preference.loss is for training on pairs of answers)";
+    if (unnamed && json_is_string(json_object_get(object, "prompt")) &&
+        json_is_string(json_object_get(object, "completion")))
+        return " (data.prompt_field prompt and data.text_field completion read both)";
+    return "";
+}
+
 spw_status
 spw_data_line_text(spw_data_line *line, const char *field, const char **text, uint64_t *bytes, spw_error *err)
 {
     json_t *object = (json_t *)line, *v = json_object_get(object, field);
     char fields[200];
     if (v == NULL) {
-        bool talk = json_is_array(json_object_get(object, "messages")) ||
-                    json_is_array(json_object_get(object, "conversations"));
         list_fields(object, fields, sizeof fields);
         return SPW_RAISE(err, SPW_ECORRUPT, "no field \"%s\"; it has %s%s", field, fields[0] != '\0' ? fields : "none",
-                         talk ? " (data.chat, and --chat of eval, are for conversations)"
-                         : json_is_array(json_object_get(object, "input_ids"))
-                             ? " (data.text_field input_ids, and --text-field of eval, take tokens)"
-                             : "");
+                         meant_for(object, field));
     }
     if (!json_is_string(v))
         return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not a string", field);
