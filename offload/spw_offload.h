@@ -225,7 +225,8 @@ void spw_store_destroy(spw_store *store); /* waits for work in flight, removes t
 
 /*
  * spw_store_sweep - runs fn once for every chunk, on the workers, each chunk brought to memory first.
- * INIT: contents are undefined before, stored after (generation 0). VISIT: read only. Blocks; no step may be open.
+ * INIT: contents are undefined before, stored after (generation 0). VISIT: read only. Blocks; no step may be open. One that broke
+ * off is not any more: what ran ahead in it is undone first.
  */
 typedef enum spw_sweep { SPW_SWEEP_INIT, SPW_SWEEP_VISIT, SPW_SWEEP_EDIT } spw_sweep;
 spw_status spw_store_sweep(spw_store *store, spw_sweep mode, spw_store_fn fn, void *ctx, spw_error *err);
@@ -247,7 +248,7 @@ spw_status spw_store_sweep_some(spw_store *store, spw_sweep mode, uint32_t first
  * A chunk's next update hands it over before it changes it; until then idle workers take what is in memory anyway, at most
  * half of them. So nothing is read for it, and nothing is kept twice. Returns at once.
  * spw_store_snapshot_finish - visits what is left, such as everything after the last step; fn is not called any more when
- * it returns, also after a failure. Blocks only if something is left; no step may be open then.
+ * it returns, also after a failure. Blocks only if something is left; no step may be open then (as for a sweep).
  * Errors  SPW_EINVAL: one at a time, and no sweep meanwhile.
  */
 spw_status spw_store_snapshot_begin(spw_store *store, const uint64_t *generations, bool trained, spw_store_fn fn,

@@ -46,6 +46,7 @@ spw_status
 spw_store_sweep(spw_store *s, spw_sweep mode, spw_store_fn fn, void *ctx, spw_error *err)
 {
     SPW_ASSERT(mode != SPW_SWEEP_EDIT);
+    (void)spw_store_step_undo(s, NULL); /* of a step that broke off: its jobs are no visits */
     pthread_mutex_lock(&s->lock);
     if (s->snap_fn != NULL) {
         pthread_mutex_unlock(&s->lock);
@@ -151,6 +152,7 @@ sweep_rest(spw_store *s)
 spw_status
 spw_store_snapshot_finish(spw_store *s, spw_error *err)
 {
+    (void)spw_store_step_undo(s, NULL); /* as before a sweep */
     pthread_mutex_lock(&s->lock);
     if (s->snap_left > 0 && s->poison.status == SPW_OK)
         sweep_rest(s);
