@@ -165,6 +165,7 @@ resolve(const spw_engine *e, const spw_access *a, bool set, target *t, spw_error
                          (unsigned long long)(a->first + a->count), e->model->params[id].name,
                          (unsigned long long)elems);
     *t = (target){id, a->part, a->first, a->count > 0 ? a->first + a->count : elems, 0};
+    SPW_TRY(spw__engine_unbroken(e, err));
     SPW_TRY(check_part(e, t, set, err));
     if (t->part == SPW_ACCESS_GRAD)
         return SPW_OK;

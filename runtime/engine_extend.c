@@ -18,6 +18,7 @@ spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *l
     uint64_t width = e->model->config.width;
     spw_batch batch = {.sequences = 1, .positions = count, .tokens = e->tokens, .places = e->places};
     e->counting = false;
+    SPW_TRY(spw__engine_unbroken(e, err));
     if (count == 0 || count > e->T)
         return SPW_RAISE(err, SPW_EINVAL, "%llu tokens of context, at most %llu fit", (unsigned long long)count,
                          (unsigned long long)e->T);

@@ -218,6 +218,7 @@ struct spw_engine {
     /* Access to the state (access.c). */
     spw_gradients_fn on_gradients;
     void *gradients_ctx;
+    spw_error broken;          /* why a step broke off half-way; its status SPW_OK: none did */
     bool in_step, grads_there; /* gradients lie in the store, all of them, and nobody consumes them */
     double grad_factor;        /* what they are to be multiplied by */
     bool part_changed;         /* what other ranks have gathered of this rank's parts is not what is there */
@@ -425,6 +426,11 @@ char *spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro);
 spw_status spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool keep, spw_error *err);
 spw_status
 spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err);
+
+/* ---------------------------------------------------------------- engine_step.c */
+
+/* Errors  that of the step that broke off: what it left is neither the state before it nor that after it. */
+spw_status spw__engine_unbroken(const spw_engine *e, spw_error *err);
 
 /* Whether ranks' devices are of one kind. Collective. */
 spw_status spw__devices_compare(spw_engine *e, spw_error *err);

@@ -396,15 +396,25 @@ decide(spw_engine *e, uint32_t micro_batches, const int32_t *targets, double lr,
     return spw__orthogonal_all(e, mode == SPW_STEP_EARLY, err);
 }
 
+spw_status
+spw__engine_unbroken(const spw_engine *e, spw_error *err)
+{
+    if (e->broken.status != SPW_OK && err != NULL)
+        *err = e->broken;
+    return e->broken.status;
+}
+
+/* begun: it has changed something. */
 static spw_status
 run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double lr,
-         spw_step_result *r, spw_error *err)
+         spw_step_result *r, bool *begun, spw_error *err)
 {
     spw_step_mode mode = SPW_STEP_GATED;
     step_start start;
     memset(r, 0, sizeof *r);
     if (e->inference)
         return SPW_RAISE(err, SPW_EINVAL, "an engine made for inference cannot train");
+    SPW_TRY(spw__engine_unbroken(e, err));
     if (spw__late_step(e))
         mode = SPW_STEP_LATE;
     else if (!norm_decides(&e->config) && e->on_gradients == NULL)
@@ -415,6 +425,7 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
     e->expert_peak = 0;
     begin_account(e, &start);
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
+    *begun = true;
     e->step_count++;
     SPW_TRY(spw__late_begin(e, err));
     spw_trace_begin(&e->traces[MODE_TRAIN]);
@@ -455,11 +466,19 @@ spw_status
 spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double lr,
                 spw_step_result *r, spw_error *err)
 {
+    spw_error own = {0};
+    bool begun = false;
     spw_status st;
     e->in_step = true;
-    st = run_step(e, tokens, targets, micro_batches, lr, r, err);
+    st = run_step(e, tokens, targets, micro_batches, lr, r, &begun, &own);
     e->in_step = false;
-    return st == SPW_OK ? st : spw__ranks_fail(e->ranks, st, err);
+    if (st == SPW_OK)
+        return st;
+    if (begun) /* some units may be updated, and gradients on their way */
+        spw_error_keep_first(&e->broken, &own);
+    if (err != NULL)
+        *err = own;
+    return spw__ranks_fail(e->ranks, st, &own);
 }
 
 void
@@ -475,6 +494,7 @@ run_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
 {
     double sums[PREFERRED_VALUES];
     uint32_t values;
+    SPW_TRY(spw__engine_unbroken(e, err));
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
     e->counting = false;
     for (uint32_t first = 0; first < micro_batches; first += e->group_max) {

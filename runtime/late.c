@@ -60,6 +60,7 @@ spw__late_end(spw_engine *e)
 spw_status
 spw__engine_settle(spw_engine *e, spw_error *err)
 {
+    SPW_TRY(spw__engine_unbroken(e, err));
     if (!e->late.pending)
         return SPW_OK;
     SPW_TRY(spw__engine_forget(e, err)); /* what ranks gathered for the next step, as weights were */

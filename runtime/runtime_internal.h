@@ -385,7 +385,10 @@ spw_status spw__engine_agree_loaded(spw_engine *e, spw_status st, const spw_erro
  * what must be the same number on every rank. Errors  SPW_EINVAL on every rank if it is not.
  */
 spw_status spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t what, spw_error *err);
-/* Between steps, each rank for itself: updates that were to be made a step late (spillway.delayed_update) are let run. */
+/*
+ * Between steps, each rank for itself: updates that were to be made a step late (spillway.delayed_update) are let run.
+ * Errors  also that of a step that broke off: there is nothing that could be saved.
+ */
 spw_status spw__engine_settle(spw_engine *e, spw_error *err);
 bool spw__engine_writes(const spw_engine *e); /* of those that hold what this rank holds, this one saves it */
 uint32_t spw__engine_workers(const spw_engine *e);

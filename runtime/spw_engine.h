@@ -242,6 +242,9 @@ typedef struct spw_step_result {
  *                    micro-batches of its own, as many as the others. With data.documents "separate" tokens may be marked
  *                    by SPW_TOKEN_BEGINS (spw_data.h): none before one is attended to from there on
  * Returns when forward and backward are done; updates run on into the next step.
+ * Errors  SPW_EINVAL for a batch that cannot be; nothing has changed. A step that fails later has broken off half-way: what it leaves is
+ *         neither the state before nor after it, so steps, evaluations, saves and access give its error from then on. A save that was
+ *         under way may still be finished, and is of the state before.
  */
 spw_status spw_engine_step(spw_engine *engine, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches,
                            double lr, spw_step_result *result, spw_error *err);
@@ -303,7 +306,7 @@ typedef struct spw_checkpoint_state {
  *   done    everything is on disk, or the save has failed: finish will not wait.
  *   finish  ends it: brings out what no update has, waits until it is on disk, frees the job (NULL: nothing to do). Its
  *           errors are those of writing; training is not affected. Between steps only. path_out as below.
- * A step that fails while a save is under way takes the save with it; the checkpoints before it are as they were.
+ * A step that fails while a save is under way may take the save with it; the checkpoints before it are as they were.
  * Threads as the engine's calls: one at a time.
  */
 typedef struct spw_checkpoint_job spw_checkpoint_job;

@@ -3,6 +3,7 @@
  * run with one error that names the file, and the checkpoint made before it is whole.
  */
 #include "lib_tiny.h"
+#include "spw_access.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -229,10 +230,92 @@ test_activations(void **state)
     assert_int_equal(rmdir(dir), 0); /* no swap file is left, whatever happened */
 }
 
+/* All that could go on with a state that is neither one nor the other. */
+static void
+expect_ended(run *r, const spw_config *c, const char *ckpt_dir)
+{
+    const spw_error first = r->err;
+    const spw_access bias = {.param = "ln_f.bias"};
+    int32_t tokens[TOKENS], targets[TOKENS];
+    float values[64];
+    spw_stretch held;
+    double loss;
+    tiny_batch(0, r->mc.vocab, TOKENS, tokens, targets);
+    assert_int_equal(run_step(r, c, 1, &loss), first.status);
+    assert_string_equal(r->err.message, first.message);
+    assert_int_equal(spw_engine_eval(r->e, tokens, targets, 1, &loss, &r->err), first.status);
+    assert_string_equal(r->err.message, first.message);
+    assert_int_equal(spw_access_get_local(r->e, &bias, values, &held, &r->err), first.status);
+    assert_string_equal(r->err.message, first.message);
+    assert_int_equal(spw_checkpoint_save(r->e, c, ckpt_dir, &(spw_checkpoint_state){.step = 2}, NULL, &r->err),
+                     first.status);
+    assert_non_null(strstr(r->err.message, first.message));
+}
+
+/*
+ * A step that breaks off half-way while the state itself is well, some of it updated already: nothing is saved of what is neither the state
+ * before nor after it, and nobody goes on with it. A save that was under way has the state before.
+ */
+static void
+test_broken_off(void **state)
+{
+    char dir[256], ckpt_dir[300], path[SPW_PATH_BYTES];
+    uint64_t hits = 0;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(ckpt_dir, sizeof ckpt_dir, "%s/ckpt", dir);
+    alarm(200); /* one that waits for ever */
+    for (uint64_t k = 1; k < 40; k++) {
+        spw_test_aio_schedule faults = {.seed = k};
+        spw_checkpoint_job *job = NULL;
+        spw_status st;
+        uint64_t digest;
+        double loss;
+        spw_config c;
+        run r;
+        on_nvme(&c, SPW_STATE_SPLIT, SPW_AIO_AUTO, dir);
+        c.zero.offload_param = c.zero.offload_optimizer = k % 4 < 2 ? SPW_TIER_HOST : SPW_TIER_NVME;
+        c.gradient_clipping = k % 2 == 0 ? 0 : 1e9; /* 0: updates do not wait for a norm; else they run ahead of it */
+        snprintf(c.run.update_ahead, sizeof c.run.update_ahead, "always");
+        c.run.activations = SPW_TIER_NVME;
+        c.run.activation_faults = &faults;
+        run_open(&r, &c);
+        assert_int_equal(spw_engine_init_params(r.e, c.run.seed, &r.err), SPW_OK);
+        assert_int_equal(run_step(&r, &c, 0, &loss), SPW_OK);
+        assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
+        digest = tiny_digest(r.e);
+        assert_int_equal(spw_checkpoint_begin(&job, r.e, &c, ckpt_dir, &(spw_checkpoint_state){.step = 1}, &r.err),
+                         SPW_OK);
+        faults.error_at = faults.transfers + k;
+        st = run_step(&r, &c, 1, &loss);
+        if (faults.failures > 0) {
+            spw_error first = r.err;
+            hits++;
+            assert_int_equal(st, SPW_EIO);
+            assert_int_equal(spw_checkpoint_finish(job, path, &r.err), SPW_OK);
+            r.err = first;
+            expect_ended(&r, &c, ckpt_dir);
+            assert_int_equal(tiny_dir_entries(ckpt_dir), 1);
+            run_close(&r);
+            c.run.activation_faults = NULL;
+            run_open(&r, &c);
+            assert_int_equal(spw_checkpoint_load(r.e, path, &r.err), SPW_OK);
+            assert_true(tiny_digest(r.e) == digest);
+        } else {
+            assert_int_equal(st, SPW_OK);
+            assert_int_equal(spw_checkpoint_finish(job, path, &r.err), SPW_OK);
+        }
+        run_close(&r);
+    }
+    alarm(0);
+    assert_true(hits >= 8);
+    tiny_dir_remove(dir);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_delays_change_nothing), cmocka_unit_test(test_one_error),
-                                       cmocka_unit_test(test_activations)};
+                                       cmocka_unit_test(test_activations), cmocka_unit_test(test_broken_off)};
     return cmocka_run_group_tests_name("train_faults", tests, NULL, NULL);
 }
