@@ -11,6 +11,8 @@
 typedef struct spw_emulate_counts {
     uint64_t launches, copies, sets, host_functions, notes; /* notes: events that are recorded with their time */
     uint64_t waits, kernels; /* kernels: that have been loaded before they were launched */
+    uint64_t under_way;      /* work that is to be done when this is counted */
+    uint64_t freed_in_use;   /* memory that was freed while such work was to use it: the runtime waits then */
 } spw_emulate_counts;
 typedef void (*spw_emulate_count_fn)(spw_emulate_counts *out);
 #define SPW_EMULATE_COUNT_SYMBOL "spw_emulate_count"

@@ -407,7 +407,8 @@ copy_wait(unsigned groups_left)
  * whoever waits, and never under the lock meanwhile. Memory of streams is never freed, as events may point at them.
  */
 struct emulated_stream {
-    std::deque<std::function<bool()>> work; /* false: it could not be finished yet */
+    std::deque<std::function<bool()>> work;     /* false: it could not be finished yet */
+    std::deque<std::vector<const void *>> uses; /* of each: device memory that it was given */
     uint64_t done, submitted;
     int device_idx;
     bool odd;
@@ -437,6 +438,7 @@ static bool sleepers;                                                /* threads 
 static thread_local cudaError_t last_error;
 static thread_local int current_device;
 static thread_local bool in_host_function;
+static thread_local std::vector<const void *> mentioned; /* by the arguments of the kernel that is launched next */
 
 static cudaError_t
 fail(cudaError_t e)
@@ -575,7 +577,10 @@ emulate::check_addresses(const char *kernel, const void *bytes, size_t n)
     for (size_t i = 0; memory.base != NULL && i + 8 <= n; i += 8) {
         uint64_t word;
         memcpy(&word, (const char *)bytes + i, 8);
-        bool known = word >> 47 != 0 || word < 0x500000000000 || on_device((const void *)(uintptr_t)word);
+        bool there = on_device((const void *)(uintptr_t)word);
+        bool known = word >> 47 != 0 || word < 0x500000000000 || there;
+        if (there)
+            mentioned.push_back((const void *)(uintptr_t)word);
         for (const pinned &r : registered)
             known = known || (r.mapped && word - (uintptr_t)r.at < r.bytes);
         if (!known) {
@@ -645,6 +650,8 @@ spw_emulate_count(spw_emulate_counts *out)
     std::lock_guard<std::recursive_mutex> hold(device);
     *out = counts;
     out->kernels = loaded.size();
+    for (const emulated_stream *s : streams)
+        out->under_way += s->submitted - s->done;
 }
 
 /* Lock held. As far as it goes now; whether that is to the mark. */
@@ -661,6 +668,7 @@ run_towards(emulated_stream *s, uint64_t mark)
         if (!finished)
             return false;
         s->work.pop_front();
+        s->uses.pop_front();
         s->done++;
     }
     return true;
@@ -697,12 +705,13 @@ run_by_chance(const char *number)
 }
 
 static cudaError_t
-submit_trying(emulated_stream *s, std::function<bool()> work)
+submit_trying(emulated_stream *s, std::function<bool()> work, std::vector<const void *> uses = {})
 {
     const char *given = getenv("SPW_EMULATE_STREAMS");
     std::lock_guard<std::recursive_mutex> hold(device);
     called(s);
     s->work.push_back(std::move(work));
+    s->uses.push_back(std::move(uses));
     s->submitted++;
     if (given != NULL && given[0] >= '0' && given[0] <= '9')
         run_by_chance(given);
@@ -712,12 +721,15 @@ submit_trying(emulated_stream *s, std::function<bool()> work)
 }
 
 static cudaError_t
-submit(emulated_stream *s, std::function<void()> work)
+submit(emulated_stream *s, std::function<void()> work, std::vector<const void *> uses = {})
 {
-    return submit_trying(s, [=] {
-        work();
-        return true;
-    });
+    return submit_trying(
+        s,
+        [=] {
+            work();
+            return true;
+        },
+        std::move(uses));
 }
 
 void
@@ -730,13 +742,16 @@ void
 emulate::launch(emulated_stream *stream, const void *kernel, dim3 grid, dim3 block, size_t shared_bytes,
                 std::function<void()> body)
 {
+    std::vector<const void *> uses;
+    uses.swap(mentioned);
     {
         std::lock_guard<std::recursive_mutex> hold(device);
         counts.launches++;
         if (!loaded.empty() && std::find(loaded.begin(), loaded.end(), kernel) == loaded.end())
             stop("it would be loaded beside collectives");
     }
-    submit(stream, [=] { run_grid(grid, block, shared_bytes, body); });
+    submit(
+        stream, [=] { run_grid(grid, block, shared_bytes, body); }, std::move(uses));
 }
 
 cudaError_t
@@ -761,14 +776,14 @@ cudaError_t
 cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t stream)
 {
     count(&counts.copies);
-    return submit(stream, [=] { memmove(dst, src, bytes); });
+    return submit(stream, [=] { memmove(dst, src, bytes); }, {dst, src});
 }
 
 cudaError_t
 cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream)
 {
     count(&counts.sets);
-    return submit(stream, [=] { memset(p, value, bytes); });
+    return submit(stream, [=] { memset(p, value, bytes); }, {p});
 }
 
 cudaError_t
@@ -975,14 +990,31 @@ free_block(void *p)
         emulate::stop("it frees what is no block of device memory");
 }
 
+/* Lock held. */
+static bool
+is_in_use(const void *p)
+{
+    for (const std::pair<void *, size_t> &b : blocks)
+        for (const emulated_stream *s : streams)
+            for (const std::vector<const void *> &uses : s->uses)
+                for (const void *at : uses)
+                    if (b.first == p && (const char *)at >= (const char *)p &&
+                        (const char *)at < (const char *)p + b.second)
+                        return true;
+    return false;
+}
+
 cudaError_t
 cudaFree(void *p)
 {
     std::vector<emulated_stream *> all;
     called();
+    if (p == NULL)
+        return cudaSuccess;
     {
         std::lock_guard<std::recursive_mutex> hold(device);
         all = streams;
+        counts.freed_in_use += is_in_use(p);
     }
     for (emulated_stream *s : all) /* as the real one, which waits for the device */
         run_until(s, s->submitted);
