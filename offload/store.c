@@ -473,6 +473,7 @@ spw_status
 spw_store_whole_take(spw_store *s, uint32_t unit_idx, void **grad, spw_error *err)
 {
     unit *u = &s->units[unit_idx];
+    spw_status st;
     still watch = {0};
     pthread_mutex_lock(&s->lock);
     while (u->half != H_BETWEEN && s->poison.status == SPW_OK) {
@@ -480,13 +481,16 @@ spw_store_whole_take(spw_store *s, uint32_t unit_idx, void **grad, spw_error *er
         if (spw__store_still(s, &watch))
             spw__store_fail_still(s, "the first half of an update is waited for");
     }
-    if (s->poison.status == SPW_OK) {
+    st = s->poison.status; /* of this moment: who is told of a failure gives nothing back */
+    if (st == SPW_OK) {
         u->half = H_CHANGING;
         s->copies_inflight++;
+    } else if (err != NULL) {
+        *err = s->poison;
     }
     *grad = u->grad;
     pthread_mutex_unlock(&s->lock);
-    return spw_store_check(s, err);
+    return st;
 }
 
 void

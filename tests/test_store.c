@@ -3,6 +3,7 @@
  */
 #include "lib_tiny.h"
 #include "spw_offload.h"
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -545,6 +546,92 @@ test_stands_still(void **state)
     alarm(0);
 }
 
+static spw_status
+prepare_nothing(void *ctx, uint32_t chunk_idx, void *record, void *grad, uint64_t first, uint64_t count, spw_error *err)
+{
+    (void)ctx;
+    (void)chunk_idx;
+    (void)record;
+    (void)grad;
+    (void)first;
+    (void)count;
+    (void)err;
+    return SPW_OK;
+}
+
+typedef struct failing {
+    spw_store *store;
+    bool now; /* atomic */
+} failing;
+
+static void *
+fail_when_told(void *arg)
+{
+    failing *f = arg;
+    while (!__atomic_load_n(&f->now, __ATOMIC_ACQUIRE)) {
+    }
+    spw_store_fail(f->store, &(spw_error){.status = SPW_EIO, .message = "a disk is gone"});
+    return NULL;
+}
+
+/* Who is not given a unit between the halves of its update, because the store fails at that moment, has none to give back: the store can end. */
+static void
+test_taken_or_not(void **state)
+{
+    enum { WHOLE = 128, RUNS = 100 };
+    static spw_store_unit units[WHOLE];
+    static spw_store_chunk chunks[WHOLE];
+    uint32_t told = 0;
+    (void)state;
+    alarm(60);
+    for (uint32_t u = 0; u < WHOLE; u++) {
+        units[u] =
+            (spw_store_unit){.chunk_first = u, .chunk_count = 1, .elems = 4096, .trainable = true, .whole = true};
+        chunks[u] =
+            (spw_store_chunk){.unit_idx = u, .elems = 4096, .weight_tier = SPW_TIER_HOST, .record_tier = SPW_TIER_HOST};
+    }
+    for (uint32_t run = 0; run < RUNS; run++) {
+        order o = {0};
+        spw_store_config c = {.units = units,
+                              .chunks = chunks,
+                              .unit_count = WHOLE,
+                              .chunk_count = WHOLE,
+                              .weight_bytes = 4,
+                              .record = {{128, {128}, 1}, {128, {128}, 1}},
+                              .device_cache_bytes = 4096 * 4,
+                              .worker_count = 1,
+                              .update = note_update,
+                              .prepare = prepare_nothing,
+                              .update_ctx = &o};
+        spw_status st = SPW_OK;
+        pthread_t other;
+        failing by;
+        fixture f;
+        assert_int_equal(spw_gpu_open(&f.gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 1}, NULL), SPW_OK);
+        c.gpu = f.gpu;
+        assert_int_equal(spw_store_create(&f.store, &c, NULL), SPW_OK);
+        spw_store_step_begin(f.store, NULL, SPW_STEP_GATED);
+        for (uint32_t u = 0; u < WHOLE; u++)
+            spw_store_grad_ready(f.store, u);
+        spw_store_step_go(f.store);
+        by = (failing){.store = f.store};
+        assert_int_equal(pthread_create(&other, NULL, fail_when_told, &by), 0);
+        for (uint32_t u = 0; u < WHOLE && st == SPW_OK; u++) {
+            void *grad;
+            if (u == run)
+                __atomic_store_n(&by.now, true, __ATOMIC_RELEASE);
+            st = spw_store_whole_take(f.store, u, &grad, NULL);
+            if (st == SPW_OK)
+                spw_store_whole_done(f.store, u);
+        }
+        assert_int_equal(pthread_join(other, NULL), 0);
+        told += st != SPW_OK;
+        close_store(&f);
+    }
+    alarm(0);
+    assert_true(told > 0);
+}
+
 int
 main(void)
 {
@@ -560,6 +647,7 @@ main(void)
         cmocka_unit_test(test_place_without_slot),
         cmocka_unit_test(test_place_before_slot),
         cmocka_unit_test(test_stands_still),
+        cmocka_unit_test(test_taken_or_not),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
