@@ -84,6 +84,17 @@ reclaim_below(const char *dir)
     return count;
 }
 
+/* Creation and reclaim exclude each other, whatever signals come while one waits for the other. Closing the folder lets go. */
+static bool
+lock_folder(int fd)
+{
+    int rc;
+    do
+        rc = flock(fd, LOCK_EX);
+    while (rc != 0 && errno == EINTR);
+    return rc == 0;
+}
+
 uint32_t
 spw_swap_reclaim(const char *dir)
 {
@@ -91,7 +102,7 @@ spw_swap_reclaim(const char *dir)
     uint32_t count = 0;
     if (fd < 0)
         return 0;
-    if (flock(fd, LOCK_EX) == 0)
+    if (lock_folder(fd))
         count = reclaim_below(dir);
     close(fd);
     return count;
@@ -187,7 +198,7 @@ spw_swap_open(spw_swap **out, spw_aio *aio, const char *dir, const char *job, ui
         spw_swap_close(s);
         return st;
     }
-    (void)flock(dir_fd, LOCK_EX); /* creation and reclaim exclude each other; released by close */
+    (void)lock_folder(dir_fd); /* a file system without locks is told below */
     (void)reclaim_below(dir);
     snprintf(s->rank_dir, sizeof s->rank_dir, "%s/rank-%u", s->job_dir, rank);
     snprintf(s->file_path, sizeof s->file_path, "%s/swap.bin", s->rank_dir);

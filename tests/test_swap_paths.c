@@ -7,9 +7,13 @@
 #include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -241,13 +245,57 @@ test_each_call_fails(void **state)
     tiny_dir_remove(dir);
 }
 
+static void
+on_alarm(int number)
+{
+    (void)number;
+}
+
+/* Whoever waits for a swap folder that another run has its hands on waits on when a signal comes, and does not go in beside it. */
+static void
+test_signal_while_waiting(void **state)
+{
+    struct sigaction action = {.sa_handler = on_alarm}, before;
+    char dir[256], path[400];
+    int tell[2], fd;
+    pid_t other;
+    char told;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/spillway-1-1", dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/spillway-1-1/rank-0", dir);
+    assert_int_equal(mkdir(path, 0700), 0); /* of a run that was killed */
+    assert_int_equal(pipe(tell), 0);
+    other = fork();
+    assert_true(other >= 0);
+    if (other == 0) { /* a run that takes half a second to make its own */
+        fd = open(dir, O_RDONLY | O_DIRECTORY);
+        told = (char)flock(fd, LOCK_EX);
+        (void)!write(tell[1], &told, 1);
+        spw_sleep_ns(500000000);
+        _exit(0);
+    }
+    assert_int_equal(read(tell[0], &told, 1), 1);
+    sigaction(SIGALRM, &action, &before);
+    setitimer(ITIMER_REAL, &(struct itimerval){.it_interval.tv_usec = 50000, .it_value.tv_usec = 50000}, NULL);
+    assert_int_equal(spw_swap_reclaim(dir), 1);
+    setitimer(ITIMER_REAL, &(struct itimerval){.it_value.tv_sec = 0}, NULL);
+    sigaction(SIGALRM, &before, NULL);
+    while (waitpid(other, NULL, 0) < 0 && errno == EINTR) {
+    }
+    close(tell[0]);
+    close(tell[1]);
+    assert_int_equal(rmdir(dir), 0);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_damaged_swap),      cmocka_unit_test(test_two_paths),
         cmocka_unit_test(test_second_path_fails), cmocka_unit_test(test_swap_folders),
-        cmocka_unit_test(test_each_call_fails),
+        cmocka_unit_test(test_each_call_fails),   cmocka_unit_test(test_signal_while_waiting),
     };
     return cmocka_run_group_tests_name("swap_paths", tests, NULL, NULL);
 }
