@@ -4,16 +4,20 @@
  * buffers that are overwritten as soon as a call returns. Each test forks its ranks, which join over sockets. Started by
  * an MPI launcher the program is one rank, runs the same checks over MPI and says "ok" on rank 0.
  */
+#include "comm/comm_tcp.h"
 #include "lib_comm_worlds.h"
 #include "lib_ranks.h"
 #include "spw_gpu.h"
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -1139,17 +1143,71 @@ main_as_rank(void)
     return 0;
 }
 
+static void
+on_alarm(int number)
+{
+    (void)number;
+}
+
+/*
+ * A rank that connects to one which is not ready yet goes on when a signal comes. Whoever listens here takes no more than two connections, so that
+ * the next one's first packet is lost; it is sent again after a second.
+ */
+static void
+test_signal_while_connecting(void **state)
+{
+    struct sigaction action = {.sa_handler = on_alarm}, before;
+    struct sockaddr_storage at = {0};
+    struct sockaddr_in *in = (struct sockaddr_in *)&at;
+    socklen_t len = sizeof *in;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), first, second, fd;
+    pid_t other;
+    (void)state;
+    *in = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(bind(listener, (struct sockaddr *)in, len), 0);
+    assert_int_equal(listen(listener, 0), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)in, &len), 0);
+    first = spw__tcp_connect(&at, spw_now_ns() + 1000000000u);
+    assert_true(first >= 0);
+    second = spw__tcp_connect(&at, spw_now_ns() + 50000000u); /* fails where one is enough */
+    other = fork();
+    assert_true(other >= 0);
+    if (other == 0) {
+        alarm(30);
+        spw_sleep_ns(300000000);
+        for (int k = 0; k < 3; k++)
+            (void)accept(listener, NULL, NULL);
+        _exit(0);
+    }
+    sigaction(SIGALRM, &action, &before);
+    setitimer(ITIMER_REAL, &(struct itimerval){.it_interval.tv_usec = 50000, .it_value.tv_usec = 50000}, NULL);
+    fd = spw__tcp_connect(&at, spw_now_ns() + 20000000000u);
+    setitimer(ITIMER_REAL, &(struct itimerval){.it_value.tv_sec = 0}, NULL);
+    sigaction(SIGALRM, &before, NULL);
+    kill(other, SIGKILL);
+    (void)waitpid(other, NULL, 0);
+    close(listener);
+    close(first);
+    if (second >= 0)
+        close(second);
+    assert_true(fd >= 0);
+    close(fd);
+}
+
 int
 main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_everything),   cmocka_unit_test(test_chaos),    cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_threads),      cmocka_unit_test(test_counters), cmocka_unit_test(test_slow_link),
-        cmocka_unit_test(test_device_order), cmocka_unit_test(test_memory),   cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_mismatch),     cmocka_unit_test(test_abort),    cmocka_unit_test(test_late),
-        cmocka_unit_test(test_stopped),      cmocka_unit_test(test_missing),  cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_sharers),      cmocka_unit_test(test_nested),   cmocka_unit_test(test_quiet),
-        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_everything),   cmocka_unit_test(test_chaos),
+        cmocka_unit_test(test_groups),       cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_counters),     cmocka_unit_test(test_slow_link),
+        cmocka_unit_test(test_device_order), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_killed),       cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_abort),        cmocka_unit_test(test_late),
+        cmocka_unit_test(test_stopped),      cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_environment),  cmocka_unit_test(test_sharers),
+        cmocka_unit_test(test_nested),       cmocka_unit_test(test_quiet),
+        cmocka_unit_test(test_strangers),    cmocka_unit_test(test_signal_while_connecting),
     };
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return main_as_rank();

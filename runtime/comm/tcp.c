@@ -379,7 +379,7 @@ spw__tcp_connect(const struct sockaddr_storage *to, uint64_t deadline_ns)
             int ready;
             do
                 ready = poll(&p, 1, spw__tcp_left_ms(deadline_ns));
-            while (ready == 0 && spw__tcp_left_ms(deadline_ns) > 0);
+            while ((ready == 0 || (ready < 0 && errno == EINTR)) && spw__tcp_left_ms(deadline_ns) > 0);
             errnum = ready > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &errnum, &len) == 0 ? errnum : ETIMEDOUT;
         }
     }
