@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { PATH_BYTES = SPW_PATH_BYTES + 300 };
@@ -64,22 +65,25 @@ spw_checkpoint_check_names(const char *dir, uint64_t after, uint64_t last, spw_e
     return st;
 }
 
+/* A folder, or a link, of which what it points to is not ours. */
+static spw_status
+remove_aside(const char *old, spw_error *err)
+{
+    struct stat info;
+    if (lstat(old, &info) != 0 || !S_ISLNK(info.st_mode))
+        return spw_dir_remove(old, err);
+    return unlink(old) == 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "removing link %s", old);
+}
+
 /* Takes a folder's name away: old, of PATH_BYTES, is what it is called then. */
 static spw_status
 set_aside(const char *path, char *old, spw_error *err)
 {
+    struct stat info;
     snprintf(old, PATH_BYTES, "%.1000s.old", path);
-    if (access(old, F_OK) == 0)
-        SPW_TRY(spw_dir_remove(old, err)); /* a removal that was killed */
+    if (lstat(old, &info) == 0)
+        SPW_TRY(remove_aside(old, err)); /* a removal that was killed */
     return rename(path, old) == 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "renaming %s to %s", path, old);
-}
-
-static spw_status
-remove_aside(const char *old, spw_error *err)
-{
-    if (unlink(old) == 0) /* it was a link: what it points to is not ours */
-        return SPW_OK;
-    return spw_dir_remove(old, err);
 }
 
 static spw_status
@@ -178,7 +182,7 @@ clear_away(const char *dir, uint64_t step, spw_error *err)
         char path[PATH_BYTES];
         snprintf(path, sizeof path, "%.1000s/%.200s", dir, entry->d_name);
         if (is_remains(entry->d_name, step))
-            (void)spw_dir_remove(path, err);
+            (void)remove_aside(path, err);
     }
     if (folder != NULL)
         closedir(folder);

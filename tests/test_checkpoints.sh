@@ -38,6 +38,8 @@ mkdir "$dir/b/step-2.old" "$dir/b/step-2.partial" "$dir/b/step-3.partial.old" "$
 cp "$dir/a/step-5/spillway.json" "$dir/b/step-05/"
 rm "$dir/b/step-1/spillway.json" # not complete: not counted, not removed
 ln -s "$dir/a/step-3" "$dir/b/step-0"
+ln -s "$dir/a/step-3" "$dir/b/step-3.old" # a removal of a link that was killed
+ln -s "$dir/gone" "$dir/b/step-1.old"
 check "resume from the third of six, keep_last 1" train --resume "$dir/b/step-3" --set spillway.checkpoint_dir="$dir/b" --set spillway.steps=4 --set spillway.keep_last=1
 check "older ones go, newer, incomplete and foreign ones stay" test "$(ls "$dir/b" | xargs)" = "mine step-05 step-1 step-4 step-5 step-6 step-7.partial"
 check "the same step saved again is whole" same "$dir/a/step-4" "$dir/b/step-4"
