@@ -109,8 +109,9 @@ spw__make_ranges(spw_engine *e, spw_error *err)
     return e->device_ranges != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "parameter groups of a chunk");
 }
 
-spw_status
-spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *err)
+/* Into coefs (COEF_COUNT); NULL: only whether they can be had. */
+static spw_status
+prepare(const spw_engine *e, double lr, double grad_scale, spw_opt_coef *coefs, spw_error *err)
 {
     const spw_config *c = &e->config;
     spw_opt_hp hp = {.lr = lr,
@@ -132,6 +133,7 @@ spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *er
         for (uint32_t kind = MATRIX; kind < KINDS; kind++) {
             const spw_optimizer *o = spw__optimizer_for(e->optimizer, kind == WHOLE);
             spw_opt_hp with = hp;
+            spw_opt_coef unused;
             if (kind == WHOLE && o != &spw_opt_muon)
                 continue;
             if (e->optimizer == &spw_opt_muon)
@@ -145,10 +147,22 @@ spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *er
                 with.beta2 = own->beta2;
             }
             spw_schedule_betas(c, with.step, &with.beta1, &with.beta2); /* whose cycle is every group's, as there */
-            SPW_TRY(spw_opt_prepare(&e->coefs[KINDS * g + kind], o, &with, err));
+            SPW_TRY(spw_opt_prepare(coefs != NULL ? &coefs[KINDS * g + kind] : &unused, o, &with, err));
         }
     }
     return SPW_OK;
+}
+
+spw_status
+spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *err)
+{
+    return prepare(e, lr, grad_scale, e->coefs, err);
+}
+
+spw_status
+spw__check_rate(const spw_engine *e, double lr, spw_error *err)
+{
+    return prepare(e, lr, 1, NULL, err);
 }
 
 spw_opt_chunk

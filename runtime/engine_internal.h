@@ -341,6 +341,8 @@ spw_status spw__check_groups(const spw_engine *e, spw_error *err);
 spw_status spw__make_ranges(spw_engine *e, spw_error *err);
 /* For the next update; gradients are multiplied by grad_scale first. */
 spw_status spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *err);
+/* Whether that will do, before a step changes anything. */
+spw_status spw__check_rate(const spw_engine *e, double lr, spw_error *err);
 /* The store's two spw_store_update_fn; ctx is the engine. */
 spw_status spw__update_chunk(void *ctx, uint32_t chunk_idx, spw_store_state *state, const void *grad, uint64_t first,
                              uint64_t count, spw_error *err);

@@ -415,6 +415,7 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
     if (e->inference)
         return SPW_RAISE(err, SPW_EINVAL, "an engine made for inference cannot train");
     SPW_TRY(spw__engine_unbroken(e, err));
+    SPW_TRY(spw__check_rate(e, lr, err));
     if (spw__late_step(e))
         mode = SPW_STEP_LATE;
     else if (!norm_decides(&e->config) && e->on_gradients == NULL)

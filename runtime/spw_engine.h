@@ -242,7 +242,7 @@ typedef struct spw_step_result {
  *                    micro-batches of its own, as many as the others. With data.documents "separate" tokens may be marked
  *                    by SPW_TOKEN_BEGINS (spw_data.h): none before one is attended to from there on
  * Returns when forward and backward are done; updates run on into the next step.
- * Errors  SPW_EINVAL for a batch that cannot be; nothing has changed. A step that fails later has broken off half-way: what it leaves is
+ * Errors  SPW_EINVAL for a batch or a rate that cannot be; nothing has changed. A step that fails later has broken off half-way: what it leaves is
  *         neither the state before nor after it, so steps, evaluations, saves and access give its error from then on. A save that was
  *         under way may still be finished, and is of the state before.
  */

@@ -334,6 +334,39 @@ test_param_groups(void **state)
     rig_remove(&r);
 }
 
+/* A step that is refused, for its rate or its batch, changes nothing: the next one is that of a run in which nobody asked for it. */
+static void
+test_refused(void **state)
+{
+    uint64_t want = 0;
+    (void)state;
+    for (int k = 0; k < 6; k++) { /* the norm decides, updates run ahead of it, there is none; each without and with */
+        spw_step_result result;
+        uint64_t digest;
+        rig r;
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_NVME);
+        r.c.gradient_clipping = k / 2 == 2 ? 0 : 1e9;
+        snprintf(r.c.run.update_ahead, sizeof r.c.run.update_ahead, k / 2 == 1 ? "always" : "never");
+        rig_need(&r, rig_begin(&r));
+        for (uint64_t s = 0; s < 3; s++) {
+            if (k % 2 == 1) {
+                const double lr = r.c.optimizer.lr;
+                r.c.optimizer.lr = s == 0 ? -1 : s == 1 ? INFINITY : NAN;
+                assert_int_equal(rig_step(&r, 7, &result), SPW_EINVAL);
+                assert_non_null(strstr(r.err.message, "lr"));
+                r.c.optimizer.lr = lr;
+                rig_tokens[3] = 1 << 20;
+                assert_int_equal(spw_engine_step(r.e, rig_tokens, rig_targets, 1, lr, &result, &r.err), SPW_EINVAL);
+            }
+            rig_need(&r, rig_step(&r, s, &result));
+        }
+        digest = tiny_digest(r.e);
+        want = k == 0 ? digest : want;
+        assert_true(digest == want);
+        rig_remove(&r);
+    }
+}
+
 /* Every allocation of create may fail: the error is SPW_ENOMEM and nothing is left, in memory or on disk. */
 static void
 test_allocation_failures(void **state)
@@ -452,7 +485,7 @@ main(void)
         cmocka_unit_test(test_prefetch_bounds), cmocka_unit_test(test_masked_targets),
         cmocka_unit_test(test_loans),           cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_param_groups),    cmocka_unit_test(test_allocation_failures),
-        cmocka_unit_test(test_stall_causes),
+        cmocka_unit_test(test_stall_causes),    cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }
