@@ -1,6 +1,6 @@
 /*
  * How signals end a command: it stops at the next point where it can, and removes what it made. Asked for where that is worth
- * while; until then a signal ends the process, and the next one on the same path reclaims its swap files.
+ * while; until then a signal ends the process.
  */
 #include "cli.h"
 #include <signal.h>

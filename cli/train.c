@@ -172,7 +172,6 @@ cli_train(int argc, char **argv)
         cli_train_use_rates(&r, &predicted);
         cli_train_show_prediction(&r, &predicted);
         cli_train_log_start(&r, &predicted);
-        cli_catch_signals(); /* before, there is nothing to finish or to save */
         if (cli_train_loop(&r, &err) != SPW_OK)
             rc = fail(&r, &err);
         else if (r.stopped || (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0))

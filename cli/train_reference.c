@@ -96,7 +96,6 @@ ask(train_run *r, spw_error *err)
                                          .answers = r->answers,
                                          .told = show_asked,
                                          .ctx = r};
-    cli_catch_signals();                          /* it may take long, and swap files are there already */
     r->begin_ns = r->last_line_ns = spw_now_ns(); /* the loop sets it anew */
     SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_TRAIN, positions_of(c, c->run.steps), err));
     if (c->run.eval_interval > 0)

@@ -241,6 +241,7 @@ create(train_run *r, bool plan_only, spw_plan *plan, spw_error *err)
                               .targeted = spw_data_targeted(r->data),
                               .caller_bytes = (r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0) +
                                               cli_train_reference_bytes(c, r->data),
+                              .stop = &cli_stop,
                               .resumes = r->resumed,
                               .weights_from = r->from_foreign ? NULL
                                               : r->resumed    ? r->weights_from
@@ -320,6 +321,7 @@ warn_of_other_run(const train_run *r)
 spw_status
 cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
 {
+    cli_catch_signals(); /* from here on there are swap files to remove */
     SPW_TRY(create(r, false, plan, err));
     SPW_TRY(cli_train_open_log(r, err));
     if (r->rank == 0)

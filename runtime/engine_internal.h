@@ -145,9 +145,10 @@ struct spw_engine {
     double again_flops; /* of a micro-batch's linear layers, computed again before their backward pass */
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
-    int32_t *documents;    /* (3, micro_max, rows) places, begins and ends where documents are separate; else NULL */
-    bool hides_targets;    /* many rows may have none */
-    double targeted_share; /* of rows that heads compute, on average */
+    int32_t *documents;       /* (3, micro_max, rows) places, begins and ends where documents are separate; else NULL */
+    const volatile int *stop; /* looked at while state is made or loaded; NULL: it is not to stop */
+    bool hides_targets;       /* many rows may have none */
+    double targeted_share;    /* of rows that heads compute, on average */
     int32_t *targeted; /* (micro_max, rows) of each micro-batch, the rows with a target; NULL: mostly all have one */
     int32_t *targeted_host;    /* (rows) */
     uint32_t *targeted_counts; /* (micro_max) */

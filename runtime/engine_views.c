@@ -187,12 +187,29 @@ spw__engine_forget(spw_engine *e, spw_error *err)
     return e->ranks == NULL ? SPW_OK : spw__ranks_forget(e->ranks, err);
 }
 
+/* What fills chunks, unless it is to stop: of large models on disks that takes long. */
+typedef struct fill_job {
+    const spw_engine *e;
+    spw_store_fn fn;
+    void *ctx;
+} fill_job;
+
+static spw_status
+fill_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    const fill_job *job = ctx;
+    if (job->e->stop != NULL && *job->e->stop)
+        return SPW_RAISE(err, SPW_ECANCELED, "stopped before the first step: nothing was trained");
+    return job->fn(job->ctx, chunk_idx, weights, record, grad, err);
+}
+
 spw_status
 spw__engine_fill(spw_engine *e, spw_store_fn fn, void *ctx, spw_error *err)
 {
+    fill_job job = {e, fn, ctx};
     SPW_TRY(spw__engine_forget(e, err));
     e->fills++;
-    SPW_TRY(spw_store_sweep(e->store, SPW_SWEEP_INIT, fn, ctx, err));
+    SPW_TRY(spw_store_sweep(e->store, SPW_SWEEP_INIT, fill_chunk, &job, err));
     memset(e->generations, 0, e->layout.unit_count * sizeof *e->generations); /* as the store counts them now */
     e->grads_there = e->late.pending = false;
     return SPW_OK;

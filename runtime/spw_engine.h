@@ -118,6 +118,8 @@ typedef struct spw_engine_options {
     double
         targeted; /* share of tokens with a target (spw_data_targeted), where data hide some: what heads compute; 0: all */
     uint64_t caller_bytes; /* and for what the caller will take besides its batches */
+    /* Not 0, as a signal may make it: state that is being made or loaded is given up, with SPW_ECANCELED, and the engine with it. NULL: never. */
+    const volatile int *stop;
     bool resumes; /* a checkpoint will be loaded or saved, though there is neither model.path nor a checkpoint_dir */
     /*
      * Where the weights will be loaded from: the path of spw_engine_load_weights(), or "<checkpoint>/model.safetensors". With

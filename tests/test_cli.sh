@@ -211,6 +211,17 @@ rm -rf "$dir/cache" "$dir/long.jsonl"
 check "the next run reclaims the swap files" run train "$c" --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
 check "all of them" nothing_left
 
+# While state is made, which takes long for large models: that is given up, and what was there of it is gone.
+"$spw" train "$c" --set 'model={"model_type":"gpt2","vocab_size":256,"n_positions":64,"n_embd":1024,"n_layer":12,"n_head":8}' --set spillway.device_memory=auto --set spillway.host_memory=auto --set spillway.checkpoint_dir="$dir/begun" --set spillway.run_log= >"$dir/out" 2>"$dir/err" &
+pid=$!
+for _ in $(seq 3000); do [ -n "$(find "$dir/swap" -type f -size +0 2>/dev/null)" ] && break; sleep 0.01; done
+kill -TERM $pid
+{ wait $pid; } 2>/dev/null
+check "a signal while state is made ends the run" test $? -eq 1
+check "which says so" grep -q 'stopped before the first step: nothing was trained' "$dir/err"
+check "and leaves nothing" nothing_left
+check "saved or not" test -z "$(ls "$dir/begun" 2>/dev/null)"
+
 # What may be written to swap: the run saves and ends before the step that would exceed it, and counts on when resumed.
 wear() { # KEY: of the last object of run log $dir/w.jsonl
     tail -n 1 "$dir/w.jsonl" | grep -o "\"$1\":[0-9]*" | sed 's/.*://'
