@@ -81,8 +81,8 @@ void cli_warn_of_length(const spw_config *config);
 /* For a schedule that is through before the last step, as it is where only spillway.steps was changed. */
 void cli_warn_of_schedule(const spw_config *config);
 
-/* For keys about what is frozen where all weights are trained: they are not what saves memory then. */
-void cli_warn_of_nothing_frozen(const spw_config *config);
+/* For keys that say something of what is not there: of frozen weights where all are trained, say. ranks: how many train. */
+void cli_warn_of_idle_keys(const spw_config *config, uint64_t ranks);
 
 /* How weights live that are only read: --host-memory, --device-memory, --nvme (which may stand several times), --codes. */
 typedef struct cli_place {

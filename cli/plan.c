@@ -91,16 +91,35 @@ cli_warn_of_schedule(const spw_config *c)
 }
 
 void
-cli_warn_of_nothing_frozen(const spw_config *c)
+cli_warn_of_idle_keys(const spw_config *c, uint64_t ranks)
 {
-    const char *key = strcmp(c->run.frozen_codes, "none") != 0 ? "spillway.frozen_codes"
-                      : c->zero.quantized_frozen               ? "zero_optimization.zero_quantized_nontrainable_weights"
-                                                               : NULL;
-    if (key != NULL && c->run.lora.rank == 0 && c->run.freeze.count == 0)
-        fprintf(
-            stderr,
-            "spillway: warning: %s changes nothing: no weight is frozen (spillway.lora and spillway.freeze do it)\n",
-            key);
+    static const char *const frozen = "no weight is frozen (spillway.lora and spillway.freeze do it)";
+    const bool trained = c->run.lora.rank == 0 && c->run.freeze.count == 0;
+    const bool pairs = spw_config_preference(c, &(spw_preference){0});
+    const struct {
+        const char *key;
+        bool set, idle;
+        const char *why;
+    } keys[] = {
+        {"spillway.frozen_codes", strcmp(c->run.frozen_codes, "none") != 0, trained, frozen},
+        {"zero_optimization.zero_quantized_nontrainable_weights", c->zero.quantized_frozen, trained, frozen},
+        {"zero_optimization.zero_hpz_partition_size", c->zero.hpz_partition_size > 1, ranks == 1, "there is one rank"},
+        {"zero_optimization.mics_shard_size", c->zero.mics_shard_size > 1, ranks == 1, "there is one rank"},
+        {"spillway.nearest_moments", c->run.nearest_moments, c->run.state_format != SPW_STATE_SPLIT_BF16,
+         "spillway.state_format is not split-bf16"},
+        {"spillway.router_balance", c->run.router_balance > 0, c->model.experts == 0, "the model has no experts"},
+        {"data.messages_field", c->data.messages_field[0] != '\0', c->data.chat[0] == '\0', "data.chat is not set"},
+        {"data.chosen_field", strcmp(c->data.chosen_field, "chosen") != 0, !pairs,
+         "spillway.preference.loss is not set"},
+        {"data.rejected_field", strcmp(c->data.rejected_field, "rejected") != 0, !pairs,
+         "spillway.preference.loss is not set"},
+        {"spillway.checkpoint_interval", c->run.checkpoint_interval > 0, c->run.checkpoint_dir[0] == '\0',
+         "spillway.checkpoint_dir is not set"},
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (keys[i].set && keys[i].idle)
+            fprintf(stderr, "spillway: warning: %s changes nothing: %s\n", keys[i].key, keys[i].why);
+    }
 }
 
 static void
@@ -324,7 +343,7 @@ plan_config(const job *j)
         warn_of_folders(&r.config, r.engine, &r.plan);
         cli_warn_of_length(&r.config);
         cli_warn_of_schedule(&r.config);
-        cli_warn_of_nothing_frozen(&r.config);
+        cli_warn_of_idle_keys(&r.config, r.plan.ranks);
     }
     if (st == SPW_ENOFIT)
         (void)cli_plan_suggest(&r.config, r.model, &r.plan, &r.nearest);

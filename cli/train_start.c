@@ -335,7 +335,7 @@ cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
     if (r->rank == 0) {
         cli_warn_of_length(&r->config);
         cli_warn_of_schedule(&r->config);
-        cli_warn_of_nothing_frozen(&r->config);
+        cli_warn_of_idle_keys(&r->config, r->world);
     }
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));

@@ -573,7 +573,7 @@ settle_all(const config_reader *r, const json_t *root)
         c->optimizer.adam_w_mode = true;
     }
     SPW_TRY(spw__config_note(r, check_switch(r, root, "lora", "rank", "")));
-    SPW_TRY(spw__config_note(r, check_switch(r, root, "preference", "loss", " (dpo, ipo or simpo)")));
+    SPW_TRY(spw__config_note(r, check_switch(r, root, "preference", "loss", " (dpo, ipo, apo_zero, simpo or orpo)")));
     SPW_TRY(spw__config_note(r, settle_preference(r, root)));
     if (!given(json_object_get(root, "data"), "documents") && c->data.chat[0] != '\0')
         snprintf(c->data.documents, sizeof c->data.documents, "whole"); /* half a conversation teaches half an answer */

@@ -171,7 +171,7 @@ test_other_model(void **state)
     bind_case("gpt2", "wider MLP", "has shape [72], this model needs [73]");
     bind_case("llama", "layers", "tensor model.layers.1.");
     bind_case("llama3", "more layers", "tensor model.layers.2.input_layernorm.weight is missing");
-    bind_case("llama", "tied", "tensor lm_head.weight is missing");
+    bind_case("llama", "tied", "tensor lm_head.weight is missing; where the head is the embeddings, config.json says");
     bind_case("llama3", "tied", "lm_head.weight differs from model.embed_tokens.weight");
     bind_case("gpt2_untied", "tied", "lm_head.weight differs from wte.weight");
     bind_case("qwen2", "bias", "proj.bias is not in this model");

@@ -43,6 +43,21 @@ for command in train plan; do
 done
 check "codes beside adapters" run train "$c" $none --set spillway.frozen_codes=int4 --set spillway.lora='{"rank":2,"targets":["c_fc"]}'
 check "are as they should be" test "$(grep -c frozen_codes "$dir/err")" -eq 0
+# Other keys of which there is nothing here.
+while IFS='|' read -r set why; do
+    expect 0 "warning: ${set%%=*} changes nothing: $why" "$set here" plan "$c" --no-measure $none --set "$set"
+done <<KEYS
+zero_optimization.zero_quantized_nontrainable_weights=true|no weight is frozen
+zero_optimization.zero_hpz_partition_size=2|there is one rank
+zero_optimization.mics_shard_size=2|there is one rank
+spillway.nearest_moments=true|spillway.state_format is not split-bf16
+spillway.router_balance=0.01|the model has no experts
+data.messages_field=talk|data.chat is not set
+data.chosen_field=good|spillway.preference.loss is not set
+data.rejected_field=bad|spillway.preference.loss is not set
+spillway.checkpoint_interval=1|spillway.checkpoint_dir is not set
+KEYS
+check "several" sh -c "'$spw' train '$c' $none --set spillway.nearest_moments=true --set spillway.router_balance=0.01 2>&1 >/dev/null | grep -c 'changes nothing' | grep -qx 2"
 check "a schedule that lasts" run train "$c" $none --set "$(decay 2)"
 check "is no matter" test "$(grep -c total_num_steps "$dir/err")" -eq 0
 

@@ -279,14 +279,11 @@ read_family(const source *s, spw_family *out)
 {
     const json_t *type = get(s, "model_type"), *list = get(s, "architectures");
     const json_t *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
-    if (type == NULL) {
-        char names[512] = "";
-        for (int f = 0; f < SPW_FAMILY_CUSTOM; f++) {
-            size_t at = strlen(names);
-            snprintf(names + at, sizeof names - at, "%s%s", f > 0 ? ", " : "", spw_family_name((spw_family)f));
-        }
-        return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %smodel_type is missing, one of %s", s->name, s->prefix, names);
-    }
+    if (type == NULL)
+        return SPW_RAISE(
+            s->err, SPW_ECONFIG,
+            "%s: %smodel_type is missing (gpt2, llama, qwen3 ...: spillway help config model_type names all)", s->name,
+            s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);
     if (strcmp(json_string_value(type), "kimi_k2") == 0) /* DeepSeek-V3's class, by its architectures too */

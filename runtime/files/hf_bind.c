@@ -374,8 +374,10 @@ check_bound(const spw_hf_reader *r, const spw_model *m, spw_error *err)
         const entry *scales = r->scale_of[id] != UINT32_MAX ? &r->tensors[r->scale_of[id]] : NULL;
         SPW_TRY(check_scales(r, &m->params[id], weights, scales, err));
         if (r->of_param[id] == UINT32_MAX && !m->params[id].adapter)
-            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; these are the weights of another model",
-                             r->path, m->params[id].name);
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; %s", r->path, m->params[id].name,
+                             is_head(m->params[id].name, &m->config)
+                                 ? "where the head is the embeddings, config.json says \"tie_word_embeddings\": true"
+                                 : "these are the weights of another model");
         if ((c->blocks == NULL) != (c->scales == NULL))
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: of the MXFP4 tensors of %s, the %s are missing", r->path,
                              m->params[id].name, c->blocks == NULL ? "blocks" : "scales");
