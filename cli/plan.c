@@ -108,6 +108,8 @@ cli_warn_of_idle_keys(const spw_config *c, uint64_t ranks)
         {"spillway.nearest_moments", c->run.nearest_moments, c->run.state_format != SPW_STATE_SPLIT_BF16,
          "spillway.state_format is not split-bf16"},
         {"spillway.router_balance", c->run.router_balance > 0, c->model.experts == 0, "the model has no experts"},
+        {"spillway.reference_steps", c->run.reference_steps > 0, !cli_train_has_reference(c),
+         "spillway.preference has no reference"},
         {"data.messages_field", c->data.messages_field[0] != '\0', c->data.chat[0] == '\0', "data.chat is not set"},
         {"data.chosen_field", strcmp(c->data.chosen_field, "chosen") != 0, !pairs,
          "spillway.preference.loss is not set"},

@@ -57,10 +57,17 @@ key_of(const train_run *r)
     return spw_checksum_more(spw_checksum_more(0, encoder, strlen(encoder)), numbers, sizeof numbers);
 }
 
+/* That the start is asked about: a run may be lengthened to so many. */
+static uint64_t
+steps_asked(const spw_config *c)
+{
+    return c->run.reference_steps > c->run.steps ? c->run.reference_steps : c->run.steps;
+}
+
 uint64_t
 cli_train_reference_sequences(const spw_config *c, const spw_data *data)
 {
-    const uint64_t drawn = positions_of(c, c->run.steps), have = spw_data_sequences(data, SPW_SPLIT_TRAIN);
+    const uint64_t drawn = positions_of(c, steps_asked(c)), have = spw_data_sequences(data, SPW_SPLIT_TRAIN);
     const uint64_t held = c->run.eval_interval > 0 ? cli_train_eval_batches(c, data) * c->micro_batch : 0;
     return (drawn < have ? drawn : have) + held;
 }
@@ -97,7 +104,7 @@ ask(train_run *r, spw_error *err)
                                          .told = show_asked,
                                          .ctx = r};
     r->begin_ns = r->last_line_ns = spw_now_ns(); /* the loop sets it anew */
-    SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_TRAIN, positions_of(c, c->run.steps), err));
+    SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_TRAIN, positions_of(c, steps_asked(c)), err));
     if (c->run.eval_interval > 0)
         SPW_TRY(spw_reference_ask(r->reference, &asking, SPW_SPLIT_VALIDATION,
                                   cli_train_eval_batches(c, r->data) * c->micro_batch, err));

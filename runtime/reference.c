@@ -91,7 +91,7 @@ not_asked(uint64_t window, spw_error *err)
 {
     return SPW_RAISE(err, SPW_EINVAL,
                      "the reference was not asked about sequence %llu: it was for a training of fewer steps or "
-                     "evaluations, and only a new start can ask it",
+                     "evaluations, and only a new start can ask it (spillway.reference_steps asks about more)",
                      (unsigned long long)window);
 }
 

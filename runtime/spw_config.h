@@ -156,6 +156,8 @@ typedef struct spw_config {
         bool integrity, prefetch, frozen_in_place;
         char frozen_codes[8]; /* none (or empty), int8, int4 */
         double router_balance;
+        uint64_t
+            reference_steps; /* whose sequences the reference of preference is asked about, if they are more than steps */
         bool fp8;
         spw_glob_list freeze; /* parameters that are not trained */
         spw_lora lora;

@@ -87,6 +87,10 @@ cp "$dir/kept" "$dir/ckpt/reference.bin"
 check "fewer steps were asked about less" run train "$c" --set spillway.steps=2 --set spillway.checkpoint_dir="$dir/two"
 expects="run train $c --set spillway.checkpoint_dir= --resume $dir/two"
 expect 1 "was not asked about sequence" "more than was asked about" --set spillway.steps=24
+check "but for who asks about more" run train "$c" --set spillway.steps=2 --set spillway.reference_steps=24 --set spillway.checkpoint_dir="$dir/more"
+check "can be lengthened" run train "$c" --set spillway.checkpoint_dir= --resume "$dir/more" --set spillway.steps=24 --set spillway.run_log="$dir/e.log"
+check "to the losses of a run that was as long" test "$(log "$dir/e.log")" = "$(log "$dir/a.log" | tail -n 22)"
+expect 1 "spillway.reference_steps asks about more" "more than was asked about, which says how" --set spillway.steps=24
 check "is said before the first step" test "$(grep -c "^step" "$dir/out")" -eq 0
 
 # A signal while the start is asked, which may take long: nothing is left of the run.

@@ -51,6 +51,7 @@ zero_optimization.zero_quantized_nontrainable_weights=true|no weight is frozen
 zero_optimization.zero_hpz_partition_size=2|there is one rank
 zero_optimization.mics_shard_size=2|there is one rank
 spillway.nearest_moments=true|spillway.state_format is not split-bf16
+spillway.reference_steps=9|spillway.preference has no reference
 spillway.router_balance=0.01|the model has no experts
 data.messages_field=talk|data.chat is not set
 data.chosen_field=good|spillway.preference.loss is not set
