@@ -140,6 +140,12 @@ check "the chosen answer's likelihood beside dpo" trains "$dir/b.log" --set spil
 check "keeps it likely" logged "$dir/b.log" 'r[-1]["preferred"]["chosen"] > 0'
 check "conversations" trains "$dir/b.log" --set data.path="$dir/talks.jsonl" --set data.tokenizer=tests/vectors/tok_qwen2.json --set data.chat=chatml --set model.vocab_size=151936 --set model.hidden_size=48 --set spillway.steps=3
 check "are pairs too" logged "$dir/b.log" 'abs(r[0]["loss"] - math.log(2)) < 1e-12 and r[-1]["loss"] < r[0]["loss"]'
+cat >"$dir/apart.jsonl" <<'LINES'
+{"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "rejected": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "b"}]}
+{"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]}
+{"prompt": [{"role": "user", "content": "a"}], "chosen": [{"role": "assistant", "content": "b"}], "rejected": [{"role": "assistant", "content": "c"}]}
+LINES
+expect 0 "answers of 1 of 3 pairs are to different prompts" "answers to different prompts are said" --set data.path="$dir/apart.jsonl" --set data.tokenizer=tests/vectors/tok_qwen2.json --set data.chat=chatml --set data.validation_split=0 --set model.vocab_size=151936 --set model.hidden_size=48 --set spillway.steps=1
 check "a pair that no sequence holds" trains "$dir/b.log" --set data.path="$dir/long.jsonl" --set spillway.steps=1
 check "is left out, which is said" grep -q 'warning: 1 of 41 pairs are left out' "$dir/err"
 

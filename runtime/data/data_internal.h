@@ -84,6 +84,7 @@ typedef struct data_pair {
     const char *prompt;     /* the field that comes before both; NULL: none does */
     bool prompted;          /* the line has a prompt, which may be passed over */
     bool bare;              /* nothing comes before its answers, and it has fields beside them */
+    bool apart;             /* of conversations: behind what both begin with is not an answer in each */
     bool talks;             /* answers are conversations, else texts or tokens */
     uint64_t shared;        /* of conversations: so many messages, the prompt's included, both begin with */
 } data_pair;

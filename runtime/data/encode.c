@@ -47,6 +47,7 @@ typedef struct encoding {
     uint64_t untargeted, cut; /* windows without a target, and documents that one does not hold */
     bool targeted;            /* the window of the next word has a target */
     uint64_t longer, alike;   /* pairs left out: longer than a window, without anything to learn */
+    uint64_t apart;           /* pairs whose answers are to different prompts */
     bool prompted, bare;      /* a line of pairs has had a prompt; one had none, and fields that may have been meant */
     /* Bytes that were read and not used yet: [at, have) of text, which begins at `offset` of the file. */
     char *text;
@@ -341,6 +342,7 @@ put_pair(encoding *e, spw_data_line *line, spw_error *err)
         return SPW_OK;
     }
     e->documents++;
+    e->apart += p.apart;
     for (uint64_t i = 0; i < e->turns.count; i++)
         SPW_TRY(put_token(e, e->turns.ids[i],
                           (i == 0 || i == middle ? CACHE_FIRST : 0) | (e->targets.ids[i] < 0 ? CACHE_NO_LOSS : 0),
@@ -665,6 +667,11 @@ say_pairs(const encoding *e)
             "data: %s: left out are %llu pairs longer than %llu tokens, %llu whose answers are the same or without a "
             "target",
             e->path, (unsigned long long)e->longer, (unsigned long long)e->o->seq_length, (unsigned long long)e->alike);
+    if (e->apart > 0)
+        spw_log(SPW_LOG_WARN,
+                "data: %s: the answers of %llu of %llu pairs are to different prompts: what differs before them is "
+                "compared, too",
+                e->path, (unsigned long long)e->apart, (unsigned long long)e->documents);
     if (!e->prompted && (named || e->bare))
         spw_log(SPW_LOG_WARN, "data: %s: no pair has a prompt: no line has field \"%s\" (data.prompt_field)", e->path,
                 named ? e->o->prompt_field : "prompt");

@@ -47,10 +47,16 @@ is_same_message(const json_t *a, const json_t *b)
 }
 
 static bool
+is_answer(const json_t *list, uint64_t i)
+{
+    const char *role = json_string_value(either(json_array_get(list, i), "role", "from"));
+    return role != NULL && (strcmp(role, "assistant") == 0 || strcmp(role, "gpt") == 0);
+}
+
+static bool
 begins_with_answer(const json_t *list)
 {
-    const char *role = json_string_value(either(json_array_get(list, 0), "role", "from"));
-    return role != NULL && (strcmp(role, "assistant") == 0 || strcmp(role, "gpt") == 0);
+    return is_answer(list, 0);
 }
 
 static bool
@@ -77,6 +83,7 @@ find_talks(data_pair *p, const json_t *chosen, const json_t *rejected, const jso
     while (p->shared < json_array_size(chosen) && p->shared < json_array_size(rejected) &&
            is_same_message(json_array_get(chosen, p->shared), json_array_get(rejected, p->shared)))
         p->shared++;
+    p->apart = !is_answer(chosen, p->shared) || !is_answer(rejected, p->shared);
     if (p->prompt != NULL)
         p->shared += json_is_array(prompt) ? json_array_size(prompt) : 1;
     return SPW_OK;
