@@ -1,8 +1,10 @@
 /*
  * spillway eval: mean loss and perplexity of a checkpoint or a Hugging Face folder on data, forward only, with the data and the
- * streaming of training. A sequence's losses are summed as they come; the last batch is filled up with what has no target.
+ * streaming of training; of pairs of answers what training on preferences says of them. A sequence's losses are summed as they come; the
+ * last batch is filled up with what has no target. A reference is asked first, and gone when the model comes.
  */
 #include "cli.h"
+#include "spw_reference.h"
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -12,21 +14,25 @@ enum { FOLDER_SEQ_MAX = 1024, DATA_MAX = SPW_PATHS_MAX };
 
 typedef struct job {
     /* What was asked for. */
-    const char *path, *tokenizer, *format, *text_field, *chat, *data[DATA_MAX];
+    const char *path, *tokenizer, *format, *text_field, *chat, *reference, *data[DATA_MAX];
     uint32_t data_count;
     cli_place place;
     uint64_t seq_length, batches, batch_size; /* 0: not given */
-    bool json;
+    bool json, pairs;
     /* What it became. */
-    spw_weights weights;
+    spw_weights weights, beside; /* beside: the reference's */
+    spw_preference rule;
+    spw_reference *found;
     cli_text words;
     spw_chat *layout; /* of conversations, or NULL */
     spw_data *text;
     spw_model *model;
     spw_engine *e;
     int32_t *tokens, *targets; /* (batch_size, seq_length) */
+    double *answers;           /* likewise, what the reference makes of them */
     /* What came out. */
     double loss_sum, seconds;
+    spw_pair_means sums;
     uint64_t tokens_done, sequences_done;
 } job;
 
@@ -41,13 +47,17 @@ open_data(job *j, spw_error *err)
                           .seq_length = j->seq_length,
                           .seed = c->data.seed,
                           .vocab = c->model.vocab,
-                          .lines_for = j->chat != NULL         ? "--chat"
+                          .lines_for = j->pairs                ? "--pairs"
+                                       : j->chat != NULL       ? "--chat"
                                        : j->text_field != NULL ? "--text-field"
                                                                : NULL, /* what the checkpoint has may be of no use */
                           .text_field = j->text_field != NULL ? j->text_field : c->data.text_field,
                           .prompt_field = c->data.prompt_field,
                           .labels_field = c->data.labels_field,
                           .messages_field = c->data.messages_field,
+                          .pairs = j->pairs,
+                          .chosen_field = c->data.chosen_field,
+                          .rejected_field = c->data.rejected_field,
                           .cache_dir = c->data.cache_dir};
     if (j->format != NULL && !spw_data_format_parse(j->format, &o.format))
         return SPW_RAISE(err, SPW_ECONFIG, "--format %s is not known: auto, text, llm.c, llmq, megatron or jsonl",
@@ -86,6 +96,114 @@ default_length(const spw_weights *w)
     return trained < positions ? trained : positions;
 }
 
+/* Pairs by the rule that the checkpoint was trained by, a folder's by DPO's with its usual beta; else there are none. */
+static spw_status
+set_rule(job *j, spw_config *c, spw_error *err)
+{
+    if (j->pairs || j->chat != NULL) /* as training would have it */
+        snprintf(c->data.documents, sizeof c->data.documents, "whole");
+    if (!j->pairs) {
+        snprintf(c->run.preference.loss, sizeof c->run.preference.loss, "none");
+        return SPW_OK;
+    }
+    if (!spw_config_preference(c, &j->rule)) {
+        snprintf(c->run.preference.loss, sizeof c->run.preference.loss, "%s", spw_preference_name(SPW_PREFERENCE_DPO));
+        c->run.preference.beta = 0.1;
+        (void)spw_config_preference(c, &j->rule);
+    }
+    return j->reference == NULL || spw_preference_refers(j->rule.kind)
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_ECONFIG, "--reference: %s was trained by %s, which has none", j->weights.path,
+                           spw_preference_name(j->rule.kind));
+}
+
+static uint64_t
+batch_tokens(const job *j)
+{
+    return j->batch_size * j->seq_length;
+}
+
+/* A model of these weights, in an engine for batches as they are asked for. */
+static spw_status
+open_engine(job *j, const spw_weights *w, spw_error *err)
+{
+    const uint64_t pairs = j->reference != NULL ? spw_data_pairs(j->text) : 0;
+    SPW_TRY(spw_model_from_config(&j->model, &w->config, err));
+    cli_place_model(&j->place, j->model);
+    SPW_TRY(spw_engine_create(
+        &j->e,
+        &(spw_engine_options){
+            .config = &w->config,
+            .model = j->model,
+            .inference = true,
+            .losses = true,
+            .weights_from = w->from,
+            .sequences = j->batch_size,
+            .positions = j->seq_length,
+            .caller_bytes =
+                spw_data_memory_bytes(j->text) +
+                (pairs > 0 ? spw_reference_memory_bytes(spw_data_sequences(j->text, SPW_SPLIT_TRAIN), 2 * pairs) +
+                                 batch_tokens(j) * sizeof *j->answers
+                           : 0)},
+        err));
+    return spw_weights_load(w, j->e, err);
+}
+
+static void
+close_engine(job *j)
+{
+    spw_engine_destroy(j->e);
+    spw_model_destroy(j->model);
+    j->e = NULL;
+    j->model = NULL;
+}
+
+/* How many sequences are evaluated. */
+static uint64_t
+sequences_of(const job *j)
+{
+    const uint64_t all = spw_data_sequences(j->text, SPW_SPLIT_TRAIN);
+    return j->batches > 0 && j->batches < (all + j->batch_size - 1) / j->batch_size ? j->batches * j->batch_size : all;
+}
+
+static bool
+goes_on(void *ctx, uint64_t asked)
+{
+    (void)ctx;
+    (void)asked;
+    return !cli_stop;
+}
+
+/* Of the weights that rewards are beside, which are gone afterwards. */
+static spw_status
+ask_reference(job *j, spw_error *err)
+{
+    spw_config *c = &j->beside.config;
+    const uint64_t all = sequences_of(j);
+    const spw_reference_asking asking = {.data = j->text,
+                                         .sequences = j->batch_size,
+                                         .T = j->seq_length,
+                                         .micro_batches = 1,
+                                         .tokens = j->tokens,
+                                         .targets = j->targets,
+                                         .answers = j->answers,
+                                         .told = goes_on};
+    spw_reference_asking of;
+    SPW_TRY(spw_weights_find(&j->beside, j->reference, err));
+    cli_place_apply(&j->place, c);
+    c->data.seq_length = j->seq_length;
+    c->run.preference = j->weights.config.run.preference;
+    snprintf(c->data.documents, sizeof c->data.documents, "%s", j->weights.config.data.documents);
+    SPW_TRY(spw_reference_create(&j->found, spw_data_sequences(j->text, SPW_SPLIT_TRAIN), 2 * spw_data_pairs(j->text),
+                                 0, err));
+    SPW_TRY(open_engine(j, &j->beside, err));
+    of = asking;
+    of.engine = j->e;
+    SPW_TRY(spw_reference_ask(j->found, &of, SPW_SPLIT_TRAIN, spw_round_up(all, j->batch_size), err));
+    close_engine(j);
+    return SPW_OK;
+}
+
 static spw_status
 open_all(job *j, spw_error *err)
 {
@@ -101,37 +219,48 @@ open_all(job *j, spw_error *err)
     if (j->batch_size == 0)
         j->batch_size = c->micro_batch > 0 ? c->micro_batch : 1;
     c->data.seq_length = j->seq_length;
-    if (j->chat != NULL) /* as training on conversations would have it */
-        snprintf(c->data.documents, sizeof c->data.documents, "whole");
+    SPW_TRY(set_rule(j, c, err));
     SPW_TRY(open_data(j, err));
-    SPW_TRY(spw_model_from_config(&j->model, c, err));
-    cli_place_model(&j->place, j->model);
-    SPW_TRY(spw_engine_create(&j->e,
-                              &(spw_engine_options){.config = c,
-                                                    .model = j->model,
-                                                    .inference = true,
-                                                    .losses = true,
-                                                    .weights_from = j->weights.from,
-                                                    .sequences = j->batch_size,
-                                                    .positions = j->seq_length,
-                                                    .caller_bytes = spw_data_memory_bytes(j->text)},
-                              err));
-    SPW_TRY(spw_weights_load(&j->weights, j->e, err));
-    count = j->batch_size * j->seq_length;
+    count = batch_tokens(j);
     j->tokens = spw_mem_calloc(count, sizeof *j->tokens);
     j->targets = spw_mem_calloc(count, sizeof *j->targets);
-    if (j->tokens == NULL || j->targets == NULL)
+    if (j->reference != NULL)
+        j->answers = spw_mem_calloc(count, sizeof *j->answers);
+    if (j->tokens == NULL || j->targets == NULL || (j->reference != NULL && j->answers == NULL))
         return SPW_RAISE(err, SPW_ENOMEM, "batches of %llu tokens", (unsigned long long)count);
+    cli_catch_signals();
+    if (j->reference != NULL)
+        SPW_TRY(ask_reference(j, err));
+    return open_engine(j, &j->weights, err);
+}
+
+/* What the batch's pairs come to, beside what the reference makes of its first n sequences. */
+static spw_status
+evaluate_pairs(job *j, uint64_t first, uint64_t n, spw_error *err)
+{
+    const uint64_t T = j->seq_length;
+    const spw_pair_means *of;
+    double loss;
+    for (uint64_t k = 0; k < n && j->found != NULL; k++)
+        SPW_TRY(spw_reference_fill(j->found, spw_data_window(j->text, SPW_SPLIT_TRAIN, first + k), j->tokens + k * T,
+                                   j->targets + k * T, T, j->answers + k * T, err));
+    spw_engine_set_reference(j->e, j->answers);
+    SPW_TRY(spw_engine_eval(j->e, j->tokens, j->targets, 1, &loss, err));
+    of = spw_engine_preferred(j->e);
+    if (of->pairs == 0)
+        return SPW_OK;
+    j->sums.loss += of->loss * (double)of->pairs;
+    j->sums.chosen += of->chosen * (double)of->pairs;
+    j->sums.rejected += of->rejected * (double)of->pairs;
+    j->sums.right += of->right * (double)of->pairs;
+    j->sums.pairs += of->pairs;
     return SPW_OK;
 }
 
 static spw_status
 run(job *j, spw_error *err)
 {
-    uint64_t all = spw_data_sequences(j->text, SPW_SPLIT_TRAIN), T = j->seq_length, begin = spw_now_ns();
-    cli_catch_signals();
-    if (j->batches > 0 && j->batches < (all + j->batch_size - 1) / j->batch_size)
-        all = j->batches * j->batch_size;
+    const uint64_t all = sequences_of(j), T = j->seq_length, begin = spw_now_ns();
     for (uint64_t first = 0; first < all; first += j->batch_size) {
         uint64_t n = all - first < j->batch_size ? all - first : j->batch_size, counted = 0;
         double loss;
@@ -144,8 +273,12 @@ run(job *j, spw_error *err)
         }
         for (uint64_t i = 0; i < n * T; i++)
             counted += j->targets[i] >= 0;
-        SPW_TRY(spw_engine_eval(j->e, j->tokens, j->targets, 1, &loss, err));
-        j->loss_sum += counted > 0 ? loss * (double)counted : 0;
+        if (j->pairs) {
+            SPW_TRY(evaluate_pairs(j, first, n, err));
+        } else {
+            SPW_TRY(spw_engine_eval(j->e, j->tokens, j->targets, 1, &loss, err));
+            j->loss_sum += counted > 0 ? loss * (double)counted : 0;
+        }
         j->tokens_done += counted;
         j->sequences_done += n;
     }
@@ -162,6 +295,32 @@ check_loss(const job *j, double loss, spw_error *err)
                ? SPW_OK
                : SPW_RAISE(err, SPW_ENONFINITE, "the loss is not finite: weights of %s are infinite, NaN or very large",
                            j->weights.path);
+}
+
+static spw_status
+show_pairs(const job *j, spw_error *err)
+{
+    const double n = (double)j->sums.pairs, loss = j->sums.loss / n, right = j->sums.right / n;
+    const double chosen = j->sums.chosen / n, rejected = j->sums.rejected / n;
+    json_t *o;
+    char *line;
+    if (!j->json) {
+        printf("right %.4f  margin %.4f  loss %.6f  %llu pairs in %llu sequences of %llu  %.0f tokens/s\n", right,
+               chosen - rejected, loss, (unsigned long long)j->sums.pairs, (unsigned long long)j->sequences_done,
+               (unsigned long long)j->seq_length, (double)j->tokens_done / j->seconds);
+        return check_loss(j, loss, err);
+    }
+    o = json_pack("{s:s, s:s, s:o, s:f, s:f, s:f, s:I, s:I, s:I, s:f}", "path", j->weights.path, "rule",
+                  spw_preference_name(j->rule.kind), "loss", isfinite(loss) ? json_real(loss) : json_null(), "right",
+                  right, "chosen", chosen, "rejected", rejected, "pairs", (json_int_t)j->sums.pairs, "sequences",
+                  (json_int_t)j->sequences_done, "seq_length", (json_int_t)j->seq_length, "seconds", j->seconds);
+    if (j->reference != NULL)
+        json_object_set_new(o, "reference", json_string(j->beside.path));
+    line = o != NULL ? json_dumps(o, JSON_COMPACT) : NULL;
+    puts(line != NULL ? line : "{}");
+    free(line);
+    json_decref(o);
+    return check_loss(j, loss, err);
 }
 
 static spw_status
@@ -209,6 +368,8 @@ read_option(job *j, const char *name, const char *value)
         j->text_field = value;
     } else if (strcmp(name, "--chat") == 0) {
         j->chat = value;
+    } else if (strcmp(name, "--reference") == 0) {
+        j->reference = value;
     } else if (!cli_number(value, number) || *number == 0 || *number > 1 << 24) {
         return cli_usage("eval", "%s %s is not a whole number from 1 to %d", name, value, 1 << 24);
     }
@@ -218,9 +379,8 @@ read_option(job *j, const char *name, const char *value)
 static int
 read_options(job *j, int argc, char **argv)
 {
-    static const char *const with_value[] = {"--data",       "--seq-length", "--batches",
-                                             "--batch-size", "--format",     "--tokenizer",
-                                             "--text-field", "--chat",       NULL};
+    static const char *const with_value[] = {"--data",      "--seq-length", "--batches", "--batch-size", "--format",
+                                             "--tokenizer", "--text-field", "--chat",    "--reference",  NULL};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value;
         int rc = cli_place_option("eval", &j->place, argc, argv, &i);
@@ -229,8 +389,8 @@ read_options(job *j, int argc, char **argv)
                 return rc;
             continue;
         }
-        if (strcmp(name, "--json") == 0) {
-            j->json = true;
+        if (strcmp(name, "--json") == 0 || strcmp(name, "--pairs") == 0) {
+            *(name[2] == 'j' ? &j->json : &j->pairs) = true;
             continue;
         }
         if (name[0] != '-') {
@@ -250,6 +410,10 @@ read_options(job *j, int argc, char **argv)
     }
     if (j->path == NULL || j->data_count == 0)
         return cli_usage("eval", "a checkpoint or a folder, and --data, are needed");
+    if (!j->pairs && j->reference != NULL)
+        return cli_usage("eval", "--reference is for --pairs");
+    if (j->pairs && j->text_field != NULL)
+        return cli_usage("eval", "--text-field is not for --pairs, whose fields are those of training");
     return EXIT_DONE;
 }
 
@@ -264,16 +428,17 @@ cli_eval(int argc, char **argv)
         if (st == SPW_OK)
             st = run(&j, &err);
         if (st == SPW_OK)
-            st = show(&j, &err);
+            st = j.pairs ? show_pairs(&j, &err) : show(&j, &err);
         if (st != SPW_OK)
             rc = cli_fail(&err);
     }
-    spw_engine_destroy(j.e);
-    spw_model_destroy(j.model);
+    close_engine(&j);
+    spw_reference_destroy(j.found);
     spw_data_close(j.text);
     spw_chat_close(j.layout);
     cli_text_close(&j.words);
     spw_mem_free(j.tokens);
     spw_mem_free(j.targets);
+    spw_mem_free(j.answers);
     return rc;
 }

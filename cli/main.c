@@ -135,9 +135,11 @@ static const char eval_usage[] =
     "spillway eval CKPT|DIR --data PATH... [--seq-length N] [--batches N] [--batch-size N] [--format F]\n"
     "              [--text-field F] [--chat LAYOUT] [--tokenizer DIR] [--json] [--host-memory BYTES] "
     "[--device-memory BYTES]\n"
-    "              [--nvme DIR] [--codes C]\n"
+    "              [--nvme DIR] [--codes C] [--pairs [--reference CKPT|DIR]]\n"
     "\n"
     "Mean loss and perplexity (its exponential) over data in any format that train reads. Whole sequences count.\n"
+    "Or of pairs of answers: how many chosen ones have the larger reward, by how much, and the loss of training on "
+    "them.\n"
     "\n"
     "  --data PATH      files or globs; may be given several times\n"
     "  --seq-length N   tokens of a sequence (default: the checkpoint's, at most the model's positions; of a folder\n"
@@ -150,6 +152,11 @@ static const char eval_usage[] =
     "  --chat LAYOUT    JSON lines are conversations, and the assistant's turns count: as data.chat (default: the\n"
     "                   checkpoint's)\n"
     "  --tokenizer DIR  as of generate\n"
+    "  --pairs          data are pairs of answers, and the rule is the checkpoint's (of a folder, or trained on texts: "
+    "dpo)\n"
+    "  --reference DIR  with --pairs: rewards are beside what these weights make of the answers, as training's are "
+    "beside\n"
+    "                   its start (default: beside nothing, so a reward is beta log p)\n"
     "  --json           one JSON object; a loss that is not finite is null, and makes the exit code 1\n" PLACE_USAGE;
 
 static const char export_usage[] =

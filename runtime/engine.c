@@ -439,7 +439,7 @@ create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error 
     e->config = *o->config;
     e->model = o->model;
     e->inference = o->inference;
-    e->prefers = !o->inference && spw_config_preference(o->config, &e->preference);
+    e->prefers = (!o->inference || o->losses) && spw_config_preference(o->config, &e->preference);
     e->stop = o->stop;
     note_targeted(e, o);
     e->world = e->local_world = 1;

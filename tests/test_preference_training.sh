@@ -93,6 +93,45 @@ check "to the losses of a run that was as long" test "$(log "$dir/e.log")" = "$(
 expect 1 "spillway.reference_steps asks about more" "more than was asked about, which says how" --set spillway.steps=24
 check "is said before the first step" test "$(grep -c "^step" "$dir/out")" -eq 0
 
+# Evaluated by themselves: rewards are beta times what evaluations of the answers as texts behind their prompts sum up to.
+p="--set data.prompt_field=prompt --set spillway.checkpoint_interval=0 --set spillway.run_log="
+check "a start" run train "$c" $p --set spillway.steps=1 --set optimizer.params.lr=0 --set spillway.checkpoint_dir="$dir/start"
+check "and what becomes of it" run train "$c" $p --set spillway.checkpoint_dir="$dir/end"
+evaluated() { # FILE ARGS...
+    "$spw" eval "${@:2}" --data "$dir/pairs.jsonl" --json >"$dir/$1" 2>"$dir/err"
+}
+for of in start end; do
+    for field in chosen rejected; do check "texts of $field answers, $of" evaluated $of.$field "$dir/$of" --text-field $field; done
+    check "pairs, $of" evaluated $of.pairs "$dir/$of" --pairs
+done
+check "beside the start" evaluated beside "$dir/end" --pairs --reference "$dir/start"
+check "the start beside itself" evaluated itself "$dir/start" --pairs --reference "$dir/start"
+check "in other batches, from disk" evaluated disk "$dir/end" --pairs --reference "$dir/start" --batch-size 7 --nvme "$dir/swap" --host-memory 40MiB
+cat >"$dir/same.py" <<'PY'
+import json, math, sys
+got = lambda name: json.load(open(sys.argv[1] + "/" + name))
+sums = {(of, k): got(of + "." + k)["loss"] * got(of + "." + k)["tokens"] for of in ("start", "end") for k in ("chosen", "rejected")}
+near = lambda a, b: abs(a - b) <= 2e-6 * max(abs(a), abs(b), 1)
+for of in ("start", "end"):
+    r = got(of + ".pairs")
+    assert r["pairs"] == 300 and r["rule"] == "dpo" and all(near(r[k] * 300, -0.5 * sums[of, k]) for k in ("chosen", "rejected")), r
+b = got("beside")
+assert all(near(b[k] * 300, 0.5 * (sums["start", k] - sums["end", k])) for k in ("chosen", "rejected")), b
+assert b["right"] > 0.8 and b["loss"] < 0.4 and b["reference"].endswith("step-1"), b
+r = got("itself")
+assert r["right"] == r["chosen"] == r["rejected"] == 0 and abs(r["loss"] - math.log(2)) < 1e-12, r
+assert all(near(got("disk")[k], b[k]) for k in ("loss", "right", "chosen", "rejected", "pairs")), got("disk")
+PY
+check "come to the same numbers" python3 "$dir/same.py" "$dir"
+check "and leave nothing" test -z "$(ls -A "$dir/swap")"
+expects="run eval $dir/end --data $dir/pairs.jsonl"
+check "a line" run eval "$dir/end" --data "$dir/pairs.jsonl" --pairs --reference "$dir/start"
+check "says how many are right" grep -Eq '^right 0\.[0-9]+  margin [0-9.]+  loss 0\.[0-9]+  300 pairs in [0-9]+ sequences of 128 ' "$dir/out"
+expect 2 "--reference is for --pairs" "a reference of texts" --reference "$dir/start"
+printf 'just text\n' >"$dir/t.txt"
+expect 2 "pairs of answers are JSON lines" "pairs of text" --pairs --data "$dir/t.txt"
+expects="run train $c --set spillway.checkpoint_dir= --set spillway.steps=2"
+
 # A signal while the start is asked, which may take long: nothing is left of the run.
 python3 -c 'for i in range(60000): print("{\"prompt\": \"Is %d even? \", \"chosen\": \"yes\", \"rejected\": \"no\"}" % i)' >"$dir/many.jsonl"
 "$spw" train "$c" --set data.path="$dir/many.jsonl" --set spillway.steps=100000 --set spillway.checkpoint_dir="$dir/never" $nvme >"$dir/out" 2>"$dir/err" &
