@@ -114,6 +114,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     o.documents = (spw_documents)((data[2] >> 6) % 3);
     o.vocab = data[2] & 128 ? 256 : 0;
     o.prompt_field = data[1] & 1 ? "p" : NULL;
+    o.text_field = data[1] & 16 ? "i" : NULL;
+    o.pairs = data[0] % 4 == 2 && (data[1] & 32) != 0;
+    o.documents = o.pairs ? SPW_DOCUMENTS_WHOLE : o.documents;
     o.encode = data[1] & 2 ? no_words : NULL;
     o.encode_key = bytes;
     if (data[1] & 8) {
