@@ -179,17 +179,10 @@ static spw_status
 ask_reference(job *j, spw_error *err)
 {
     spw_config *c = &j->beside.config;
-    const uint64_t all = sequences_of(j);
-    const spw_reference_asking asking = {.data = j->text,
-                                         .sequences = j->batch_size,
-                                         .T = j->seq_length,
-                                         .micro_batches = 1,
-                                         .tokens = j->tokens,
-                                         .targets = j->targets,
-                                         .answers = j->answers,
-                                         .told = goes_on};
-    spw_reference_asking of;
     SPW_TRY(spw_weights_find(&j->beside, j->reference, err));
+    if (j->seq_length > c->model.positions)
+        return SPW_RAISE(err, SPW_ECONFIG, "--reference %s has %llu positions, and sequences are of %llu tokens",
+                         j->beside.path, (unsigned long long)c->model.positions, (unsigned long long)j->seq_length);
     cli_place_apply(&j->place, c);
     c->data.seq_length = j->seq_length;
     c->run.preference = j->weights.config.run.preference;
@@ -197,9 +190,17 @@ ask_reference(job *j, spw_error *err)
     SPW_TRY(spw_reference_create(&j->found, spw_data_sequences(j->text, SPW_SPLIT_TRAIN), 2 * spw_data_pairs(j->text),
                                  0, err));
     SPW_TRY(open_engine(j, &j->beside, err));
-    of = asking;
-    of.engine = j->e;
-    SPW_TRY(spw_reference_ask(j->found, &of, SPW_SPLIT_TRAIN, spw_round_up(all, j->batch_size), err));
+    SPW_TRY(spw_reference_ask(j->found,
+                              &(spw_reference_asking){.engine = j->e,
+                                                      .data = j->text,
+                                                      .sequences = j->batch_size,
+                                                      .T = j->seq_length,
+                                                      .micro_batches = 1,
+                                                      .tokens = j->tokens,
+                                                      .targets = j->targets,
+                                                      .answers = j->answers,
+                                                      .told = goes_on},
+                              SPW_SPLIT_TRAIN, spw_round_up(sequences_of(j), j->batch_size), err));
     close_engine(j);
     return SPW_OK;
 }

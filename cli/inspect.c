@@ -21,7 +21,7 @@ typedef struct about {
     spw_checkpoint_state state;
     bool is_foreign, has_others; /* others: weights beside a foreign one, which are not shown */
     spw_foreign_about foreign;
-    spw_error no_resume; /* why that one cannot be gone on from */
+    spw_error no_resume; /* why a checkpoint cannot be gone on from */
 } about;
 
 typedef struct totals {
@@ -153,11 +153,10 @@ static void
 learn(about *a, const char *folder, spw_hf_reader *r)
 {
     static spw_config config; /* large */
-    spw_error ignored = {0};
     if (spw_dir_has(folder, "config.json") && spw_hf_config_load(&a->config, folder, &a->refusal) == SPW_OK)
         learn_model(a, r);
     a->has_state = spw_dir_has(folder, "spillway.json") &&
-                   spw_checkpoint_read_config(folder, &config, &a->state, &ignored) == SPW_OK;
+                   spw_checkpoint_read_config(folder, &config, &a->state, &a->no_resume) == SPW_OK;
 }
 
 static void
@@ -183,11 +182,11 @@ print_about(const about *a)
         for (uint32_t i = 0; i < d->moment_count; i++)
             printf(" %s", d->moments[i]);
         printf("%s\n", d->moment_count == 0 ? " nothing" : "");
-        if (a->no_resume.status != SPW_OK)
-            printf("training cannot go on from it: %s\n", a->no_resume.message);
         if (a->has_others)
             puts("the weights in Hugging Face's files beside it are not shown");
     }
+    if (a->no_resume.status != SPW_OK)
+        printf("training cannot go on from it: %s\n", a->no_resume.message);
     if (a->has_config && a->fits)
         puts("the tensors are this model's");
     if (a->refusal.status != SPW_OK)
@@ -296,6 +295,13 @@ find_checkpoint(const char *path, bool is_folder, char *found)
         snprintf(found, SPW_PATH_BYTES, "%.1023s", file);
 }
 
+/* What it has is shown of a damaged checkpoint of ours, too. */
+static int
+whole(const about *a)
+{
+    return a->is_foreign || a->no_resume.status == SPW_OK ? EXIT_DONE : EXIT_FAILED;
+}
+
 int
 cli_inspect(int argc, char **argv)
 {
@@ -347,10 +353,10 @@ cli_inspect(int argc, char **argv)
         puts(text != NULL ? text : "{}");
         free(text);
         json_decref(root);
-        return EXIT_DONE;
+        return whole(&a);
     }
     printf("%llu tensors, %llu elements, %s\n", (unsigned long long)sum.tensors, (unsigned long long)sum.elements,
            spw_format_bytes(bytes, sizeof bytes, sum.bytes));
     print_about(&a);
-    return EXIT_DONE;
+    return whole(&a);
 }

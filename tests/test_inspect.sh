@@ -97,6 +97,15 @@ for file in model optimizer-00001-of-00001; do
     check "is not looked at without --digest" run inspect "$dir/hurt"
     rm -r "$dir/hurt"
 done
+# What says what a checkpoint is: tensors are shown all the same, and the exit code is that of damage.
+cp -r "$dir/lora/step-2" "$dir/torn"
+head -c 60 "$dir/lora/step-2/spillway.json" >"$dir/torn/spillway.json"
+run inspect "$dir/torn"
+check "half a manifest is a failure" test $? -eq 1
+check "is said" says '^training cannot go on from it: .*spillway.json'
+check "with the tensors" says '^[0-9]+ tensors, '
+run inspect "$dir/torn" --json
+check "in JSON too" test $? -eq 1 -a -n "$(grep no_resume "$dir/out")"
 
 head -c 300 $vectors/llama/model.safetensors >"$dir/short.safetensors"
 expect 1 "short.safetensors" "a truncated file is refused" "$dir/short.safetensors"
