@@ -137,6 +137,7 @@ open_engine(job *j, const spw_weights *w, spw_error *err)
             .model = j->model,
             .inference = true,
             .losses = true,
+            .stop = &cli_stop,
             .weights_from = w->from,
             .sequences = j->batch_size,
             .positions = j->seq_length,

@@ -221,7 +221,6 @@ run(job *j, uint32_t slots, spw_error *err)
 {
     text *in_slot[SLOTS_MAX] = {NULL};
     uint64_t next = 0, shown = 0;
-    cli_catch_signals();
     if (j->text_count == 1 && !j->json)
         show_prompt(j, &j->texts[0]);
     while (shown < j->text_count) {
@@ -316,13 +315,15 @@ open_all(job *j, uint32_t *slots, spw_error *err)
     *slots = j->text_count < SLOTS_MAX ? (uint32_t)j->text_count : SLOTS_MAX;
     SPW_TRY(spw_model_from_config(&j->model, &j->weights.config, err));
     cli_place_model(&j->place, j->model);
+    cli_catch_signals(); /* weights may be in swap files */
     SPW_TRY(spw_generator_create(&j->g,
                                  &(spw_generator_options){.config = &j->weights.config,
                                                           .model = j->model,
                                                           .slots = *slots,
                                                           .positions = j->positions,
                                                           .piece = piece,
-                                                          .weights_from = j->weights.from},
+                                                          .weights_from = j->weights.from,
+                                                          .stop = &cli_stop},
                                  err));
     return spw_weights_load(&j->weights, spw_generator_engine(j->g), err);
 }

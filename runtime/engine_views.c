@@ -199,7 +199,7 @@ fill_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
 {
     const fill_job *job = ctx;
     if (job->e->stop != NULL && *job->e->stop)
-        return SPW_RAISE(err, SPW_ECANCELED, "stopped before the first step: nothing was trained");
+        return SPW_RAISE(err, SPW_ECANCELED, "stopped while weights were drawn or loaded: nothing was computed");
     return job->fn(job->ctx, chunk_idx, weights, record, grad, err);
 }
 

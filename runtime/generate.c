@@ -96,6 +96,7 @@ spw_generator_create(spw_generator **out, const spw_generator_options *o, spw_er
                                                  .cache_positions = g->positions,
                                                  .caller_bytes = bytes,
                                                  .weights_from = o->weights_from,
+                                                 .stop = o->stop,
                                                  .plan_out = o->plan_out},
                            err);
     if (st == SPW_OK && (g->memory = spw_mem_zalloc(bytes)) == NULL)

@@ -80,8 +80,9 @@ typedef struct spw_generator_options {
     uint32_t slots;           /* sequences at once */
     uint64_t positions;       /* tokens that one can have, prompt included; at most the model's; longrope's T */
     uint64_t piece;           /* tokens of a prompt that a forward pass takes, longer ones need several; 0: all */
-    const char *weights_from; /* as of spw_engine_options */
-    spw_plan *plan_out;       /* as of spw_engine_options */
+    const char *weights_from; /* these three as of spw_engine_options */
+    const volatile int *stop;
+    spw_plan *plan_out;
 } spw_generator_options;
 
 /*

@@ -218,7 +218,7 @@ for _ in $(seq 3000); do [ -n "$(find "$dir/swap" -type f -size +0 2>/dev/null)"
 kill -TERM $pid
 { wait $pid; } 2>/dev/null
 check "a signal while state is made ends the run" test $? -eq 1
-check "which says so" grep -q 'stopped before the first step: nothing was trained' "$dir/err"
+check "which says so" grep -q 'stopped while weights were drawn or loaded: nothing was computed' "$dir/err"
 check "and leaves nothing" nothing_left
 check "saved or not" test -z "$(ls "$dir/begun" 2>/dev/null)"
 

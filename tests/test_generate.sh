@@ -77,6 +77,14 @@ for o in "--nvme $dir/swap" "--nvme $dir/swap --host-memory 64MiB" "--nvme $dir/
     check "the same text with ${o//"$dir"/DIR}" same seed1
 done
 check "no swap file is left" test -z "$(ls -A "$dir/swap")"
+# A signal while weights come, or later, ends it with nothing left.
+"$spw" generate "$c" --prompt "line " --tokens 100000 --nvme "$dir/swap" >"$dir/out" 2>"$dir/err" &
+pid=$!
+comes sh -c "[ -n \"\$(ls '$dir/swap')\" ]"
+kill -INT $pid
+wait $pid
+check "a signal ends generation with 1" test $? -eq 1
+check "and leaves no swap file" test -z "$(ls -A "$dir/swap")"
 expect 3 "spillway.device_memory" "a device that is too small" generate "$c" --prompt a --device-memory 64KiB
 expect 3 "spillway.host_memory" "host memory that is too small" generate "$c" --prompt a --host-memory 64KiB
 expect 1 "$dir/none" "a swap folder that is not there" generate "$c" --prompt a --nvme "$dir/none"
