@@ -351,6 +351,14 @@ test_lines_of_tokens(void **state)
     o.documents = SPW_DOCUMENTS_PACKED;
     dataset_write_text("t.jsonl",
                        "{\"p\":[5,6],\"input_ids\":[7,8],\"labels\":[7,-100]}\n{\"p\":[],\"input_ids\":[1]}\n");
+    dataset_write_text("m.jsonl",
+                       "{\"input_ids\":[5,6,7],\"completion_mask\":[0,1,1],\"assistant_masks\":[1,1,0]}\n"
+                       "{\"input_ids\":[1,2],\"completion_mask\":[1,1],\"labels\":[-100,2]}\n{\"input_ids\":[3]}\n");
+    {
+        spw_data_options m = dataset_options("m.jsonl");
+        m.text_field = "input_ids";
+        assert_stream(&m, (int32_t[]){5, 6, 7, 1, 2}, (int32_t[]){6, -1, -1, 2, 3}, 5);
+    }
     o.prompt_field = "p";
     assert_stream(&o, (int32_t[]){5, 6, 7, 8}, (int32_t[]){-1, 7, -1, 1}, 4);
 }
@@ -378,6 +386,8 @@ test_lines_of_tokens_refused(void **state)
         {"{\"input_ids\":[1,2],\"labels\":[-100,null]}", "labels[1] is neither", SPW_ECORRUPT},
         {"{\"input_ids\":[1,2],\"attention_mask\":[1,0]}", "attention_mask[1] is 0: write the tokens without padding",
          SPW_EUNSUPPORTED},
+        {"{\"input_ids\":[1,2],\"completion_mask\":[0,2]}", "completion_mask[1] is neither 0 nor 1", SPW_ECORRUPT},
+        {"{\"input_ids\":[1,2],\"assistant_masks\":[0]}", "\"assistant_masks\" is not a list of as many", SPW_ECORRUPT},
         {"{\"input_ids\":[1,1002]}", "token 1002 is outside the vocabulary of 1001", SPW_ECORRUPT},
     };
     spw_data_options o = dataset_options("t.jsonl");

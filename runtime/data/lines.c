@@ -127,12 +127,30 @@ refuse_padding(const json_t *object, uint64_t count, spw_error *err)
     return SPW_OK;
 }
 
+/* TRL's masks, which have 1 where there is loss: takes the targets of tokens [first, first + count) of others. */
+static spw_status
+apply_masks(const json_t *object, spw_tokens *targets, uint64_t first, uint64_t count, spw_error *err)
+{
+    static const char *const masks[] = {"completion_mask", "assistant_masks"};
+    for (size_t k = 0; k < sizeof masks / sizeof masks[0]; k++) {
+        const json_t *mask;
+        SPW_TRY(list_beside(&mask, object, masks[k], count, err));
+        for (uint64_t i = 0; mask != NULL && i < count; i++) {
+            int32_t on;
+            if (!read_id(json_array_get(mask, i), false, &on) || on > 1)
+                return SPW_RAISE(err, SPW_ECORRUPT, "%s[%llu] is neither 0 nor 1", masks[k], (unsigned long long)i);
+            targets->ids[first + i] = on == 0 ? -1 : targets->ids[first + i];
+        }
+    }
+    return SPW_OK;
+}
+
 spw_status
 spw_data_line_tokens(const spw_data_line *line, const char *field, const char *labels, spw_tokens *tokens,
                      spw_tokens *targets, spw_error *err)
 {
     const json_t *object = (const json_t *)line, *list = json_object_get(object, field), *wanted = NULL;
-    const uint64_t count = json_array_size(list);
+    const uint64_t count = json_array_size(list), first = targets->count;
     if (!spw_data_line_has_tokens(line, field))
         return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not a list of tokens, as it is in the file's first line",
                          field);
@@ -153,7 +171,7 @@ spw_data_line_tokens(const spw_data_line *line, const char *field, const char *l
         SPW_TRY(spw_tokens_push(tokens, id, err));
         SPW_TRY(spw_tokens_push(targets, label < 0 ? -1 : id, err));
     }
-    return SPW_OK;
+    return labels != NULL ? apply_masks(object, targets, first, count, err) : SPW_OK;
 }
 
 void

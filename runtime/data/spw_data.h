@@ -66,7 +66,8 @@ spw_data_line_text(spw_data_line *line, const char *field, const char **text, ui
 /*
  * spw_data_line_has_tokens - whether a field holds tokens in place of text: a list that begins with a number, or is empty.
  * spw_data_line_tokens - adds them, and as targets the same, or -1 where the list of the field labels, if the line has one, says that there is no
- *                        loss by a number below 0 (-100 as transformers has it). labels NULL: not looked for.
+ *                        loss by a number below 0 (-100 as transformers has it), or TRL's completion_mask or assistant_masks by a 0. labels
+ *                        NULL: none are looked for.
  * Errors  SPW_ECORRUPT naming field and place: no list, no token's number, labels of another length or of other tokens. SPW_EUNSUPPORTED for an
  *         attention_mask (looked at with labels) that hides some.
  */
