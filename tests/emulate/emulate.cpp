@@ -15,8 +15,10 @@
 #include <unistd.h>
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -438,7 +440,8 @@ static bool sleepers;                                                /* threads 
 static thread_local cudaError_t last_error;
 static thread_local int current_device;
 static thread_local bool in_host_function;
-static thread_local std::vector<const void *> mentioned; /* by the arguments of the kernel that is launched next */
+static std::map<std::thread::id, std::vector<const void *>>
+    mentioned; /* by arguments of the kernel that a thread launches next */
 
 static cudaError_t
 fail(cudaError_t e)
@@ -580,7 +583,7 @@ emulate::check_addresses(const char *kernel, const void *bytes, size_t n)
         bool there = on_device((const void *)(uintptr_t)word);
         bool known = word >> 47 != 0 || word < 0x500000000000 || there;
         if (there)
-            mentioned.push_back((const void *)(uintptr_t)word);
+            mentioned[std::this_thread::get_id()].push_back((const void *)(uintptr_t)word);
         for (const pinned &r : registered)
             known = known || (r.mapped && word - (uintptr_t)r.at < r.bytes);
         if (!known) {
@@ -743,9 +746,9 @@ emulate::launch(emulated_stream *stream, const void *kernel, dim3 grid, dim3 blo
                 std::function<void()> body)
 {
     std::vector<const void *> uses;
-    uses.swap(mentioned);
     {
         std::lock_guard<std::recursive_mutex> hold(device);
+        uses.swap(mentioned[std::this_thread::get_id()]);
         counts.launches++;
         if (!loaded.empty() && std::find(loaded.begin(), loaded.end(), kernel) == loaded.end())
             stop("it would be loaded beside collectives");
