@@ -23,17 +23,24 @@ cosine(uint64_t i, uint64_t n, uint64_t total)
     return 0.5 * (1 + cos(3.14159265358979323846 * (share < 1 ? share : 1)));
 }
 
-/* Of OneCycle's cycle at t: 0 at its ends, 1 in between where its halves meet; in stairs, or straight. */
+/*
+ * Of OneCycle's cycle at t: 0 at its ends, 1 in between where its halves meet; in stairs, or straight. Stairs are counted before anything is
+ * divided: 0.58 times 50 is less than 29, and would be a stair too few.
+ */
 static double
 cycle_share(const spw_config *c, double t)
 {
-    double first = (double)c->scheduler.first_steps, stairs = (double)c->scheduler.first_stairs, share;
-    double second = isnan(c->scheduler.second_steps) ? first : c->scheduler.second_steps;
+    const double first = (double)c->scheduler.first_steps;
+    const double second = isnan(c->scheduler.second_steps) ? first : c->scheduler.second_steps;
+    double done, half = first, stairs = (double)c->scheduler.first_stairs;
     t = fmod(t, first + second);
-    share = t <= first ? t / first : (first + second - t) / second;
-    if (t > first && !isnan(c->scheduler.second_stairs))
-        stairs = c->scheduler.second_stairs;
-    return stairs > 0 ? floor(share * stairs) / stairs : share;
+    done = t;
+    if (t > first) {
+        done = first + second - t;
+        half = second;
+        stairs = isnan(c->scheduler.second_stairs) ? stairs : c->scheduler.second_stairs;
+    }
+    return stairs > 0 ? floor(done * stairs / half) / stairs : done / half;
 }
 
 /* Behind the cycle: by how many decay_step_sizes; negative: not yet. */

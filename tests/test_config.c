@@ -1106,6 +1106,9 @@ test_cycles(void **state)
           {10, 0, 0.9},
           {11, 0, 0.9},
           {14, 0, 0.9}}},
+        {"OneCycle\",\"params\":{\"cycle_min_lr\":0,\"cycle_max_lr\":1e-3,\"cycle_first_step_size\":100,"
+         "\"cycle_first_stair_count\":50", /* 58 / 100 * 50 is rounded to less than 29 */
+         {{58, 0.00056, 0.844}, {59, 0.00058, 0.842}, {143, 0.00058, 0.842}, {144, 0.00056, 0.844}}},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
