@@ -12,6 +12,26 @@ take_logits(const spw_engine *e, float *out, const spw_value *y, uint64_t n)
     spw_gpu_queue_sync(e->compute);
 }
 
+/* An embedding has no row for what is outside the vocabulary, and would show what its memory held before. */
+static spw_status
+check_context(const spw_engine *e, const int32_t *tokens, uint64_t count, spw_error *err)
+{
+    if (count == 0 || count > e->T)
+        return SPW_RAISE(err, SPW_EINVAL, "%llu tokens of context, at most %llu fit", (unsigned long long)count,
+                         (unsigned long long)e->T);
+    for (uint64_t i = 0; i < count; i++) {
+        if (tokens[i] < 0 || (uint64_t)tokens[i] >= e->model->config.vocab)
+            return SPW_RAISE(err, SPW_EINVAL, "token %d is outside the vocabulary of %llu", tokens[i],
+                             (unsigned long long)e->model->config.vocab);
+    }
+    if (e->in_pieces) /* logits of all the vocabulary are nowhere */
+        return SPW_RAISE(
+            err, SPW_EUNSUPPORTED,
+            "logits of a model whose embeddings and head come in pieces; with spillway.tile_vocab 0, or an "
+            "engine for inference, there are some");
+    return SPW_OK;
+}
+
 spw_status
 spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *logits, spw_error *err)
 {
@@ -19,9 +39,7 @@ spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *l
     spw_batch batch = {.sequences = 1, .positions = count, .tokens = e->tokens, .places = e->places};
     e->counting = false;
     SPW_TRY(spw__engine_unbroken(e, err));
-    if (count == 0 || count > e->T)
-        return SPW_RAISE(err, SPW_EINVAL, "%llu tokens of context, at most %llu fit", (unsigned long long)count,
-                         (unsigned long long)e->T);
+    SPW_TRY(check_context(e, tokens, count, err));
     SPW_TRY(e->ranks != NULL ? spw__ranks_begin(e->ranks, NULL, err) : SPW_OK);
     spw_gpu_write_bytes(e->compute, e->tokens, tokens, count * sizeof *tokens);
     spw_trace_begin(&e->traces[MODE_EVAL]);

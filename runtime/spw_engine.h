@@ -266,7 +266,11 @@ spw_status spw_engine_eval(spw_engine *engine, const int32_t *tokens, const int3
                            double *loss_out, spw_error *err);
 /* values[i] = sum over all ranks, in their order; between steps. With one rank: nothing. */
 spw_status spw_engine_sum(spw_engine *engine, double *values, uint32_t count, spw_error *err);
-/* Logits (V) of the last of count tokens; count at most positions. */
+/*
+ * spw_engine_logits - logits (V) of the last of count tokens.
+ * Errors  SPW_EINVAL for no tokens, more than positions, or one outside the vocabulary; SPW_EUNSUPPORTED where a model that is trained has
+ *         embeddings and head in pieces (spillway.tile_vocab).
+ */
 spw_status spw_engine_logits(spw_engine *engine, const int32_t *tokens, uint64_t count, float *logits, spw_error *err);
 /*
  * Blocks to walk from the next step on: first and last must be the model's; others may repeat, be permuted or left out.

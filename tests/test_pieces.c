@@ -416,6 +416,7 @@ test_owned_by_none(void **state)
 static void
 test_refusals(void **state)
 {
+    float logits[VOCAB];
     rig r;
     (void)state;
     rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
@@ -429,7 +430,12 @@ test_refusals(void **state)
     assert_int_equal(rig_begin(&r), SPW_ECONFIG);
     assert_non_null(strstr(r.err.message, "spillway.tile_vocab 0"));
     spw_model_destroy(r.model);
-    tiny_dir_remove(r.dir);
+    r.c.run.delayed_update = 0;
+    assert_int_equal(rig_begin(&r), SPW_OK);
+    rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    assert_int_equal(spw_engine_logits(r.e, (int32_t[]){1, 2}, 2, logits, &r.err), SPW_EUNSUPPORTED);
+    assert_non_null(strstr(r.err.message, "spillway.tile_vocab 0"));
+    rig_remove(&r);
 }
 
 int

@@ -239,6 +239,12 @@ test_contexts(void **state)
             for (uint64_t i = 0; i < r[0].c.model.vocab; i++)
                 assert_true(fabsf(want[i] - got[i]) <= 1e-6f);
         }
+        for (int k = 0; k < 2; k++) {
+            rig_tokens[1] = k == 0 ? (int32_t)r[0].c.model.vocab : -1;
+            assert_int_equal(spw_engine_logits(r[k].e, rig_tokens, 2, got, &r[k].err), SPW_EINVAL);
+            assert_non_null(strstr(r[k].err.message, "outside the vocabulary"));
+            rig_need(&r[k], spw_engine_logits(r[k].e, rig_tokens, 1, got, &r[k].err));
+        }
         rig_remove(&r[0]);
         rig_remove(&r[1]);
     }
