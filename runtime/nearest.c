@@ -85,6 +85,15 @@ halve_tiles(spw_config *c, const spw_model *model)
     return true;
 }
 
+/* Gradients of pieces are added up in host memory, of several micro-batches or of both uses of tied embeddings: sums need fp32. */
+static void
+settle_sums(spw_config *c, const spw_model *model)
+{
+    const spw_param *embedding = &model->params[model->blocks[0].param_ids[0]];
+    if (c->run.tile_vocab > 0 && (c->accumulation > 1 || (model->config.tied && !embedding->frozen)))
+        c->run.grad_dtype = SPW_F32;
+}
+
 static bool
 halve_pieces(spw_config *c, const spw_model *model)
 {
@@ -93,6 +102,7 @@ halve_pieces(spw_config *c, const spw_model *model)
     if (piece < LEAST_PIECE)
         return false;
     c->run.tile_vocab = piece;
+    settle_sums(c, model);
     return true;
 }
 
@@ -162,6 +172,7 @@ apply(spw_config *c, const spw_model *model, change what)
             return false;
         c->micro_batch /= factor;
         c->accumulation *= factor;
+        settle_sums(c, model);
         return true;
     case ONE_PER_PASS:
         if (c->accumulation == 1 || c->run.micro_batches_per_pass == 1)

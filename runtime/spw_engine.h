@@ -146,7 +146,7 @@ typedef struct spw_suggestion {
     bool found;
     bool lossy_would; /* not found, but with state format split24-int8 there is one */
     uint32_t count;
-    char set[12][SPW_PATH_BYTES + 128];
+    char set[20][SPW_PATH_BYTES + 128]; /* more than the keys that a search changes */
 } spw_suggestion;
 spw_status spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_error *err);
 /*

@@ -333,6 +333,60 @@ test_nearest_full_disk(void **state)
     spw_model_destroy(model);
 }
 
+/*
+ * Little room on the device and less and less in host memory: nearly everything changes, pieces of the vocabulary and several micro-batches
+ * among it, whose sums need fp32 again, and all of that is said.
+ */
+static void
+test_nearest_all(void **state)
+{
+    static const char *const first[] = {
+        "model={\"model_type\": \"llama\", \"hidden_size\": 512, \"intermediate_size\": 1024, \"num_hidden_layers\": "
+        "4, "
+        "\"num_attention_heads\": 4, \"vocab_size\": 16384, \"max_position_embeddings\": 2048}",
+        "data.seq_length=2048",
+        "train_micro_batch_size_per_gpu=4",
+        "gradient_accumulation_steps=1",
+        "bf16.enabled=false",
+        "zero_optimization={\"stage\": 1, \"offload_optimizer\": {\"device\": \"cpu\", \"ratio\": 0.5}}",
+        "spillway.activations=device",
+        "spillway.gradients=host",
+        "spillway.optimizer_threads=1",
+        "spillway.compute_threads=1",
+        "spillway.device_memory=110000000"};
+    static const uint64_t budgets[] = {200000000, 134000000, 113000000};
+    enum { FIRST = sizeof first / sizeof first[0] };
+    static spw_config c;
+    static spw_plan p;
+    static spw_suggestion s;
+    uint32_t most = 0;
+    (void)state;
+    for (size_t k = 0; k < sizeof budgets / sizeof budgets[0]; k++) {
+        const char *overrides[FIRST + 1 + sizeof s.set / sizeof s.set[0]];
+        char text[96];
+        spw_model *model = NULL;
+        spw_error err = {0};
+        memcpy(overrides, first, sizeof first);
+        overrides[FIRST] = text;
+        snprintf(text, sizeof text, "spillway.host_memory=%llu", (unsigned long long)budgets[k]);
+        assert_int_equal(spw_config_parse(&c, base, "base", overrides, FIRST + 1, &err), SPW_OK);
+        assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+        assert_int_equal(plan_of(&c, model, &p, &err), SPW_ENOFIT);
+        find_nearest(&c, model, &s);
+        if (!s.found)
+            fail_msg("%s: nothing was found", text);
+        for (uint32_t i = 0; i < s.count; i++)
+            overrides[FIRST + 1 + i] = s.set[i];
+        assert_int_equal(spw_config_parse(&c, base, "base", overrides, FIRST + 1 + s.count, &err), SPW_OK);
+        if (plan_of(&c, model, &p, &err) != SPW_OK)
+            fail_msg("%s, %u settings: %s", text, s.count, err.message);
+        assert_int_equal(c.micro_batch * c.accumulation, 4); /* the batch stays */
+        most = s.count > most ? s.count : most;
+        spw_model_destroy(model);
+    }
+    assert_true(most > 12);
+}
+
 int
 main(void)
 {
@@ -340,6 +394,6 @@ main(void)
         cmocka_unit_test(test_nearest),           cmocka_unit_test(test_nearest_stage),
         cmocka_unit_test(test_nearest_room),      cmocka_unit_test(test_nearest_experts),
         cmocka_unit_test(test_nearest_full_disk), cmocka_unit_test(test_room_of_inference),
-        cmocka_unit_test(test_room_of_ranks)};
+        cmocka_unit_test(test_room_of_ranks),     cmocka_unit_test(test_nearest_all)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }
