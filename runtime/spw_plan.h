@@ -20,7 +20,7 @@ extern "C" {
 typedef struct spw_decision {
     char name[64], value[64], reason[200];
 } spw_decision;
-enum { SPW_DECISIONS_MAX = 20 };
+enum { SPW_DECISIONS_MAX = 30 + 2 * SPW_PATHS_MAX }; /* each path may have two */
 
 /* How many times over the store could update everything while a step computes. */
 enum { SPW_PACE_COUNT = 7, SPW_PACE_DEFAULT = 4 /* where rates are not known */ };

@@ -238,6 +238,28 @@ test_decisions(void **state)
     spw_model_destroy(model);
 }
 
+/* So many swap folders as there can be: each one's share is said. */
+static void
+test_decisions_of_paths(void **state)
+{
+    static spw_config c;
+    static spw_plan p;
+    spw_model *model = plan_make_model();
+    uint32_t said = 0;
+    (void)state;
+    plan_nvme_config(&c, SPW_STATE_SPLIT);
+    for (uint32_t i = 0; i < SPW_PATHS_MAX; i++)
+        snprintf(c.zero.param_path.item[i], sizeof c.zero.param_path.item[i], "%s/%u", plan_dir, i);
+    c.zero.param_path.count = SPW_PATHS_MAX;
+    c.zero.optimizer_path = c.zero.param_path;
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    assert_int_equal(p.path_count, SPW_PATHS_MAX);
+    for (uint32_t k = 0; k < p.decision_count; k++)
+        said += strncmp(p.decisions[k].name, plan_dir, strlen(plan_dir)) == 0;
+    assert_int_equal(said, SPW_PATHS_MAX);
+    spw_model_destroy(model);
+}
+
 /* Any allocation may fail: an error, nothing left behind, and the same plan afterwards. */
 static void
 test_no_memory(void **state)
@@ -377,10 +399,16 @@ test_targeted(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_monotonic),    cmocka_unit_test(test_filling_order),
-                                       cmocka_unit_test(test_room),         cmocka_unit_test(test_room_of_device),
-                                       cmocka_unit_test(test_activations),  cmocka_unit_test(test_decisions),
-                                       cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_single_gradient),
-                                       cmocka_unit_test(test_least_budget), cmocka_unit_test(test_targeted)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_monotonic),
+                                       cmocka_unit_test(test_filling_order),
+                                       cmocka_unit_test(test_room),
+                                       cmocka_unit_test(test_room_of_device),
+                                       cmocka_unit_test(test_activations),
+                                       cmocka_unit_test(test_decisions),
+                                       cmocka_unit_test(test_decisions_of_paths),
+                                       cmocka_unit_test(test_no_memory),
+                                       cmocka_unit_test(test_single_gradient),
+                                       cmocka_unit_test(test_least_budget),
+                                       cmocka_unit_test(test_targeted)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }
