@@ -836,6 +836,64 @@ encode_and_die(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *
     return SPW_RAISE(err, SPW_ECANCELED, "not killed");
 }
 
+/* Two runs that make the same cache: the second begins, and is done, while the first makes tokens. */
+typedef struct at_once {
+    spw_data_options o;
+    spw_data *second;
+    bool begun;
+    struct stat made; /* the file that the second has put in its place */
+} at_once;
+
+static void
+stat_cache(struct stat *out)
+{
+    glob_t found;
+    assert_int_equal(glob(dataset_path("cache/*"), 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1); /* and no parts */
+    assert_int_equal(stat(found.gl_pathv[0], out), 0);
+    globfree(&found);
+}
+
+static spw_status
+encode_at_once(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens, uint64_t token_max,
+               uint64_t *token_count, spw_error *err)
+{
+    at_once *runs = ctx;
+    (void)rest;
+    if (!runs->begun) {
+        runs->begun = true;
+        SPW_TRY(spw_data_open(&runs->second, &runs->o, err));
+        stat_cache(&runs->made);
+    }
+    *token_count = bytes;
+    for (uint64_t i = 0; i < bytes && bytes <= token_max; i++)
+        tokens[i] = (unsigned char)text[i];
+    return SPW_OK;
+}
+
+/* What the run that was done first has made stays: it reads it, and others of it look for it, on hosts that share the folder too. */
+static void
+test_cache_at_once(void **state)
+{
+    at_once runs = {.o = dataset_options("once.txt")};
+    struct stat now;
+    spw_data *first;
+    int probe = open(dataset_dir, O_TMPFILE | O_RDWR, 0600);
+    (void)state;
+    if (probe < 0)
+        skip(); /* a part with a name is seen beside the cache */
+    close(probe);
+    dataset_write_text("once.txt", "some words of text");
+    runs.o.encode = encode_at_once;
+    runs.o.encode_ctx = &runs;
+    first = dataset_open(&runs.o);
+    assert_true(runs.begun);
+    stat_cache(&now);
+    assert_int_equal(now.st_ino, runs.made.st_ino);
+    spw_data_close(runs.second);
+    spw_data_close(first);
+}
+
 /* A kill in the middle of making a cache leaves no part of it: such parts were as large as the data, and nobody's. */
 static void
 test_cache_killed(void **state)
@@ -885,6 +943,7 @@ main(void)
         IN_DIR(test_encoded_text),
         IN_DIR(test_tokenized_text),
         IN_DIR(test_cache),
+        IN_DIR(test_cache_at_once),
         IN_DIR(test_cache_killed),
     };
     return cmocka_run_group_tests_name("data_files", tests, NULL, NULL);

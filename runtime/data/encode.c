@@ -10,7 +10,7 @@
  * time, the fields, pairs, the encoder, the layout of conversations, the token that ends texts, and windows where they are laid out or
  * counted; the file is named by it. It is written without a name, or
  * beside its place where the file system knows no such files, and put there when complete: a kill leaves nothing that looks like a
- * cache, or nothing at all, and runs that make it at the same time do not meet. Nothing deletes caches; anybody may.
+ * cache, or nothing at all, and of runs that make it at the same time the first one's stays. Nothing deletes caches; anybody may.
  */
 #include "data_internal.h"
 #include "spw_files.h"
@@ -713,19 +713,53 @@ open_part(encoding *e, const char *folder, spw_error *err)
     return e->out >= 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", e->part);
 }
 
-/* What has the name already is another run's, as complete, or no cache that is accepted: this one takes its place. */
-static spw_status
-place(const encoding *e, const char *name, spw_error *err)
+/* Opens the cache file if it is there and what f needs. */
+static bool
+open_made(data_file *f, const spw_data_options *o, uint64_t key)
 {
+    f->fd = open(f->store, O_RDONLY | O_CLOEXEC);
+    if (f->fd >= 0 && accept(f, o, key))
+        return true;
+    if (f->fd >= 0)
+        close(f->fd);
+    f->fd = -1;
+    return false;
+}
+
+/* Whether another run has made it meanwhile. */
+static bool
+is_made(data_file *f, const spw_data_options *o, uint64_t key)
+{
+    if (!open_made(f, o, key))
+        return false;
+    close(f->fd);
+    f->fd = -1;
+    return true;
+}
+
+/*
+ * What has the name already stays if it is accepted: another run, on a host that shares the folder say, has put it there and may read it, and one
+ * that opens it finds a name at any time. What is not accepted is replaced.
+ */
+static spw_status
+place(data_file *f, const encoding *e, uint64_t key, spw_error *err)
+{
+    const char *name = f->store;
     char link[64];
-    if (!e->nameless)
+    if (!e->nameless) {
+        if (is_made(f, e->o, key))
+            return unlink(e->part) == 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "data.cache_dir: remove %s", e->part);
         return SPW_CALL(EIO, rename(e->part, name)) == 0
                    ? SPW_OK
                    : SPW_RAISE_SYS(err, errno, "data.cache_dir: rename %s to %s", e->part, name);
+    }
     snprintf(link, sizeof link, "/proc/self/fd/%d", e->out);
     while (SPW_CALL(EIO, linkat(AT_FDCWD, link, AT_FDCWD, name, AT_SYMLINK_FOLLOW)) != 0) {
-        if (errno != EEXIST || (unlink(name) != 0 && errno != ENOENT))
-            return SPW_RAISE_SYS(err, errno, "data.cache_dir: name %s", name);
+        int why = errno;
+        if (why == EEXIST && is_made(f, e->o, key))
+            return SPW_OK;
+        if (why != EEXIST || (unlink(name) != 0 && (why = errno) != ENOENT))
+            return SPW_RAISE_SYS(err, why, "data.cache_dir: name %s", name);
     }
     return SPW_OK;
 }
@@ -751,7 +785,7 @@ make(data_file *f, encoding *e, uint64_t key, const char *folder, spw_error *err
     if (st == SPW_OK)
         st = write_header(e, key, err);
     if (st == SPW_OK)
-        st = place(e, f->store, err);
+        st = place(f, e, key, err);
     if (st != SPW_OK && !e->nameless)
         (void)unlink(e->part);
     return st;
@@ -780,12 +814,8 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     if ((f->store = spw_mem_strdup(name)) == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "name of %s", name);
     f->element = wide ? E_CACHE32 : E_CACHE16;
-    f->fd = open(name, O_RDONLY | O_CLOEXEC);
-    if (f->fd >= 0 && accept(f, o, key))
+    if (open_made(f, o, key))
         return SPW_OK;
-    if (f->fd >= 0)
-        close(f->fd);
-    f->fd = -1;
     e = spw_mem_zalloc(sizeof *e);
     if (e == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "tokenising %s", f->path);
