@@ -513,6 +513,18 @@ def make_experts():
     save_file({**expect, **load_file(into / "model.safetensors")}, str(into / "expect.safetensors"))
 
 
+def make_turned():
+    """What the optimizer of transformers 4 has of the experts in vectors/families/qwen3_vl_moe_images, whose matrices are (in, out) there as in the weights:
+    twice these, and their half. All else was frozen."""
+    import torch
+    from safetensors.torch import load_file
+    weights = {n: w.float() for n, w in load_file(ROOT / "vectors/families/qwen3_vl_moe_images/model.safetensors").items() if ".layers.1.mlp.experts." in n}
+    state = {n: {"step": torch.tensor(4.0), "exp_avg": 2 * w, "exp_avg_sq": w / 2} for n, w in weights.items()}
+    (ROOT / "vectors/fsdp/turned").mkdir(exist_ok=True)
+    torch.save({"state": state, "param_groups": [{"params": list(state), "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}]},
+               ROOT / "vectors/fsdp/turned/optimizer.bin")
+
+
 def make_nvme():
     """stage3 as ZeRO-Infinity leaves it: what was on nvme is in files of its own, with padding, and empty in the ranks' files. DeepSpeed leaves
     arrays below 1 MiB where they are, so this is made of the other checkpoint: one sub-group of four stays."""
@@ -588,6 +600,7 @@ if __name__ == "__main__":
         make_fsdp()
         make_fsdp_experts()
         make_experts()
+        make_turned()
         make_cases()
         make_nvme()
         make_runs()

@@ -1057,6 +1057,56 @@ test_full_refused(void **state)
     tiny_dir_remove(dir);
 }
 
+/* Experts' matrices that are (in, out) in the weights are so in what the optimizer has of them: here twice the weights, and their half. */
+static void
+test_turned(void **state)
+{
+    static const char *const names[] = {"exp_avg", "exp_avg_sq"};
+    spw_hf_reader *weights;
+    spw_st_reader *moments;
+    spw_model_config config;
+    spw_model *m;
+    spw_foreign *d;
+    char dir[256], command[900];
+    uint32_t found = 0;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(command, sizeof command, "cp " VECTORS "families/qwen3_vl_moe_images/* " VECTORS "fsdp/turned/* %s", dir);
+    assert_int_equal(system(command), 0);
+    need(spw_foreign_open(&d, dir, &err));
+    need(spw_hf_config_load(&config, dir, &err));
+    need(spw_model_build(&m, &config, &err));
+    need(spw_foreign_weights(d, &weights, &err));
+    need(spw_hf_reader_bind(weights, m, &err));
+    need(spw_foreign_moments(d, weights, m, names, 2, &moments, &err));
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        const uint64_t n = m->params[id].rows * m->params[id].cols;
+        for (uint32_t k = 0; k < 2; k++) {
+            char name[200];
+            float w[ELEMS_MAX], got[ELEMS_MAX];
+            const spw_tensor_info *t;
+            snprintf(name, sizeof name, "%s.%s", m->params[id].name, names[k]);
+            t = spw_st_reader_find(moments, name);
+            if (t == NULL)
+                continue;
+            found++;
+            assert_int_equal(t->bytes, n * sizeof *got);
+            need(spw_hf_read_param(weights, id, 0, n, w, &err));
+            need(spw_st_read(moments, t, 0, got, t->bytes, &err));
+            for (uint64_t i = 0; i < n; i++) {
+                if (got[i] != (k == 0 ? 2 * w[i] : w[i] / 2))
+                    fail_msg("%s[%llu] is %.9g", name, (unsigned long long)i, (double)got[i]);
+            }
+        }
+    }
+    assert_int_equal(found, 2 * 3 * config.experts);
+    spw_st_reader_close(moments);
+    spw_hf_reader_close(weights);
+    spw_model_destroy(m);
+    spw_foreign_close(d);
+    tiny_dir_remove(dir);
+}
+
 /* Averages of the weights (0) lie beside the weights (1), by names that come first: they are not taken for what is trained. */
 static void
 test_averages(void **state)
@@ -1164,7 +1214,8 @@ main(void)
         cmocka_unit_test(test_goes_on),      cmocka_unit_test(test_loss_scale),   cmocka_unit_test(test_compare),
         cmocka_unit_test(test_faults),       cmocka_unit_test(test_refused),      cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_uneven_decay), cmocka_unit_test(test_fsdp_refused), cmocka_unit_test(test_full_refused),
-        cmocka_unit_test(test_uneven),       cmocka_unit_test(test_averages),
+        cmocka_unit_test(test_uneven),       cmocka_unit_test(test_turned),
+        cmocka_unit_test(test_averages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

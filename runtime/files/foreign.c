@@ -179,6 +179,24 @@ spw_foreign_weights(spw_foreign *d, spw_hf_reader **out, spw_error *err)
     return st;
 }
 
+/*
+ * Where what the optimizer has of a parameter begins in the span: at an element of a moment, as it begins at one of its tensor. Of an expert whose
+ * matrices are read as others' columns (hf_bind.c) the moment's are turned in the span.
+ */
+static spw_status
+place_moment(const spw_foreign *d, const spw_hf_reader *weights, uint32_t id, uint64_t moment, uint64_t first,
+             uint64_t *begin, spw_error *err)
+{
+    const spw__hf_mapped *c = &weights->mapped[id];
+    const uint64_t elems = c->stride * c->cols; /* of the expert's matrix, which others may have a part of */
+    *begin = moment + first * sizeof(float);
+    if (c->columns == NULL)
+        return SPW_OK;
+    *begin = spw__span_bytes(d->span) + first % elems * sizeof(float);
+    return spw__span_add_turned(d->span, moment + first / elems * elems * sizeof(float), c->stride, c->cols,
+                                sizeof(float), err);
+}
+
 /* which: indices of the moments that are asked for, UINT32_MAX behind them. */
 static spw_status
 list_moments(const spw_foreign *d, const spw_hf_reader *weights, const spw_model *m, const uint32_t *which,
@@ -196,7 +214,7 @@ list_moments(const spw_foreign *d, const spw_hf_reader *weights, const spw_model
             if (snprintf(t->name, sizeof t->name, "%.100s.%s", m->params[id].name, d->about.moments[which[k]]) >=
                 (int)sizeof t->name)
                 return SPW_RAISE(err, SPW_ECORRUPT, "%s: the name of %s is too long", d->folder, name);
-            t->begin = p->moment[which[k]] + first * 4;
+            SPW_TRY(place_moment(d, weights, id, p->moment[which[k]], first, &t->begin, err));
             t->bytes = spw__foreign_elements(t) * 4;
         }
     }
