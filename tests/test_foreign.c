@@ -1214,8 +1214,7 @@ main(void)
         cmocka_unit_test(test_goes_on),      cmocka_unit_test(test_loss_scale),   cmocka_unit_test(test_compare),
         cmocka_unit_test(test_faults),       cmocka_unit_test(test_refused),      cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_uneven_decay), cmocka_unit_test(test_fsdp_refused), cmocka_unit_test(test_full_refused),
-        cmocka_unit_test(test_uneven),       cmocka_unit_test(test_turned),
-        cmocka_unit_test(test_averages),
+        cmocka_unit_test(test_uneven),       cmocka_unit_test(test_turned),       cmocka_unit_test(test_averages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -306,6 +306,89 @@ write_together(const mixture *x, const char *dir, uint64_t missing, const char *
     free(of);
 }
 
+/* What element i of a parameter is in the next test. */
+static float
+value_of(uint32_t id, uint64_t i)
+{
+    return (float)(id * 1000 + i);
+}
+
+/* All of x, of each element its value; is_turned: experts' matrices are (in, out). */
+static void
+write_values(const mixture *x, const char *dir, bool is_turned)
+{
+    spw_tensor_info infos[64] = {0};
+    uint32_t of[64], n;
+    char path[300];
+    spw_st_writer *w = NULL;
+    spw_error err = {0};
+    assert_true(x->model->param_count < 64);
+    n = list_together(x, 0, infos, of);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t rows = infos[i].shape[1];
+        if (is_turned && infos[i].ndim == 3) {
+            infos[i].shape[1] = infos[i].shape[2];
+            infos[i].shape[2] = rows;
+        }
+    }
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    DONE(spw_st_writer_create(&w, path, infos, n, &err));
+    for (uint32_t id = 0; id < x->model->param_count; id++) {
+        const spw_param *p = &x->model->params[id];
+        char name[160];
+        uint64_t first, rows = place_together(x, id, name, &first);
+        for (uint64_t i = 0; i < p->rows * p->cols; i++) {
+            const float v = value_of(id, i);
+            uint64_t at = first + i, whole = rows * p->cols;
+            if (is_turned && p->expert > 0)
+                at = at / whole * whole + at % whole % p->cols * rows + at % whole / p->cols;
+            DONE(spw_st_write(w, of[id], 4 * at, &v, 4, &err));
+        }
+    }
+    DONE(spw_st_writer_commit(w, &err));
+    spw_st_writer_destroy(w);
+}
+
+/* Qwen3-VL's experts lie (in, out) or (out, in), and where one of their tensors is square the other says which. */
+static void
+test_experts_turned(void **state)
+{
+    static const int widths[] = {4, 8, 5}; /* the first: gate and up together are square; the second: down is */
+    char dir[256], text[900], path[300];
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    for (int k = 0; k < 6; k++) {
+        spw_hf_reader *r = NULL;
+        spw_error err = {0};
+        mixture x = {.model = NULL};
+        snprintf(
+            text, sizeof text,
+            "{\"model_type\":\"qwen3_vl_moe\",\"text_config\":{\"model_type\":\"qwen3_vl_moe_text\",\"vocab_size\":9,"
+            "\"hidden_size\":8,\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+            "\"head_dim\":4,\"max_position_embeddings\":16,\"num_experts\":3,\"num_experts_per_tok\":2,"
+            "\"moe_intermediate_size\":%d}}",
+            widths[k / 2]);
+        DONE(spw_file_write_text(path, text, &err));
+        DONE(spw_hf_config_load(&x.config, dir, &err));
+        DONE(spw_model_build(&x.model, &x.config, &err));
+        write_values(&x, dir, k % 2 == 1);
+        DONE(spw_hf_reader_open(&r, dir, &err));
+        DONE(spw_hf_reader_bind(r, x.model, &err));
+        for (uint32_t id = 0; id < x.model->param_count; id++) {
+            for (uint64_t i = 0; i < x.model->params[id].rows * x.model->params[id].cols; i++) {
+                float got;
+                DONE(spw_hf_read_param(r, id, i, 1, &got, &err));
+                if (got != value_of(id, i))
+                    fail_msg("%d: %s[%llu] is %g", k, x.model->params[id].name, (unsigned long long)i, (double)got);
+            }
+        }
+        spw_hf_reader_close(r);
+        spw_model_destroy(x.model);
+    }
+    tiny_dir_remove(dir);
+}
+
 /* Experts in tensors of all of a layer's, as transformers 5 has them in memory, and so in what FSDP saves: the same numbers. */
 static void
 test_experts_together(void **state)
@@ -416,9 +499,9 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shards),       cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_other_model),  cmocka_unit_test(test_experts_together),
-        cmocka_unit_test(test_wide_vectors),
+        cmocka_unit_test(test_shards),           cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_other_model),      cmocka_unit_test(test_experts_turned),
+        cmocka_unit_test(test_experts_together), cmocka_unit_test(test_wide_vectors),
     };
     return cmocka_run_group_tests_name("hf_folder", tests, NULL, NULL);
 }

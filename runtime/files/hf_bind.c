@@ -280,9 +280,23 @@ is_of_experts(spw_family family, const named *names, uint32_t count, const char 
 }
 
 /*
- * Parameters of experts have ids in a row. Qwen3-VL is published with matrices (in, out), and transformers saves it as others: what is not the
- * shape of these is turned, as its reader has it.
+ * Qwen3-VL is published with experts' matrices (in, out), and transformers saves it as others. Where one of a layer's two tensors is square,
+ * and looks like both, the other is not: all of a folder are as the first that tells.
  */
+static bool
+are_turned(const spw_hf_reader *r, const spw_model_config *c)
+{
+    for (uint32_t i = 0; i < r->tensor_count; i++) {
+        const spw_tensor_info *t = r->tensors[i].info;
+        const bool down = ends_with(t->name, ".experts.down_proj");
+        const uint64_t rows = down ? c->width : 2 * c->mlp_width, cols = down ? c->mlp_width : c->width;
+        if ((down || ends_with(t->name, ".experts.gate_up_proj")) && t->ndim == 3 && rows != cols)
+            return t->shape[1] == cols && t->shape[2] == rows;
+    }
+    return false;
+}
+
+/* Parameters of experts have ids in a row. */
 static spw_status
 bind_experts(spw_hf_reader *r, const spw_model *m, const uint32_t ids[2], uint32_t parts, uint32_t i, spw_error *err)
 {
@@ -290,8 +304,7 @@ bind_experts(spw_hf_reader *r, const spw_model *m, const uint32_t ids[2], uint32
     const spw_tensor_info *t = r->tensors[i].info;
     const uint64_t rows = parts * p->rows, elems = p->rows * p->cols;
     const uint64_t want[3] = {m->config.experts, rows, p->cols}, turned[3] = {m->config.experts, p->cols, rows};
-    const bool is_turned = r->turned && t->ndim == 3 && memcmp(t->shape, want, sizeof want) != 0 &&
-                           memcmp(t->shape, turned, sizeof turned) == 0;
+    const bool is_turned = r->turned && t->ndim == 3 && memcmp(t->shape, turned, sizeof turned) == 0;
     const uint8_t *at = NULL;
     char is[120], needed[80];
     SPW_TRY(check_type(r, &r->tensors[i], err));
@@ -464,7 +477,8 @@ spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
         names[count++].id = id;
     }
     qsort(names, count, sizeof *names, by_name_in_files);
-    r->turned = m->config.family == SPW_FAMILY_QWEN3_MOE && spw__hf_folder_is_of(r->path, "qwen3_vl_moe");
+    r->turned = m->config.family == SPW_FAMILY_QWEN3_MOE && are_turned(r, &m->config) &&
+                spw__hf_folder_is_of(r->path, "qwen3_vl_moe");
     st = bind_tensors(r, m, names, count, err);
     spw_mem_free(names);
     return st;

@@ -34,7 +34,7 @@ struct spw_hf_reader {
     bool *in_terms;         /* (param_count) as spw_param has it */
     uint32_t *scale_of;     /* (param_count) of those that are 8-bit floats: index of their scales' tensor */
     spw_fp8_blocks blocks;
-    bool turned; /* tensors of all experts may have matrices (in, out) */
+    bool turned; /* tensors of all experts have matrices (in, out) */
     uint32_t shard_count, tensor_count, param_count;
 };
 
