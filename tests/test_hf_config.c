@@ -694,6 +694,9 @@ test_defaults(void **state)
                ",\"attention_k_eq_v\":true,\"per_layer_config\":{\"2\":{\"head_dim\":64,\"num_key_value_heads\":2}}",
                &m, &err));
     assert_true(m.full_head_dim == 64 && m.full_kv_heads == 2 && m.kv_heads == 4);
+    DONE(
+        parse("gemma4_text", FOUR ",\"per_layer_config\":{\"02\":{\"head_dim\":64}}", &m, &err)); /* of more than ten */
+    assert_true(m.full_head_dim == 64 && m.full_kv_heads == 4);
     DONE(parse("exaone4", "", &m, &err));
     assert_true(m.window == 4096 && m.full_every == 0 && m.rope_skip_every == 0 && m.kv_heads == 32 && !m.tied);
     assert_true(m.norms == SPW_NORMS_AFTER && m.qk_norm && !m.qk_norm_whole && m.norm_eps == 1e-5);

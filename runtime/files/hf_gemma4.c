@@ -21,16 +21,32 @@ read_small(const source *s, spw_model_config *c)
                                                     : refuse(s, "num_kv_shared_layers", get(s, "num_kv_shared_layers"));
 }
 
+/* The name that layer l has among others: its number, with zeros in front where the last one's is longer. NULL: none. */
+static const char *
+name_of_layer(const source *layers, uint64_t l)
+{
+    const char *name;
+    char *end;
+    json_t *v;
+    json_object_foreach((json_t *)(uintptr_t)layers->object, name, v)
+    {
+        if (name[0] >= '0' && name[0] <= '9' && strtoull(name, &end, 10) == l && *end == '\0')
+            return name;
+    }
+    return NULL;
+}
+
 /* What newer releases write: an object for each layer that differs, by its number. */
 static spw_status
 read_layer_heads(const source *layers, uint64_t l, spw_model_config *c)
 {
     uint64_t head_dim = c->head_dim, kv_heads = c->kv_heads;
-    char key[24];
-    const char *name;
+    const char *key = name_of_layer(layers, l), *name;
+    char number[24];
     source own;
     json_t *v;
-    snprintf(key, sizeof key, "%llu", (unsigned long long)l);
+    snprintf(number, sizeof number, "%llu", (unsigned long long)l);
+    key = key != NULL ? key : number;
     SPW_TRY(read_member(layers, key, &own));
     json_object_foreach((json_t *)(uintptr_t)own.object, name, v)
     {
@@ -45,7 +61,7 @@ read_layer_heads(const source *layers, uint64_t l, spw_model_config *c)
     }
     return spw_model_head_dim(c, l) == head_dim && spw_model_kv_heads(c, l) == kv_heads
                ? SPW_OK
-               : refuse(layers, key, get(layers, key)); /* layers of one kind are alike here */
+               : refuse(layers, key, own.object); /* layers of one kind are alike here */
 }
 
 static spw_status
