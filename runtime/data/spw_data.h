@@ -7,7 +7,7 @@
  *
  *   text       any file; bytes are tokens (vocabulary 256), or what the encoder makes of it
  *   llm.c      1024 bytes of int32 header (magic 20240520: uint16 tokens, 20240801: uint32), then the tokens
- *   llmq       1024 bytes of header ("BIN.TOK\n"), int32 tokens, and where some have no loss a bit for each, 1: it has
+ *   llmq       1024 bytes of header ("BIN.TOK\n"), int32 tokens, and where some have no loss a bit for each, 1: what follows it has
  *   Megatron   PREFIX.bin with the tokens (u8, i8, i16, u16, i32, i64) and PREFIX.idx with lengths, offsets, documents
  *   JSON lines an object a line; a field holds the text of one document, another may hold a prompt before it, or a field
  *              holds a conversation (spw_chat.h); or two fields hold a chosen and a rejected answer to the same prompt. In place

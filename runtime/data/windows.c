@@ -32,13 +32,13 @@ decode(const unsigned char *p, data_element e, uint32_t *flags)
     }
 }
 
-/* Where the file has a bit for each token, targets whose bit is 0 have no loss. */
+/* Where the file has a bit for each token, a 0 takes the loss of what is predicted from its place, as llmq's loader has it. */
 static spw_status
 hide_targets(const data_file *f, int fd, uint64_t first, uint64_t T, int32_t *targets, spw_error *err)
 {
     unsigned char block[BLOCK_BYTES];
     for (uint64_t t = 0, n; t < T; t += n) {
-        uint64_t token = first + t + 1, skip = token % 8; /* the target of t */
+        uint64_t token = first + t, skip = token % 8;
         n = T - t < 8 * BLOCK_BYTES - skip ? T - t : 8 * BLOCK_BYTES - skip;
         SPW_TRY(spw__data_read(fd, f->store, f->loss_at + token / 8, block, (skip + n + 7) / 8, err));
         for (uint64_t i = 0; i < n; i++) {
