@@ -106,7 +106,7 @@ for of in start end; do
 done
 check "beside the start" evaluated beside "$dir/end" --pairs --reference "$dir/start"
 check "the start beside itself" evaluated itself "$dir/start" --pairs --reference "$dir/start"
-check "in other batches, from disk" evaluated disk "$dir/end" --pairs --reference "$dir/start" --batch-size 7 --nvme "$dir/swap" --host-memory 40MiB
+check "in other batches, from disk" evaluated disk "$dir/end" --pairs --reference "$dir/start" --batch-size 7 --nvme "$dir/swap" --host-memory 100MiB
 cat >"$dir/same.py" <<'PY'
 import json, math, sys
 got = lambda name: json.load(open(sys.argv[1] + "/" + name))
