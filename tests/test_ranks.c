@@ -230,8 +230,8 @@ test_late_start(void **state)
     w.out = early;
     w.save = first_dir;
     world_run(&w);
-    c.run.comm_timeout = 3; /* a busy machine keeps ranks waiting, too */
-    w.late_s = 5;
+    c.run.comm_timeout = 8; /* a busy machine keeps ranks waiting, too: for more than 3 s under the sanitizers once */
+    w.late_s = 11;
     w.out = late;
     w.save = NULL;
     world_run(&w);
