@@ -98,8 +98,13 @@ spw__hf_is_glm_dense(spw_family family)
 {
     return family == SPW_FAMILY_GLM || family == SPW_FAMILY_GLM4;
 }
-/* Whether there is a folder of this path, whose config.json has this model_type. */
-bool spw__hf_folder_is_of(const char *path, const char *type);
+/* hf.c: the object in folder/config.json, which becomes the caller's, and that file's name. Errors as of spw_hf_config_load. */
+struct json_t;
+enum { SPW_HF_CONFIG_PATH_BYTES = 4096 };
+spw_status
+spw__hf_folder_config(struct json_t **out, char file[SPW_HF_CONFIG_PATH_BYTES], const char *folder, spw_error *err);
+/* Whether it is that of a model of text and images, whose text part spw_hf_config_parse takes. */
+bool spw__hf_has_images(const struct json_t *root);
 /* Those that hf_layer_norm.c reads. */
 static inline bool
 spw__hf_has_layer_norm(spw_family family)
@@ -140,7 +145,6 @@ enum { SPW_MXFP4_GROUP = 32 }; /* numbers of one scale */
 void spw__mxfp4_read(float *out, const uint8_t *blocks, const uint8_t *scales, uint64_t rows, uint64_t cols,
                      uint64_t first, uint64_t count);
 
-struct json_t;
 /* Weights in 8-bit floats: how many rows and columns have one scale (rows 0: not known yet), and what codes are without one. */
 typedef struct spw_fp8_blocks {
     uint64_t rows, cols;

@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CONFIG_BYTES_MAX = 4 << 20 };
 #define BLOCK_MAX 2147483648.0
 
 /* ---------------------------------------------------------------- what config.json says */
@@ -100,17 +99,14 @@ spw_status
 spw__fp8_blocks_of(spw_fp8_blocks *out, const char *folder, spw_error *err)
 {
     uint64_t block[2] = {128, 128};
-    char file[4096 + 64], *text;
+    char file[SPW_HF_CONFIG_PATH_BYTES];
     spw_status st = SPW_OK;
     for (unsigned code = 0; code < 256; code++)
         out->values[code] = spw_fp8_to_f32(SPW_E4M3, (uint8_t)code);
     if (spw_dir_has(folder, "config.json")) {
         json_t *root;
-        snprintf(file, sizeof file, "%s/config.json", folder);
-        SPW_TRY(spw_file_read_text(file, CONFIG_BYTES_MAX, &text, err));
-        root = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
-        spw_mem_free(text);
-        st = root != NULL ? block_of(root, file, block, err) : SPW_RAISE(err, SPW_ECONFIG, "%s: not JSON", file);
+        SPW_TRY(spw__hf_folder_config(&root, file, folder, err));
+        st = block_of(root, file, block, err);
         json_decref(root);
     }
     out->rows = st == SPW_OK ? block[0] : 0;

@@ -1,7 +1,7 @@
 /*
  * Hugging Face's config.json into a model's configuration. The reader takes what the families of this library
  * compute and refuses by name what would make another model of the same weights; no key that changes numbers is ignored.
- * Rotary positions, windows and experts have readers of their own (hf_rope.c, hf_window.c, hf_experts.c).
+ * Llama's relatives have a reader of their own (hf_llama.c), and so have those with LayerNorms (hf_layer_norm.c).
  * Source: FORMATS S7 (the configuration classes of several releases, older and newer rope keys).
  */
 #include "hf_source.h"
@@ -10,179 +10,6 @@
 #include <unistd.h>
 
 enum { CONFIG_BYTES_MAX = 4 << 20 };
-
-/* ---------------------------------------------------------------- what sets the families apart */
-
-/* A cap that is null is none. Gemma 3's class has them too, and what it does with one depends on how it attends. */
-spw_status
-spw__hf_read_cap(const source *s, const char *key, double otherwise, double *out)
-{
-    const json_t *v = get(s, key);
-    *out = json_object_get(s->object, key) == NULL ? otherwise : 0;
-    SPW_TRY(read_real(s, key, out));
-    return v == NULL || *out > 0 ? SPW_OK : wrong(s, key, "number above 0, or null", v);
-}
-
-static spw_status
-read_gemma(const source *s, spw_model_config *c)
-{
-    static const char *const caps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
-    bool capped = c->family == SPW_FAMILY_GEMMA2;
-    if (!spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GEMMA4)
-        return spw__hf_read_gemma4(s, c);
-    c->norms_from_one = c->embedding_scaled = true;
-    c->gate = SPW_GATE_GELU;
-    SPW_TRY(must_be(s, "use_bidirectional_attention", false));
-    if (c->family == SPW_FAMILY_GEMMA)
-        return SPW_OK;
-    for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
-        if (!capped && get(s, caps[i]) != NULL)
-            return refuse(s, caps[i], get(s, caps[i]));
-    }
-    if (capped) {
-        SPW_TRY(spw__hf_read_cap(s, caps[0], 50, &c->score_cap));
-        SPW_TRY(spw__hf_read_cap(s, caps[1], 30, &c->logit_cap));
-    }
-    c->norms = SPW_NORMS_BOTH;
-    c->query_scalar = 256;
-    return read_size(s, "query_pre_attn_scalar", 1, &c->query_scalar);
-}
-
-/* Factors that are 1 where they are not said, that of scores too. */
-static spw_status
-read_granite(const source *s, spw_model_config *c)
-{
-    const struct {
-        const char *key;
-        double *out;
-    } factors[] = {{"embedding_multiplier", &c->embedding_scale},
-                   {"residual_multiplier", &c->half_scale},
-                   {"attention_multiplier", &c->score_scale},
-                   {"logits_scaling", &c->logit_divisor}};
-    if (c->family != SPW_FAMILY_GRANITE)
-        return SPW_OK;
-    for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) {
-        *factors[i].out = 1;
-        SPW_TRY(read_real(s, factors[i].key, factors[i].out));
-        if (!(*factors[i].out > 0))
-            return wrong(s, factors[i].key, "number above 0", get(s, factors[i].key));
-    }
-    return SPW_OK;
-}
-
-/* The gate's numbers are its kernels'. */
-static spw_status
-read_gpt_oss(const source *s, spw_model_config *c)
-{
-    double limit = (double)SPW_GATE_LIMIT, alpha = 1.702;
-    if (c->family != SPW_FAMILY_GPT_OSS)
-        return SPW_OK;
-    SPW_TRY(read_real(s, "swiglu_limit", &limit));
-    SPW_TRY(read_real(s, "swiglu_alpha", &alpha));
-    if ((float)limit != SPW_GATE_LIMIT)
-        return refuse(s, "swiglu_limit", get(s, "swiglu_limit"));
-    if ((float)alpha != SPW_GATE_ALPHA)
-        return refuse(s, "swiglu_alpha", get(s, "swiglu_alpha"));
-    c->gate = SPW_GATE_CLAMPED;
-    c->experts_paired = c->sinks = true;
-    return SPW_OK;
-}
-
-/* Its class looks at a window, which no file has. */
-static spw_status
-check_olmoe(const source *s)
-{
-    static const char *const keys[] = {"clip_qkv", "sliding_window"};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        if (get(s, keys[i]) != NULL)
-            return refuse(s, keys[i], get(s, keys[i]));
-    }
-    return SPW_OK;
-}
-
-static spw_status
-read_llama(const source *s, spw_model_config *c)
-{
-    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, seed = c->family == SPW_FAMILY_SEED_OSS;
-    bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
-    bool olmo = c->family == SPW_FAMILY_OLMO2 || c->family == SPW_FAMILY_OLMO3, gemma = spw__hf_is_gemma(c->family);
-    bool biases =
-        c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GRANITE || seed;
-    bool olmoe = c->family == SPW_FAMILY_OLMOE;
-    bool solar = c->family == SPW_FAMILY_SOLAR_OPEN, glm = c->family == SPW_FAMILY_GLM4_MOE || solar;
-    bool dots = c->family == SPW_FAMILY_DOTS1, latent = spw__hf_is_latent(c->family);
-    bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, ernie = c->family == SPW_FAMILY_ERNIE;
-    bool glm_dense = spw__hf_is_glm_dense(c->family), exaone = c->family == SPW_FAMILY_EXAONE4;
-    bool ministral = c->family == SPW_FAMILY_MINISTRAL3;
-    bool linear = spw__hf_is_linear(c->family), many = s->axes && c->family == SPW_FAMILY_QWEN3_MOE;
-    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm ||
-                                  minimax || seed || ministral
-                              ? 8
-                          : c->family == SPW_FAMILY_GEMMA || many                                                   ? 16
-                          : glm_dense || ernie || (linear && c->family != SPW_FAMILY_QWEN3_5)                       ? 2
-                          : linear || c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
-                          : s->qwen_vl                                                                              ? 8
-                          : c->family == SPW_FAMILY_QWEN2_MOE                                                       ? 16
-                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3 || exaone || dots        ? 32
-                                                                                                                    : 0;
-    bool coarse = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || c->family == SPW_FAMILY_GLM4_LITE;
-    bool bias = gpt_oss || seed || glm_dense;
-    c->norm_eps = glm_dense                                                                                 ? 1.5625e-7
-                  : coarse || olmo || olmoe || gpt_oss || glm || ernie || exaone || ministral || s->qwen_vl ? 1e-5
-                                                                                                            : 1e-6;
-    SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
-    SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
-    SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
-    SPW_TRY(read_size(s, "intermediate_size", 1, &c->mlp_width));
-    SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
-    c->kv_heads = kv_default > 0 && json_object_get(s->object, "num_key_value_heads") == NULL ? kv_default : c->heads;
-    SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
-    c->head_dim = gemma || linear                                                                                ? 256
-                  : gpt_oss                                                                                      ? 64
-                  : c->family == SPW_FAMILY_QWEN3 || minimax || seed || glm_dense || ernie || ministral || solar ? 128
-                  : c->heads > 0 ? c->width / c->heads
-                                 : 0;
-    SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
-    if (c->width > 0 && c->heads > c->width && c->head_dim == 0)
-        return wrong(s, "num_attention_heads", "no more heads than hidden_size",
-                     json_object_get(s->object, "num_attention_heads"));
-    SPW_TRY(read_real(s, "rms_norm_eps", &c->norm_eps));
-    SPW_TRY(spw__hf_read_latent(s, c));
-    SPW_TRY(spw__hf_read_linear(s, c));
-    SPW_TRY(spw__hf_read_rope(s, c));
-    SPW_TRY(spw__hf_read_no_rope(s, c));
-    SPW_TRY(spw__hf_read_window(s, c));
-    SPW_TRY(spw__hf_read_experts(s, c));
-    if (ernie)
-        SPW_TRY(read_bool(s, "use_bias", &bias));
-    else if (biases || qwen3 || dots || olmo || olmoe || gemma || gpt_oss || glm || latent || glm_dense)
-        SPW_TRY(read_bool(s, "attention_bias", &bias));
-    else
-        SPW_TRY(must_be(s, "attention_bias", false));
-    c->qkv_bias = bias || c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN2_MOE;
-    if (c->family == SPW_FAMILY_QWEN2_MOE)
-        SPW_TRY(read_bool(s, "qkv_bias", &c->qkv_bias));
-    c->out_bias = bias && !glm && !seed && !glm_dense;
-    if (seed)
-        SPW_TRY(read_bool(s, "attention_out_bias", &c->out_bias));
-    c->mlp_bias = ernie && bias;
-    if (biases)
-        SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
-    else
-        SPW_TRY(must_be(s, "mlp_bias", c->mlp_bias));
-    c->qk_norm = linear || exaone || qwen3 || dots || olmo || olmoe || minimax || c->family == SPW_FAMILY_GEMMA3;
-    if (glm && !solar)
-        SPW_TRY(read_bool(s, "use_qk_norm", &c->qk_norm));
-    c->qk_norm_whole = olmo || olmoe || minimax;
-    if (olmoe)
-        SPW_TRY(check_olmoe(s));
-    c->packed = c->family == SPW_FAMILY_PHI3;
-    c->gate_packed = c->packed || glm_dense;
-    c->norms = olmo || exaone ? SPW_NORMS_AFTER : c->family == SPW_FAMILY_GLM4 ? SPW_NORMS_BOTH : SPW_NORMS_BEFORE;
-    SPW_TRY(read_gpt_oss(s, c));
-    SPW_TRY(read_granite(s, c));
-    return read_gemma(s, c);
-}
 
 static spw_status
 read_gpt2(const source *s, spw_model_config *c)
@@ -242,26 +69,28 @@ static const struct with_images {
     bool axes;
     bool qwen_vl; /* then the text's keys may also stand beside the others */
     uint64_t vocab, positions, width, layers, heads, mlp_width; /* of a missing key; 0: as in a model of text */
-} with_images[] = {
-    {"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3, false, false, 262208, 131072, 2304,
-     26, 8, 9216},
-    {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, false, false, 0, 0, 0, 0, 0, 0},
-    {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, true, 152064, 32768, 8192,
-     80, 64, 29568},
-    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, true, 152064, 32768,
-     8192, 80, 64, 29568},
-    {"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", SPW_FAMILY_QWEN3, true, false, 151936, 128000,
-     4096, 32, 32, 22016},
-    {"qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", SPW_FAMILY_QWEN3_MOE, true, false,
-     151936, 128000, 2048, 24, 16, 5632},
-    {"qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", SPW_FAMILY_QWEN3_5, true, false, 248320, 32768, 4096,
-     32, 16, 12288},
-    {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", SPW_FAMILY_QWEN3_5_MOE, true, false,
-     248320, 32768, 2048, 40, 16, 0},
-    {"gemma4", "Gemma4ForConditionalGeneration", "gemma4_text", SPW_FAMILY_GEMMA4, false, false, 262144, 131072, 2304,
-     30, 8, 9216},
-    {"gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", SPW_FAMILY_GEMMA4, false, false,
-     262144, 262144, 2304, 30, 8, 9216}};
+    uint64_t kv_heads;
+    double norm_eps;
+} with_images[] = {{"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3, false, false, 262208,
+                    131072, 2304, 26, 8, 9216, 0, 0},
+                   {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, false, false, 0, 0,
+                    0, 0, 0, 0, 0, 0},
+                   {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, true,
+                    152064, 32768, 8192, 80, 64, 29568, 8, 1e-5},
+                   {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, true,
+                    152064, 32768, 8192, 80, 64, 29568, 8, 1e-5},
+                   {"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", SPW_FAMILY_QWEN3, true, false,
+                    151936, 128000, 4096, 32, 32, 22016, 0, 0},
+                   {"qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", SPW_FAMILY_QWEN3_MOE,
+                    true, false, 151936, 128000, 2048, 24, 16, 5632, 16, 0},
+                   {"qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", SPW_FAMILY_QWEN3_5, true, false,
+                    248320, 32768, 4096, 32, 16, 12288, 0, 0},
+                   {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", SPW_FAMILY_QWEN3_5_MOE,
+                    true, false, 248320, 32768, 2048, 40, 16, 0, 0, 0},
+                   {"gemma4", "Gemma4ForConditionalGeneration", "gemma4_text", SPW_FAMILY_GEMMA4, false, false, 262144,
+                    131072, 2304, 30, 8, 9216, 0, 0},
+                   {"gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", SPW_FAMILY_GEMMA4,
+                    false, false, 262144, 262144, 2304, 30, 8, 9216, 0, 0}};
 
 /* Relatives of what is computed here, and what of them is not. */
 static const char *
@@ -373,6 +202,8 @@ read_config(const source *s, bool section, const struct with_images *kind, spw_m
         c->layers = kind->layers;
         c->heads = kind->heads;
         c->mlp_width = kind->mlp_width;
+        c->kv_heads = kind->kv_heads;
+        c->norm_eps = kind->norm_eps;
     }
     SPW_TRY(check_activation(s, c->family));
     SPW_TRY(check_quantization(s, c->family));
@@ -386,7 +217,7 @@ read_config(const source *s, bool section, const struct with_images *kind, spw_m
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied));
     SPW_TRY(c->family == SPW_FAMILY_GPT2        ? read_gpt2(s, c)
             : spw__hf_has_layer_norm(c->family) ? spw__hf_read_layer_norm(s, c)
-                                                : read_llama(s, c));
+                                                : spw__hf_read_llama(s, c));
     if (section) /* GPT-2's files say 0.1 whoever reads them: not for those */
         SPW_TRY(read_dropout(s, c));
     if (c->width == 0 || c->layers == 0 || c->heads == 0 || c->mlp_width == 0)
@@ -412,13 +243,9 @@ find_images(const source *s)
 }
 
 bool
-spw_hf_config_has_images(const char *json_text)
+spw__hf_has_images(const json_t *root)
 {
-    json_t *root = json_loads(json_text, 0, NULL);
-    source s = {root, "", "", NULL, false, false};
-    bool has = root != NULL && find_images(&s) != NULL;
-    json_decref(root);
-    return has;
+    return find_images(&(source){.object = root}) != NULL;
 }
 
 static spw_status
@@ -439,42 +266,53 @@ read_text_part(const source *s, const struct with_images *kind, spw_model_config
     return SPW_OK;
 }
 
+/* The object that a text is, which becomes the caller's. */
+static spw_status
+parse_object(json_t **out, const char *text, const char *name, spw_error *err)
+{
+    json_error_t where;
+    *out = json_loads(text, JSON_REJECT_DUPLICATES, &where);
+    if (*out == NULL)
+        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
+    if (json_is_object(*out))
+        return SPW_OK;
+    json_decref(*out);
+    *out = NULL;
+    return SPW_RAISE(err, SPW_ECONFIG, "%s: not a JSON object", name);
+}
+
+static spw_status
+read_root(spw_model_config *out, const json_t *root, const char *name, bool section, spw_error *err)
+{
+    source s = {root, name, "", err, false, false};
+    const struct with_images *kind = section ? NULL : find_images(&s);
+    snprintf(s.prefix, sizeof s.prefix, "%s", section ? "model." : "");
+    return kind != NULL ? read_text_part(&s, kind, out) : read_config(&s, section, NULL, out);
+}
+
 spw_status
 spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *name, bool section, spw_error *err)
 {
-    json_error_t where;
-    json_t *root = json_loads(json_text, JSON_REJECT_DUPLICATES, &where);
-    source s = {root, name, "", err, false, false};
-    spw_status st;
-    if (root == NULL)
-        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
-    if (section)
-        snprintf(s.prefix, sizeof s.prefix, "model.");
-    if (!json_is_object(root))
-        st = SPW_RAISE(err, SPW_ECONFIG, "%s: not a JSON object", name);
-    else
-        st = !section && find_images(&s) != NULL ? read_text_part(&s, find_images(&s), out)
-                                                 : read_config(&s, section, NULL, out);
+    json_t *root;
+    spw_status st = parse_object(&root, json_text, name, err);
+    if (st == SPW_OK)
+        st = read_root(out, root, name, section, err);
     json_decref(root);
     return st;
 }
 
-bool
-spw__hf_folder_is_of(const char *path, const char *type)
+spw_status
+spw__hf_folder_config(json_t **out, char file[SPW_HF_CONFIG_PATH_BYTES], const char *folder, spw_error *err)
 {
-    char file[4096], *text;
-    const char *said;
-    json_t *root;
-    bool is;
-    if (!spw_dir_has(path, "config.json") || snprintf(file, sizeof file, "%s/config.json", path) >= (int)sizeof file ||
-        spw_file_read_text(file, CONFIG_BYTES_MAX, &text, NULL) != SPW_OK)
-        return false;
-    root = json_loads(text, 0, NULL);
-    said = json_string_value(json_object_get(root, "model_type"));
-    is = said != NULL && strcmp(said, type) == 0;
-    json_decref(root);
+    char *text;
+    spw_status st;
+    *out = NULL;
+    if (snprintf(file, SPW_HF_CONFIG_PATH_BYTES, "%s/config.json", folder) >= SPW_HF_CONFIG_PATH_BYTES)
+        return SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", folder);
+    SPW_TRY(spw_file_read_text(file, CONFIG_BYTES_MAX, &text, err));
+    st = parse_object(out, text, file, err);
     spw_mem_free(text);
-    return is;
+    return st;
 }
 
 spw_status
@@ -501,13 +339,12 @@ spw_hf_check_folder(const char *path, spw_error *err)
 spw_status
 spw_hf_config_load(spw_model_config *out, const char *folder, spw_error *err)
 {
-    char file[4096], *text;
+    char file[SPW_HF_CONFIG_PATH_BYTES];
+    json_t *root;
     spw_status st;
     SPW_TRY(spw_hf_check_folder(folder, err));
-    if (snprintf(file, sizeof file, "%s/config.json", folder) >= (int)sizeof file)
-        return SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", folder);
-    SPW_TRY(spw_file_read_text(file, CONFIG_BYTES_MAX, &text, err));
-    st = spw_hf_config_parse(out, text, file, false, err);
-    spw_mem_free(text);
+    SPW_TRY(spw__hf_folder_config(&root, file, folder, err));
+    st = read_root(out, root, file, false, err);
+    json_decref(root);
     return st;
 }

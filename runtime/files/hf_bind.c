@@ -3,6 +3,7 @@
  * checked. Source: FORMATS S8 (tensor names; what old files hold besides parameters).
  */
 #include "hf_reader.h"
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -444,6 +445,22 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
     return SPW_OK;
 }
 
+/* Whether the path is that of a Qwen3-VL's folder. */
+static bool
+is_qwen3_vl(const char *path)
+{
+    char file[SPW_HF_CONFIG_PATH_BYTES];
+    const char *type;
+    json_t *root;
+    bool is;
+    if (!spw_dir_has(path, "config.json") || spw__hf_folder_config(&root, file, path, NULL) != SPW_OK)
+        return false;
+    type = json_string_value(json_object_get(root, "model_type"));
+    is = type != NULL && strcmp(type, "qwen3_vl_moe") == 0;
+    json_decref(root);
+    return is;
+}
+
 spw_status
 spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
 {
@@ -477,8 +494,7 @@ spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
         names[count++].id = id;
     }
     qsort(names, count, sizeof *names, by_name_in_files);
-    r->turned = m->config.family == SPW_FAMILY_QWEN3_MOE && are_turned(r, &m->config) &&
-                spw__hf_folder_is_of(r->path, "qwen3_vl_moe");
+    r->turned = m->config.family == SPW_FAMILY_QWEN3_MOE && are_turned(r, &m->config) && is_qwen3_vl(r->path);
     st = bind_tensors(r, m, names, count, err);
     spw_mem_free(names);
     return st;

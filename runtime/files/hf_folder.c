@@ -14,11 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BLOCK_BYTES = 16384, PATH_MAX_BYTES = 1100, CONFIG_BYTES_MAX = 1 << 20 };
+enum { BLOCK_BYTES = 16384, PATH_MAX_BYTES = 1100 };
 
-/* The wrapped model's own config, with the token ids that the source has outside or in its text part. */
+/* The model's own config, with the token ids that the source has outside or in its text part, if there is one. */
 static json_t *
-text_part(const spw_model_config *config, const json_t *source, spw_dtype dtype)
+own_config(const spw_model_config *config, const json_t *source, spw_dtype dtype)
 {
     static const char *const ids[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     const json_t *inner = json_object_get(source, "text_config");
@@ -37,24 +37,13 @@ spw_hf_config_carry(char **text_out, const spw_model_config *config, const char 
                     spw_error *err)
 {
     static const char *const names[] = {[SPW_F32] = "float32", [SPW_BF16] = "bfloat16", [SPW_F16] = "float16"};
-    char path[PATH_MAX_BYTES + 64], *text = NULL;
-    json_t *root = NULL, *whole;
-    bool has_images = false;
+    char file[SPW_HF_CONFIG_PATH_BYTES], *text;
+    json_t *root, *whole = NULL;
     *text_out = NULL;
-    if (source != NULL) {
-        snprintf(path, sizeof path, "%.1000s/config.json", source);
-        SPW_TRY(spw_file_read_text(path, CONFIG_BYTES_MAX, &text, err));
-        has_images = spw_hf_config_has_images(text);
-    } else {
-        text = spw_hf_config_text(config, dtype);
-    }
-    root = text != NULL ? json_loads(text, 0, NULL) : NULL;
-    spw_mem_free(text);
-    if (has_images) {
-        whole = root;
-        root = text_part(config, whole, dtype);
-        json_decref(whole);
-    }
+    if (source != NULL)
+        SPW_TRY(spw__hf_folder_config(&whole, file, source, err));
+    root = whole == NULL || spw__hf_has_images(whole) ? own_config(config, whole, dtype) : json_incref(whole);
+    json_decref(whole);
     (void)json_object_del(root, "quantization_config"); /* what is written is not quantised */
     (void)json_object_del(root, "auto_map"); /* Python files that are not written; transformers has the class itself */
     if (source != NULL)

@@ -160,8 +160,6 @@ char *spw_hf_config_text(const spw_model_config *config, spw_dtype dtype);
  * and no model; else SPW_OK.
  */
 spw_status spw_hf_check_folder(const char *path, spw_error *err);
-/* Whether it is the config.json of a model of text and images, whose text part spw_hf_config_parse takes. */
-bool spw_hf_config_has_images(const char *json_text);
 /*
  * The text of the source folder's own config.json, whatever else it says, with this dtype, not quantised, and of transformers' own class (no
  * auto_map); source NULL: the text above, and
