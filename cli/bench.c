@@ -1,6 +1,5 @@
 /* spillway bench: picks the benchmark, one file each; what they share: how a build is named in their headers, and options. */
 #include "cli.h"
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -58,15 +57,6 @@ cli_bench_seconds(const char *command, const char *text, double *out)
         return true;
     (void)cli_usage(command, "--seconds %s is not a number above 0 and up to 3600", text);
     return false;
-}
-
-spw_status
-cli_bench_json(const char *command, json_t *object, spw_error *err)
-{
-    int rc = object == NULL ? -1 : json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
-    json_decref(object);
-    putchar('\n');
-    return rc == 0 ? SPW_OK : SPW_RAISE(err, SPW_EIO, "%s: writing JSON", command);
 }
 
 int

@@ -19,12 +19,12 @@ static spw_status
 print_header(const options *o, const spw_comm_info *comm, const spw_rank_bench_info *info, spw_error *err)
 {
     if (o->json)
-        return cli_bench_json("bench comm",
-                              json_pack("{s:{s:s,s:i,s:s,s:s,s:s,s:i,s:i,s:i,s:b,s:s}}", "header", "bench", "comm",
-                                        "schema", 1, "version", SPW_VERSION, "build", cli_build_name(), "device",
-                                        info->device, "ranks", (int)comm->world, "ranks_here", (int)comm->machine_world,
-                                        "hosts", (int)comm->host_count, "linked", (int)info->linked, "how", info->why),
-                              err);
+        return cli_show_json("bench comm", CLI_DIGITS_MEASURED,
+                             json_pack("{s:{s:s,s:i,s:s,s:s,s:s,s:i,s:i,s:i,s:b,s:s}}", "header", "bench", "comm",
+                                       "schema", 1, "version", SPW_VERSION, "build", cli_build_name(), "device",
+                                       info->device, "ranks", (int)comm->world, "ranks_here", (int)comm->machine_world,
+                                       "hosts", (int)comm->host_count, "linked", (int)info->linked, "how", info->why),
+                             err);
     printf("# bench comm  schema 1  spillway %s  %u ranks on %u host%s, %u here  build %s\n", SPW_VERSION, comm->world,
            comm->host_count, comm->host_count > 1 ? "s" : "", comm->machine_world, cli_build_name());
     printf("# %s; device %s\n", info->why, info->device);
@@ -39,13 +39,13 @@ print_row(const options *o, spw_rank_way way, spw_rank_use use, uint64_t size, c
 {
     char share[16] = "-";
     if (o->json)
-        return cli_bench_json("bench comm",
-                              json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:I}", "from", spw_rank_way_name(way),
-                                        "op", spw_rank_use_name(use), "size", (json_int_t)size, "calls",
-                                        (json_int_t)r->calls, "us", r->seconds * 1e6, "gb_s", r->rank * 1e-9,
-                                        "host_gb_s", r->host * 1e-9, "memcpy_gb_s", r->memcpy * 1e-9, "cpu_s_per_gb",
-                                        r->cpu > 0 ? 1e9 / r->cpu : 0, "wrong", (json_int_t)r->wrong),
-                              err);
+        return cli_show_json("bench comm", CLI_DIGITS_MEASURED,
+                             json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:I}", "from", spw_rank_way_name(way),
+                                       "op", spw_rank_use_name(use), "size", (json_int_t)size, "calls",
+                                       (json_int_t)r->calls, "us", r->seconds * 1e6, "gb_s", r->rank * 1e-9,
+                                       "host_gb_s", r->host * 1e-9, "memcpy_gb_s", r->memcpy * 1e-9, "cpu_s_per_gb",
+                                       r->cpu > 0 ? 1e9 / r->cpu : 0, "wrong", (json_int_t)r->wrong),
+                             err);
     if (r->memcpy > 0)
         snprintf(share, sizeof share, "%.0f", 100 * r->rank / r->memcpy);
     printf("  %-8s %-8s %13llu %10llu %11.1f %7.2f %8.2f %8s %9.3f %7llu\n", spw_rank_way_name(way),

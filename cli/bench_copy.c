@@ -345,11 +345,11 @@ print_header(const bench *b, spw_error *err)
 {
     const spw_gpu_info *info = spw_gpu_get_info(b->gpu);
     if (b->opt.json)
-        return cli_bench_json("bench copy",
-                              json_pack("{s:{s:s,s:i,s:s,s:s,s:s,s:s,s:b}}", "header", "bench", "copy", "schema", 1,
-                                        "version", SPW_VERSION, "device", info->name, "description", info->description,
-                                        "build", cli_build_name(), "pinned", (int)b->region.locked),
-                              err);
+        return cli_show_json("bench copy", CLI_DIGITS_MEASURED,
+                             json_pack("{s:{s:s,s:i,s:s,s:s,s:s,s:s,s:b}}", "header", "bench", "copy", "schema", 1,
+                                       "version", SPW_VERSION, "device", info->name, "description", info->description,
+                                       "build", cli_build_name(), "pinned", (int)b->region.locked),
+                             err);
     printf("# bench copy  schema 1  spillway %s  device %s (%s)  build %s\n", SPW_VERSION, info->name,
            info->description, cli_build_name());
     printf("# pinned region %s; one copy in flight per queue; peak: memcpy of the source's bytes, as many threads\n",
@@ -367,13 +367,13 @@ print_row(const bench *b, const result *r, spw_error *err)
         json_t *samples = json_array();
         for (uint32_t i = 0; i < r->reps; i++)
             json_array_append_new(samples, json_real(r->samples_us[i])); /* a failure shows in json_pack */
-        return cli_bench_json("bench copy",
-                              json_pack("{s:s,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:I,s:o}", "op", r->op, "size",
-                                        (json_int_t)r->size, "reps", (json_int_t)r->reps, "gb_s", r->gb_s, "p50_us",
-                                        r->p50_us, "p99_us", r->p99_us, "cpu_s_per_gb", r->cpu_s_per_gb, "ceiling_gb_s",
-                                        r->ceiling_gb_s, "ratio_to_ceiling", ratio, "wrong", (json_int_t)r->wrong,
-                                        "samples_us", samples),
-                              err);
+        return cli_show_json("bench copy", CLI_DIGITS_MEASURED,
+                             json_pack("{s:s,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:I,s:o}", "op", r->op, "size",
+                                       (json_int_t)r->size, "reps", (json_int_t)r->reps, "gb_s", r->gb_s, "p50_us",
+                                       r->p50_us, "p99_us", r->p99_us, "cpu_s_per_gb", r->cpu_s_per_gb, "ceiling_gb_s",
+                                       r->ceiling_gb_s, "ratio_to_ceiling", ratio, "wrong", (json_int_t)r->wrong,
+                                       "samples_us", samples),
+                             err);
     }
     printf("  %-24s %11llu %6u %9.1f %9.1f %8.2f %6.0f %7llu\n", r->op, (unsigned long long)r->size, r->reps, r->p50_us,
            r->p99_us, r->gb_s, 100 * ratio, (unsigned long long)r->wrong);

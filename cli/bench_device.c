@@ -112,7 +112,7 @@ print_json(device_bench *b, json_t *object)
 {
     char command[32];
     snprintf(command, sizeof command, "bench %s", b->name);
-    (void)cli_bench_json(command, object, &b->err);
+    (void)cli_show_json(command, CLI_DIGITS_MEASURED, object, &b->err);
 }
 
 static void

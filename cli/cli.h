@@ -84,6 +84,11 @@ void cli_warn_of_schedule(const spw_config *config);
 /* For keys that say something of what is not there: of frozen weights where all are trained, say. ranks: how many train. */
 void cli_warn_of_idle_keys(const spw_config *config, uint64_t ranks);
 
+/* A line of JSON, with so many digits of each number; object is given up, and NULL an error like any other. */
+enum { CLI_DIGITS_MEASURED = 6, CLI_DIGITS_ALL = 17 };
+struct json_t;
+spw_status cli_show_json(const char *command, size_t digits, struct json_t *object, spw_error *err);
+
 /* How weights live that are only read: --host-memory, --device-memory, --nvme (which may stand several times), --codes. */
 typedef struct cli_place {
     uint64_t host_memory, device_memory; /* 0: not given */
@@ -126,8 +131,5 @@ typedef struct cli_sizes {
 } cli_sizes;
 bool cli_bench_sizes(const char *command, const char *list, uint64_t multiple, cli_sizes *out);
 bool cli_bench_seconds(const char *command, const char *text, double *out);
-/* A line of JSON; object is given up, and NULL an error like any other. */
-struct json_t;
-spw_status cli_bench_json(const char *command, struct json_t *object, spw_error *err);
 
 #endif

@@ -1,5 +1,6 @@
 /* The program: picks the command. One file per command, of train several, on the public API only. */
 #include "cli.h"
+#include <jansson.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -347,6 +348,15 @@ cli_exit_code(const spw_error *err)
     case SPW_ECONFIG: return EXIT_USAGE;
     default: return EXIT_FAILED;
     }
+}
+
+spw_status
+cli_show_json(const char *command, size_t digits, json_t *object, spw_error *err)
+{
+    int rc = object == NULL ? -1 : json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(digits));
+    json_decref(object);
+    putchar('\n');
+    return rc == 0 ? SPW_OK : SPW_RAISE(err, SPW_EIO, "%s: writing JSON", command);
 }
 
 int
