@@ -718,28 +718,19 @@ static bool
 open_made(data_file *f, const spw_data_options *o, uint64_t key)
 {
     f->fd = open(f->store, O_RDONLY | O_CLOEXEC);
-    if (f->fd >= 0 && accept(f, o, key))
+    if (f->fd >= 0 && accept(f, o, key)) {
+        (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_RANDOM); /* as spw__data_fd() says of windows */
         return true;
+    }
     if (f->fd >= 0)
         close(f->fd);
     f->fd = -1;
     return false;
 }
 
-/* Whether another run has made it meanwhile. */
-static bool
-is_made(data_file *f, const spw_data_options *o, uint64_t key)
-{
-    if (!open_made(f, o, key))
-        return false;
-    close(f->fd);
-    f->fd = -1;
-    return true;
-}
-
 /*
  * What has the name already stays if it is accepted: another run, on a host that shares the folder say, has put it there and may read it, and one
- * that opens it finds a name at any time. What is not accepted is replaced.
+ * that opens it finds a name at any time: it is f's, too. What is not accepted is replaced.
  */
 static spw_status
 place(data_file *f, const encoding *e, uint64_t key, spw_error *err)
@@ -747,7 +738,7 @@ place(data_file *f, const encoding *e, uint64_t key, spw_error *err)
     const char *name = f->store;
     char link[64];
     if (!e->nameless) {
-        if (is_made(f, e->o, key))
+        if (open_made(f, e->o, key))
             return unlink(e->part) == 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "data.cache_dir: remove %s", e->part);
         return SPW_CALL(EIO, rename(e->part, name)) == 0
                    ? SPW_OK
@@ -756,7 +747,7 @@ place(data_file *f, const encoding *e, uint64_t key, spw_error *err)
     snprintf(link, sizeof link, "/proc/self/fd/%d", e->out);
     while (SPW_CALL(EIO, linkat(AT_FDCWD, link, AT_FDCWD, name, AT_SYMLINK_FOLLOW)) != 0) {
         int why = errno;
-        if (why == EEXIST && is_made(f, e->o, key))
+        if (why == EEXIST && open_made(f, e->o, key))
             return SPW_OK;
         if (why != EEXIST || (unlink(name) != 0 && (why = errno) != ENOENT))
             return SPW_RAISE_SYS(err, why, "data.cache_dir: name %s", name);
@@ -837,6 +828,8 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     spw_tokens_free(&e->labels);
     spw_mem_free(e);
     SPW_TRY(st);
+    if (f->fd >= 0) /* another run's */
+        return SPW_OK;
     SPW_TRY(spw__data_fd(&f->fd, f->store, true, err));
     return accept(f, o, key) ? SPW_OK : SPW_RAISE(err, SPW_ECORRUPT, "data: %s changed while it was written", f->store);
 }

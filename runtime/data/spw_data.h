@@ -172,7 +172,8 @@ uint64_t spw_data_encode_key(const spw_data_options *o); /* of the encoder and w
  *         and where pairs are conversations and there is no chat.
  *         SPW_EINVAL when a source's files are all empty or shorter than one sequence (with what was found and needed), or no
  *         pair of theirs is left.
- * Cost    a read of each file's header; of Megatron's index, all; of files to tokenise, all, once.
+ * Cost    a read of each file's header; of llmq's bits of loss, 256 KiB at most; of Megatron's index, all; of JSON lines the first, and
+ *         of files to tokenise, all, once.
  * Memory  spw_data_memory_bytes() afterwards, independent of the files' sizes; while it tokenises, a piece of text (a
  *         line of JSON lines, up to 64 MiB, with what jansson makes of it) and its tokens.
  */
