@@ -336,11 +336,12 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
     key.alignment = (uint32_t)(low & (~low + 1));
     /*
      * Rows of gelu_in must be multiples of 8, and nobody says that the library looks: it takes other strides without a word. And where a row of
-     * any matrix does not begin at a multiple of 16 bytes it rounds the product to 16 bits before a bias is added (cuBLASLt 13.0, sm_90).
+     * any matrix does not begin at a multiple of 16 bytes it rounds the product to 16 bits before a bias (seen with a GELU behind it) or another
+     * array is added (cuBLASLt 13.0, sm_90).
      */
     if (p->after != AFTER_NOTHING && b->plain)
         return false;
-    if ((p->after != AFTER_NOTHING || (key.once && p->onto != NULL)) && !in_whole_pieces(&key))
+    if ((p->after != AFTER_NOTHING || key.once) && !in_whole_pieces(&key))
         return false;
     pthread_mutex_lock(&b->lock);
     way = find_plan(b, &key, q->gpu->info.compute_dtype);
