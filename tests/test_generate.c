@@ -665,6 +665,64 @@ test_sampling(void **state)
     assert_true(n[0] == 500 && n[1] == 0 && n[2] == 500);
 }
 
+static int
+by_likeliness(const void *a, const void *b)
+{
+    const spw_candidate *x = a, *y = b;
+    return x->logit != y->logit ? (x->logit > y->logit ? -1 : 1) : x->id < y->id ? -1 : 1;
+}
+
+/* The same from all candidates in order. */
+static int32_t
+draw_sorted(const float *logits, uint64_t n, const spw_sampling *how, double uniform)
+{
+    static spw_candidate all[1500];
+    double sum = 0, reached = 0, left = uniform;
+    uint64_t k = how->top_k > 0 && how->top_k < n ? how->top_k : n, kept;
+    for (uint64_t i = 0; i < n; i++)
+        all[i] = (spw_candidate){logits[i], (int32_t)i};
+    qsort(all, n, sizeof *all, by_likeliness);
+    for (uint64_t i = 0; i < k; i++)
+        sum += exp((double)(all[i].logit - all[0].logit) / how->temperature);
+    for (kept = 0; kept < k && (how->top_p == 1 || reached < how->top_p * sum); kept++)
+        reached += exp((double)(all[kept].logit - all[0].logit) / how->temperature);
+    for (uint64_t i = 0; i < kept; i++) {
+        left -= exp((double)(all[i].logit - all[0].logit) / how->temperature) / reached;
+        if (left < 0)
+            return all[i].id;
+    }
+    return all[kept - 1].id;
+}
+
+/* Random logits, many of them equal, and cuts of all sizes. */
+static void
+test_cuts(void **state)
+{
+    static float logits[1500];
+    static spw_candidate room[1500];
+    (void)state;
+    for (uint64_t round = 0; round < 400; round++) {
+        uint32_t r[4];
+        spw_sampling how;
+        uint64_t n;
+        double uniform;
+        spw_philox(7, round, 0, r);
+        n = 1 + r[0] % 1500;
+        how = (spw_sampling){0.3 + r[1] % 100 * 0.02, r[2] % 3 > 0 ? 1 + r[2] / 3 % n : 0,
+                             r[3] % 4 > 0 ? (1 + r[3] / 4 % 1000) * 1e-3 : 1, 0};
+        if (how.top_p == 1 && (how.top_k == 0 || how.top_k >= n)) /* nothing is cut then: the order is that of ids */
+            how.top_k = (n + 1) / 2;
+        for (uint64_t i = 0; i < n; i++) {
+            spw_philox(8, round, i, r);
+            logits[i] = (float)(int32_t)r[0] * 0x1p-29f;
+            if (round % 3 == 0)
+                logits[i] = roundf(4 * logits[i]) / 4;
+        }
+        uniform = r[1] * 0x1p-32;
+        assert_int_equal(spw_sample(logits, n, &how, uniform, room), draw_sorted(logits, n, &how, uniform));
+    }
+}
+
 /* A seed gives the same text again, another seed another one. */
 static void
 test_seeds(void **state)
@@ -908,9 +966,9 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sampling),     cmocka_unit_test(test_from_scratch), cmocka_unit_test(test_long),
         cmocka_unit_test(test_transformers), cmocka_unit_test(test_batch),        cmocka_unit_test(test_tiers),
-        cmocka_unit_test(test_reads),        cmocka_unit_test(test_seeds),        cmocka_unit_test(test_losses),
-        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_plan),         cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_reads),        cmocka_unit_test(test_cuts),         cmocka_unit_test(test_seeds),
+        cmocka_unit_test(test_losses),       cmocka_unit_test(test_refusals),     cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_memory),       cmocka_unit_test(test_adapters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -451,8 +451,7 @@ cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, c
     bool on_host = desc->factors == CUBLASLT_POINTER_MODE_HOST, adds = !on_host || *factors[1] != 0.0f;
     bool biased = desc->epilogue == CUBLASLT_EPILOGUE_BIAS || desc->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     bool wide = align >= 16 && (a->ld | b->ld | d->ld) % 8 == 0;
-    bool twice =
-        d->type != CUDA_R_32F && (((adds || biased) && (was.parts || !wide)) || (adds && C == D && on_host));
+    bool twice = d->type != CUDA_R_32F && (((adds || biased) && (was.parts || !wide)) || (adds && C == D && on_host));
     spw_emulate_submit(stream, run,
                        new product{*desc, *a, *b, *d, (const char *)A, (const char *)B, (const char *)C, (char *)D,
                                    (char *)workspace, on_host ? *factors[0] : 0.0f, on_host ? *factors[1] : 0.0f,
