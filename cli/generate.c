@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { SLOTS_MAX = 16, PROMPTS_MAX = 4096, PIECE_MAX = 512, LINE_BYTES_MAX = 1 << 20 };
+enum { PROMPTS_MAX = 4096, BATCH_SIZE = 16, PIECE_MAX = 512, TEXT_BYTES_MAX = 1 << 26 };
 
 typedef enum { RUNNING, STOP_TOKENS, STOP_END } stop;
 
@@ -25,7 +25,7 @@ typedef struct job {
     const char *path, *tokenizer, *chat;
     cli_place place;
     text texts[PROMPTS_MAX];
-    uint64_t text_count, tokens;
+    uint64_t text_count, tokens, batch_size;
     spw_sampling how;
     bool json, numbers, said_restart;
     /* What it became. */
@@ -34,6 +34,8 @@ typedef struct job {
     spw_chat *layout; /* of conversations, or NULL */
     spw_model *model;
     spw_generator *g;
+    text *in_slot[PROMPTS_MAX]; /* NULL: none is */
+    uint32_t slots;
     uint64_t positions;
 } job;
 
@@ -164,6 +166,31 @@ show(const job *j, const text *t, uint64_t number)
     }
 }
 
+static uint64_t
+nvme_read(job *j)
+{
+    spw_store_stats stats;
+    spw_store_get_stats(spw_engine_store(spw_generator_engine(j->g)), &stats);
+    return stats.nvme_read_bytes;
+}
+
+/* On stderr, beside the texts: how fast they came, and from where. */
+static void
+show_speed(job *j, double seconds, uint64_t read_before)
+{
+    const uint64_t read = nvme_read(j) - read_before;
+    uint64_t drawn = 0;
+    for (uint64_t i = 0; i < j->text_count; i++)
+        drawn += j->texts[i].tokens.count - j->texts[i].prompt_count;
+    fprintf(stderr, "spillway: %llu tokens in %.1f s, %.1f tokens/s", (unsigned long long)drawn, seconds,
+            (double)drawn / seconds);
+    if (j->slots > 1)
+        fprintf(stderr, ", %u texts at once", j->slots);
+    if (read > 0)
+        fprintf(stderr, ", %.2f GB/s read", (double)read * 1e-9 / seconds);
+    fputc('\n', stderr);
+}
+
 /* ---------------------------------------------------------------- the loop */
 
 static bool
@@ -217,14 +244,15 @@ advance(job *j, text *t, spw_error *err)
 }
 
 static spw_status
-run(job *j, uint32_t slots, spw_error *err)
+run(job *j, spw_error *err)
 {
-    text *in_slot[SLOTS_MAX] = {NULL};
+    text **in_slot = j->in_slot;
     uint64_t next = 0, shown = 0;
+    const uint64_t begin = spw_now_ns(), read_before = nvme_read(j);
     if (j->text_count == 1 && !j->json)
         show_prompt(j, &j->texts[0]);
     while (shown < j->text_count) {
-        for (uint32_t i = 0; i < slots && next < j->text_count; i++) {
+        for (uint32_t i = 0; i < j->slots && next < j->text_count; i++) {
             if (in_slot[i] != NULL)
                 continue;
             in_slot[i] = &j->texts[next++];
@@ -238,7 +266,7 @@ run(job *j, uint32_t slots, spw_error *err)
         if (cli_stop)
             return SPW_RAISE(err, SPW_ECANCELED, "stopped");
         SPW_TRY(spw_generator_forward(j->g, err));
-        for (uint32_t i = 0; i < slots; i++) {
+        for (uint32_t i = 0; i < j->slots; i++) {
             if (in_slot[i] != NULL && spw_generator_logits(j->g, i) != NULL)
                 SPW_TRY(advance(j, in_slot[i], err));
             if (in_slot[i] != NULL && in_slot[i]->why != RUNNING) {
@@ -249,6 +277,7 @@ run(job *j, uint32_t slots, spw_error *err)
         for (; shown < next && j->texts[shown].why != RUNNING; shown++) /* in the order of the prompts */
             show(j, &j->texts[shown], shown + 1);
     }
+    show_speed(j, (double)(spw_now_ns() - begin) * 1e-9, read_before);
     return SPW_OK;
 }
 
@@ -297,7 +326,7 @@ say_factors(const job *j)
 }
 
 static spw_status
-open_all(job *j, uint32_t *slots, spw_error *err)
+open_all(job *j, spw_error *err)
 {
     uint64_t longest, limit, piece;
     SPW_TRY(spw_weights_find(&j->weights, j->path, err));
@@ -312,14 +341,14 @@ open_all(job *j, uint32_t *slots, spw_error *err)
     j->positions = longest + j->tokens < limit ? longest + j->tokens : limit;
     say_factors(j);
     piece = j->weights.is_checkpoint ? j->weights.config.data.seq_length : PIECE_MAX;
-    *slots = j->text_count < SLOTS_MAX ? (uint32_t)j->text_count : SLOTS_MAX;
+    j->slots = (uint32_t)(j->text_count < j->batch_size ? j->text_count : j->batch_size);
     SPW_TRY(spw_model_from_config(&j->model, &j->weights.config, err));
     cli_place_model(&j->place, j->model);
     cli_catch_signals(); /* weights may be in swap files */
     SPW_TRY(spw_generator_create(&j->g,
                                  &(spw_generator_options){.config = &j->weights.config,
                                                           .model = j->model,
-                                                          .slots = *slots,
+                                                          .slots = j->slots,
                                                           .positions = j->positions,
                                                           .piece = piece,
                                                           .weights_from = j->weights.from,
@@ -346,23 +375,41 @@ add_prompt(job *j, const char *prompt, size_t bytes)
 
 /* A prompt a line; empty lines are passed over. */
 static int
-read_prompts(job *j, const char *path)
+add_lines(job *j, const char *lines)
 {
-    spw_error err = {0};
-    char *all;
-    size_t bytes;
     int rc = EXIT_DONE;
-    if (spw_file_read_text(path, LINE_BYTES_MAX * 64ull, &all, &err) != SPW_OK)
-        return cli_fail(&err);
-    for (char *line = all, *end; rc == EXIT_DONE && *line != '\0'; line = *end != '\0' ? end + 1 : end) {
-        end = line + strcspn(line, "\n");
-        bytes = (size_t)(end - line);
+    for (const char *line = lines, *end; rc == EXIT_DONE && *line != '\0'; line = *end != '\0' ? end + 1 : end) {
+        size_t bytes = strcspn(line, "\n");
+        end = line + bytes;
         if (bytes > 0 && line[bytes - 1] == '\r') /* a file from Windows */
             bytes--;
         if (bytes > 0)
             rc = add_prompt(j, line, bytes);
     }
-    spw_mem_free(all);
+    return rc;
+}
+
+/* "-": what comes in on stdin. */
+static int
+read_prompts(job *j, const char *path)
+{
+    spw_error err = {0};
+    char *all = NULL;
+    size_t room = 0;
+    int rc;
+    if (strcmp(path, "-") != 0) {
+        if (spw_file_read_text(path, TEXT_BYTES_MAX, &all, &err) != SPW_OK)
+            return cli_fail(&err);
+        rc = add_lines(j, all);
+        spw_mem_free(all);
+        return rc;
+    }
+    if (getdelim(&all, &room, '\0', stdin) > 0 && feof(stdin))
+        rc = add_lines(j, all);
+    else
+        rc =
+            cli_usage("generate", "--prompts -: stdin has %s", feof(stdin) ? "nothing" : "a zero byte, and is no text");
+    free(all);
     return rc;
 }
 
@@ -392,9 +439,10 @@ read_option(job *j, const char *name, const char *value)
         j->how.top_p = number;
         return EXIT_DONE;
     }
-    if (!cli_number(value, strcmp(name, "--tokens") == 0  ? &j->tokens
-                           : strcmp(name, "--top-k") == 0 ? &j->how.top_k
-                                                          : &j->how.seed))
+    if (!cli_number(value, strcmp(name, "--tokens") == 0       ? &j->tokens
+                           : strcmp(name, "--top-k") == 0      ? &j->how.top_k
+                           : strcmp(name, "--batch-size") == 0 ? &j->batch_size
+                                                               : &j->how.seed))
         return cli_usage("generate", "%s %s is not a whole number", name, value);
     return EXIT_DONE;
 }
@@ -402,8 +450,9 @@ read_option(job *j, const char *name, const char *value)
 static int
 read_options(job *j, int argc, char **argv)
 {
-    static const char *const with_value[] = {"--prompt", "--prompts", "--tokens",    "--temperature", "--top-k",
-                                             "--top-p",  "--seed",    "--tokenizer", "--chat",        NULL};
+    static const char *const with_value[] = {"--prompt",     "--prompts",   "--tokens", "--temperature",
+                                             "--top-k",      "--top-p",     "--seed",   "--chat",
+                                             "--batch-size", "--tokenizer", NULL};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value;
         int rc = cli_place_option("generate", &j->place, argc, argv, &i);
@@ -431,6 +480,9 @@ read_options(job *j, int argc, char **argv)
         return cli_usage("generate", "a checkpoint or a folder, and a --prompt of at least one byte, are needed");
     if (j->chat != NULL && j->numbers)
         return cli_usage("generate", "--chat makes tokens of text, and --ids says that there is none");
+    if (j->batch_size == 0 || j->batch_size > PROMPTS_MAX)
+        return cli_usage("generate", "--batch-size %llu is not a number from 1 to %d",
+                         (unsigned long long)j->batch_size, PROMPTS_MAX);
     if (j->tokens > 1000000)
         return cli_usage("generate", "--tokens %llu is more than 1000000", (unsigned long long)j->tokens);
     return EXIT_DONE;
@@ -441,16 +493,16 @@ cli_generate(int argc, char **argv)
 {
     static job j; /* large */
     spw_error err = {0};
-    uint32_t slots = 0;
     spw_status st;
     int rc;
     j.tokens = 200;
+    j.batch_size = BATCH_SIZE;
     j.how = (spw_sampling){.temperature = 0.8, .top_p = 1, .seed = 1};
     rc = read_options(&j, argc, argv);
     if (rc == EXIT_DONE) {
-        st = open_all(&j, &slots, &err);
+        st = open_all(&j, &err);
         if (st == SPW_OK)
-            st = run(&j, slots, &err);
+            st = run(&j, &err);
         if (st != SPW_OK)
             rc = cli_fail(&err);
     }

@@ -8,6 +8,7 @@ dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-generate-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 . tests/lib_tap.sh
 same() { cmp -s "$dir/$1" "$dir/out"; }
+quiet() { [ "$(grep -cv " tokens/s" "$dir/err")" -eq 0 ]; } # but for how fast it was
 said() { grep -qF -- "$1" "$dir/err" && [ ! -s "$dir/out" ]; } # and nothing but the message
 f=tests/vectors/families
 mkdir "$dir/swap" "$dir/data"
@@ -47,7 +48,7 @@ run generate "$c" --prompt "line " --tokens 200 --temperature 0
 check "a text longer than the positions goes on" test "$(wc -c <"$dir/out")" -eq 206
 check "and says so once" test "$(grep -c "the model's 64 positions: it goes on from its last 32 tokens" "$dir/err")" -eq 1
 run generate "$c" --prompt "line " --tokens 59 --temperature 0
-check "one that fits says nothing" test ! -s "$dir/err"
+check "one that fits says nothing" quiet
 # Where it starts again it is a prompt of its own: token for token what the last 32 tokens give, three times over.
 restarts() { # MODEL PROMPT, of five tokens
     run generate "$1" --prompt "$2" --ids --json --tokens 150 --temperature 0
@@ -101,6 +102,16 @@ done
 echo >>"$dir/prompts"
 run generate "$c" --prompts "$dir/prompts" --tokens 15 --temperature 1 --json
 check "20 prompts give what each gives alone" same each
+check "and how fast is said" grep -q "spillway: 300 tokens in .* tokens/s, 16 texts at once$" "$dir/err"
+for n in 1 7 64; do
+    run generate "$c" --prompts "$dir/prompts" --tokens 15 --temperature 1 --json --batch-size $n
+    check "the same with $n at once" same each
+done
+run generate "$c" --prompts - --tokens 15 --temperature 1 --json < <(tail -c +4 "$dir/prompts")
+check "the same from stdin" same each
+expect 2 "stdin has a zero byte" "a zero byte in stdin" generate "$c" --prompts - --tokens 1 < <(printf 'a\0b')
+expect 2 "stdin has nothing" "nothing in stdin" generate "$c" --prompts - </dev/null
+expect 2 "--batch-size 0 is not a number from 1 to 4096" "no text at once" generate "$c" --prompt x --batch-size 0
 printf 'line 1\nline\0 2\nline 3\n' >"$dir/zero"
 expect 1 "$dir/zero, line 2: a zero byte" "a zero byte in the prompts is said" generate "$c" --prompts "$dir/zero" --tokens 1
 printf '%s\0' "$(cat "$dir/c.json")" >"$dir/zero.json"
@@ -133,7 +144,7 @@ expect 1 "$dir/ends/generation_config.json: eos_token_id has more than 64 tokens
 run generate "$f/qwen3" --ids --prompt "5 7" --tokens 3 --temperature 0 --json
 check "else the number of tokens does" grep -q '"stop":"tokens"' "$dir/out"
 run generate "$f/phi3_long" --ids --prompt 10,4 --prompt 5 --tokens 10 --temperature 0
-check "longrope within the original 12 positions says nothing" test ! -s "$dir/err"
+check "longrope within the original 12 positions says nothing" quiet
 run generate "$f/phi3_long" --ids --prompt 10,4 --prompt 5 --tokens 11 --temperature 0
 check "beyond them all texts are by the long factors, and that is said" grep -q "can come to 13 tokens, more than the model's original 12: every text" "$dir/err"
 expect 1 "tokenizer.json" "a folder without a tokenizer, with words" generate "$f/llama" --prompt hello
@@ -189,7 +200,7 @@ check "plan too" run plan "$dir/w2.json"
 check "and train" run train "$dir/w2.json" --set spillway.checkpoint_dir="$dir/words3" --quiet
 other="is not the one that made what"
 check "its checkpoint has that tokenizer" run generate "$dir/words3" --prompt "line 7" --tokens 2
-check "of which nothing is to be said" test ! -s "$dir/err"
+check "of which nothing is to be said" quiet
 check "another one is taken" run generate "$dir/words3" --prompt "line 7" --tokens 2 --tokenizer tests/vectors/tok_gpt2.json
 check "with a warning" grep -qF -- "$other $dir/words3" "$dir/err"
 { cat "$dir/data/text"; echo "an <image>"; } >"$dir/data/image"
