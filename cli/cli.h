@@ -39,6 +39,7 @@ int cli_start_ranks(const char *command, uint64_t count, char **argv);
 uint64_t cli_rank_count(const char *command, int argc, char **argv, int *i);
 /* Prints a usage error and where help is. */
 int cli_usage(const char *command, const char *fmt, ...) SPW_PRINTF(2, 3);
+int cli_unknown_option(const char *command, const char *name);
 /* The value of option argv[*i] (the next argument), or NULL after a message. */
 const char *cli_value(const char *command, int argc, char **argv, int *i);
 /* The same where argv[*i] is one of names, which ends with NULL; what is not is an unknown option. */

@@ -215,7 +215,7 @@ cli_doctor(int argc, char **argv)
     const char *given = getenv("TMPDIR"), *tmp = given != NULL && given[0] != '\0' ? given : "/tmp";
     for (int i = 1; i < argc; i++) {
         if (argv[i][0] == '-')
-            return cli_usage("doctor", "unknown option %s", argv[i]);
+            return cli_unknown_option("doctor", argv[i]);
         if (argv[i][0] == '\0')
             return cli_usage("doctor", "a path is empty");
     }

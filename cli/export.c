@@ -44,7 +44,7 @@ cli_export(int argc, char **argv)
         }
         if (strcmp(name, "--to") != 0 && strcmp(name, "--dtype") != 0 && strcmp(name, "--shard-size") != 0 &&
             strcmp(name, "--model") != 0)
-            return cli_usage(argv[0], "unknown option %s", name);
+            return cli_unknown_option(argv[0], name);
         if (value == NULL)
             return cli_usage(argv[0], "%s needs a value", name);
         i++;

@@ -320,7 +320,7 @@ cli_inspect(int argc, char **argv)
         else if (strcmp(argv[i], "--json") == 0)
             json = true;
         else if (argv[i][0] == '-')
-            return cli_usage("inspect", "unknown option %s", argv[i]);
+            return cli_unknown_option("inspect", argv[i]);
         else if (path != NULL)
             return cli_usage("inspect", "one path at a time, got %s too", argv[i]);
         else

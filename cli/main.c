@@ -391,6 +391,15 @@ cli_value(const char *command, int argc, char **argv, int *i)
     return argv[++*i];
 }
 
+int
+cli_unknown_option(const char *command, const char *name)
+{
+    const char *equals = strchr(name, '=');
+    return equals == NULL ? cli_usage(command, "unknown option %s", name)
+                          : cli_usage(command, "unknown option %s; a value is an argument of its own: %.*s %s", name,
+                                      (int)(equals - name), name, equals + 1);
+}
+
 const char *
 cli_known_value(const char *command, const char *const *names, int argc, char **argv, int *i)
 {
@@ -398,7 +407,7 @@ cli_known_value(const char *command, const char *const *names, int argc, char **
         if (strcmp(argv[*i], *names) == 0)
             return cli_value(command, argc, argv, i);
     }
-    cli_usage(command, "unknown option %s", argv[*i]);
+    cli_unknown_option(command, argv[*i]);
     return NULL;
 }
 

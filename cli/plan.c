@@ -530,7 +530,7 @@ parse(job *j, int argc, char **argv)
             if (!ok)
                 return cli_usage("plan", "%s cannot be %s", name, v);
         } else {
-            return cli_usage("plan", "unknown option %s", name);
+            return cli_unknown_option("plan", name);
         }
     }
     if (j->table && (j->path != NULL || j->json || j->calibrate || j->no_measure || j->faster ||

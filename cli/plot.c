@@ -534,7 +534,7 @@ cli_plot(int argc, char **argv)
             if ((out = cli_value("plot", argc, argv, &i)) == NULL)
                 return EXIT_USAGE;
         } else if (argv[i][0] == '-') {
-            return cli_usage("plot", "unknown option %s", argv[i]);
+            return cli_unknown_option("plot", argv[i]);
         } else if (c.path != NULL) {
             return cli_usage("plot", "one file at a time, got %s too", argv[i]);
         } else {

@@ -442,7 +442,7 @@ cli_tokenize(int argc, char **argv)
         else if (strcmp(name, "--quiet") == 0)
             j.quiet = true;
         else if (to == NULL && strcmp(name, "--threads") != 0)
-            rc = cli_usage("tokenize", "unknown option %s", name);
+            rc = cli_unknown_option("tokenize", name);
         else if ((value = cli_value("tokenize", argc, argv, &i)) == NULL)
             rc = EXIT_USAGE;
         else if (to != NULL)

@@ -121,7 +121,7 @@ cli_train(int argc, char **argv)
             else
                 return cli_usage("train", "more than %d times --set", OVERRIDES_MAX);
         } else {
-            return cli_usage("train", "unknown option %s", name);
+            return cli_unknown_option("train", name);
         }
     }
     if (path == NULL)

@@ -288,7 +288,7 @@ parse(tuning *t, int argc, char **argv)
     t->seconds = 60;
     t->file_bytes = 1ull << 30;
     for (int i = 1; i < argc; i++) {
-        const char *name = argv[i], *v;
+        const char *name = argv[i], *v, *takes = "";
         char *end = NULL;
         bool ok = true;
         if (strcmp(name, "--json") == 0) {
@@ -308,15 +308,19 @@ parse(tuning *t, int argc, char **argv)
         if (strcmp(name, "-o") == 0)
             t->out_path = v;
         else if (strcmp(name, "--seconds") == 0) {
+            takes = "5 to 3600";
             t->seconds = strtod(v, &end);
             ok = end != v && *end == '\0' && t->seconds >= 5 && t->seconds <= 3600;
         } else if (strcmp(name, "--params") == 0) {
+            takes = "1 to 1e15";
             t->params = strtod(v, &end);
             ok = end != v && *end == '\0' && t->params >= 1 && t->params <= 1e15;
-        } else
+        } else {
+            takes = "at least 256MiB";
             ok = spw_parse_bytes(v, &t->file_bytes) && t->file_bytes >= 256u << 20;
+        }
         if (!ok)
-            return cli_usage("tune", "%s cannot be %s", name, v);
+            return cli_usage("tune", "%s takes %s, not %s", name, takes, v);
     }
     if (t->dir_count == 0)
         return cli_usage("tune", "a folder on the disk to tune for is needed");

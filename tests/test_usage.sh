@@ -185,6 +185,9 @@ check "and what does" grep -q "^it fits with: --set train_micro_batch_size_per_g
 
 # Options: a name that is unknown, not a value that is missing; numbers in full.
 expect 2 "unknown option --nope" "tune --nope" tune --nope
+expect 2 "--size takes at least 256MiB, not 1" "tune --size" tune --size 1 "$dir"
+expect 2 "a value is an argument of its own: --set a=b" "--set=a=b" train "$c" --set=a=b
+expect 2 "a value is an argument of its own: --tokens 3" "--tokens=3" generate "$c" --tokens=3
 expect 2 "unknown option --size" "bench adam --size" bench adam --size
 expect 2 "unknown option x" "bench adam x" bench adam x
 expect 2 "unknown option --nope" "bench io --nope" bench io --nope
