@@ -163,6 +163,9 @@ $(BUILD)/%_avx2.o: %_avx2.c
 $(BUILD)/%_avx512.o: %_avx512.c
 	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(CPPFLAGS) $(CFLAGS) $(AVX512_FLAGS) -MMD -MP -c $< -o $@
 
+# Comparisons that might trap would keep the weights of candidates from vector instructions.
+$(BUILD)/runtime/generate_sample.o: CFLAGS += -fno-trapping-math
+
 # gcc 12 ends with an error of its own where a loop has a fmax() for aarch64, as tests do.
 ifeq ($(MACHINE),aarch64)
 $(BUILD)/tests/%.o: CFLAGS += -fno-tree-loop-vectorize

@@ -182,6 +182,7 @@ show_speed(job *j, double seconds, uint64_t read_before)
     uint64_t drawn = 0;
     for (uint64_t i = 0; i < j->text_count; i++)
         drawn += j->texts[i].tokens.count - j->texts[i].prompt_count;
+    fflush(stdout);
     fprintf(stderr, "spillway: %llu tokens in %.1f s, %.1f tokens/s", (unsigned long long)drawn, seconds,
             (double)drawn / seconds);
     if (j->slots > 1)

@@ -672,29 +672,32 @@ by_likeliness(const void *a, const void *b)
     return x->logit != y->logit ? (x->logit > y->logit ? -1 : 1) : x->id < y->id ? -1 : 1;
 }
 
-/* The same from all candidates in order. */
+/* The same from all candidates in order: of their likeliness where there is a cut, else of their ids. */
 static int32_t
 draw_sorted(const float *logits, uint64_t n, const spw_sampling *how, double uniform)
 {
     static spw_candidate all[1500];
-    double sum = 0, reached = 0, left = uniform;
     uint64_t k = how->top_k > 0 && how->top_k < n ? how->top_k : n, kept;
-    for (uint64_t i = 0; i < n; i++)
+    double sum = 0, reached = 0, left = uniform, w[1500], max = -INFINITY;
+    for (uint64_t i = 0; i < n; i++) {
         all[i] = (spw_candidate){logits[i], (int32_t)i};
-    qsort(all, n, sizeof *all, by_likeliness);
+        max = (double)logits[i] > max ? (double)logits[i] : max;
+    }
+    if (k < n || how->top_p < 1)
+        qsort(all, n, sizeof *all, by_likeliness);
     for (uint64_t i = 0; i < k; i++)
-        sum += exp((double)(all[i].logit - all[0].logit) / how->temperature);
+        sum += w[i] = exp(((double)all[i].logit - max) / how->temperature);
     for (kept = 0; kept < k && (how->top_p == 1 || reached < how->top_p * sum); kept++)
-        reached += exp((double)(all[kept].logit - all[0].logit) / how->temperature);
+        reached += w[kept];
     for (uint64_t i = 0; i < kept; i++) {
-        left -= exp((double)(all[i].logit - all[0].logit) / how->temperature) / reached;
+        left -= w[i] / reached;
         if (left < 0)
             return all[i].id;
     }
     return all[kept - 1].id;
 }
 
-/* Random logits, many of them equal, and cuts of all sizes. */
+/* Random logits, many of them equal, or far below the others, or not to be drawn; cuts of all sizes, and none. */
 static void
 test_cuts(void **state)
 {
@@ -710,13 +713,13 @@ test_cuts(void **state)
         n = 1 + r[0] % 1500;
         how = (spw_sampling){0.3 + r[1] % 100 * 0.02, r[2] % 3 > 0 ? 1 + r[2] / 3 % n : 0,
                              r[3] % 4 > 0 ? (1 + r[3] / 4 % 1000) * 1e-3 : 1, 0};
-        if (how.top_p == 1 && (how.top_k == 0 || how.top_k >= n)) /* nothing is cut then: the order is that of ids */
-            how.top_k = (n + 1) / 2;
         for (uint64_t i = 0; i < n; i++) {
             spw_philox(8, round, i, r);
             logits[i] = (float)(int32_t)r[0] * 0x1p-29f;
             if (round % 3 == 0)
                 logits[i] = roundf(4 * logits[i]) / 4;
+            if (round % 4 == 1 && i > 0 && r[2] % 8 < 2)
+                logits[i] = r[2] % 8 == 0 ? -INFINITY : logits[i] * 1e5f - 4e5f;
         }
         uniform = r[1] * 0x1p-32;
         assert_int_equal(spw_sample(logits, n, &how, uniform, room), draw_sorted(logits, n, &how, uniform));
