@@ -363,6 +363,34 @@ test_lines_of_tokens(void **state)
     assert_stream(&o, (int32_t[]){5, 6, 7, 8}, (int32_t[]){-1, 7, -1, 1}, 4);
 }
 
+/* Rows that TRL has packed: lengths of their documents, or positions that begin anew, are what lines of one document each are. */
+static void
+test_packed_lines(void **state)
+{
+    static const char *const rows[] = {
+        "{\"input_ids\":[5,6,7,8,9,10],\"labels\":[-100,6,7,-100,9,10],\"seq_lengths\":[3,2,1]}\n"
+        "{\"input_ids\":[11,12],\"seq_lengths\":[2]}\n",
+        "{\"input_ids\":[5,6,7,8,9,10],\"labels\":[-100,6,7,-100,9,10],\"position_ids\":[0,1,2,0,1,0]}\n"
+        "{\"input_ids\":[11,12],\"position_ids\":[0,1],\"seq_lengths\":null}\n",
+        "{\"input_ids\":[5,6,7],\"labels\":[-100,6,7]}\n{\"input_ids\":[8,9],\"labels\":[-100,9]}\n"
+        "{\"input_ids\":[10]}\n{\"input_ids\":[11,12]}\n"};
+    static const int32_t tokens[] = {5, 6, 7, 8, 9, 10, 11}, targets[] = {6, 7, -1, 9, -1, -1, 12};
+    (void)state;
+    for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
+        spw_data_options o = dataset_options("t.jsonl");
+        spw_data *d;
+        o.text_field = "input_ids";
+        o.documents = SPW_DOCUMENTS_MASK;
+        dataset_write_text("t.jsonl", rows[k]);
+        assert_stream(&o, tokens, targets, 7);
+        o.documents = SPW_DOCUMENTS_WHOLE;
+        o.seq_length = 3;
+        d = dataset_open(&o);
+        assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), 3); /* of 3, of 2 and 1, of 2 */
+        spw_data_close(d);
+    }
+}
+
 static void
 test_lines_of_tokens_refused(void **state)
 {
@@ -388,6 +416,13 @@ test_lines_of_tokens_refused(void **state)
          SPW_EUNSUPPORTED},
         {"{\"input_ids\":[1,2],\"completion_mask\":[0,2]}", "completion_mask[1] is neither 0 nor 1", SPW_ECORRUPT},
         {"{\"input_ids\":[1,2],\"assistant_masks\":[0]}", "\"assistant_masks\" is not a list of as many", SPW_ECORRUPT},
+        {"{\"input_ids\":[1,2],\"seq_lengths\":[1]}", "not a list of lengths that add up to the 2 tokens",
+         SPW_ECORRUPT},
+        {"{\"input_ids\":[1,2],\"seq_lengths\":[2,0]}", "not a list of lengths that add up", SPW_ECORRUPT},
+        {"{\"input_ids\":[1,2],\"seq_lengths\":2}", "not a list of lengths that add up", SPW_ECORRUPT},
+        {"{\"input_ids\":[1,2],\"position_ids\":[0]}", "\"position_ids\" is not a list of as many", SPW_ECORRUPT},
+        {"{\"input_ids\":[1,2],\"position_ids\":[0,2]}", "position_ids[1] is neither 0, where a text begins",
+         SPW_ECORRUPT},
         {"{\"input_ids\":[1,1002]}", "token 1002 is outside the vocabulary of 1001", SPW_ECORRUPT},
     };
     spw_data_options o = dataset_options("t.jsonl");
@@ -928,6 +963,7 @@ main(void)
         IN_DIR(test_llmq),
         IN_DIR(test_llmq_share),
         IN_DIR(test_lines_of_tokens),
+        IN_DIR(test_packed_lines),
         IN_DIR(test_lines_of_tokens_refused),
         IN_DIR(test_names_like_globs),
         IN_DIR(test_long_window),

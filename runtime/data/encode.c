@@ -55,8 +55,8 @@ typedef struct encoding {
     /* The encoder's tokens. */
     int32_t *ids;
     uint64_t id_room;
-    spw_tokens turns, targets; /* of a conversation, or of both parts of a pair */
-    spw_tokens listed, labels; /* of a field that holds tokens */
+    spw_tokens turns, targets;          /* of a conversation, or of both parts of a pair */
+    spw_tokens listed, labels, lengths; /* of a field that holds tokens: lengths of its documents */
     unsigned char buffer[OUT_TOKENS * 4];
     uint64_t buffered;
     data_packer *packer; /* of windows that hold whole documents; NULL: tokens follow each other */
@@ -245,22 +245,45 @@ read_more(encoding *e, spw_error *err)
     return SPW_OK;
 }
 
-/* Tokens that a line holds, as they are; of text_field's labels beside them say which have loss. */
+/* Tokens that a line holds, as they are. */
 static spw_status
 put_ids(encoding *e, const spw_data_line *line, const char *name, uint32_t flags, bool *begun, spw_error *err)
 {
-    const bool loss = (flags & CACHE_NO_LOSS) == 0;
-    const char *labels = e->o->labels_field != NULL && e->o->labels_field[0] != '\0' ? e->o->labels_field : "labels";
     spw_status st;
     e->listed.count = e->labels.count = 0;
-    st = spw_data_line_tokens(line, name, loss && !e->o->pairs ? labels : NULL, &e->listed, &e->labels, err);
+    st = spw_data_line_tokens(line, name, NULL, &e->listed, &e->labels, err);
     if (st != SPW_OK)
         return at_line(e, st, err);
     for (uint64_t i = 0; i < e->listed.count; i++) {
-        SPW_TRY(take_token(e, e->listed.ids[i],
-                           flags | (*begun ? 0 : CACHE_FIRST) | (loss && e->labels.ids[i] < 0 ? CACHE_NO_LOSS : 0),
-                           err));
+        SPW_TRY(take_token(e, e->listed.ids[i], flags | (*begun ? 0 : CACHE_FIRST), err));
         *begun = true;
+    }
+    return SPW_OK;
+}
+
+/* Those of text_field, of which labels beside them say which have loss, and which of them begin another document. */
+static spw_status
+put_documents(encoding *e, const spw_data_line *line, const char *name, bool *begun, spw_error *err)
+{
+    const char *labels = e->o->labels_field != NULL && e->o->labels_field[0] != '\0' ? e->o->labels_field : "labels";
+    uint64_t i = 0, end = 0;
+    spw_status st;
+    e->listed.count = e->labels.count = e->lengths.count = 0;
+    st = spw_data_line_tokens(line, name, labels, &e->listed, &e->labels, err);
+    if (st == SPW_OK)
+        st = spw_data_line_lengths(line, e->listed.count, &e->lengths, err);
+    if (st != SPW_OK)
+        return at_line(e, st, err);
+    for (uint64_t k = 0; k < e->lengths.count; k++) {
+        if (k > 0) {
+            SPW_TRY(end_document(e, *begun, err));
+            *begun = false;
+        }
+        for (end += (uint64_t)e->lengths.ids[k]; i < end; i++) {
+            SPW_TRY(put_token(e, e->listed.ids[i],
+                              (*begun ? 0 : CACHE_FIRST) | (e->labels.ids[i] < 0 ? CACHE_NO_LOSS : 0), err));
+            *begun = true;
+        }
     }
     return SPW_OK;
 }
@@ -374,7 +397,7 @@ put_line(encoding *e, const char *text, uint64_t bytes, spw_error *err)
     if (prompt != NULL && prompt[0] != '\0')
         st = put_field(e, line, prompt, CACHE_NO_LOSS, &begun, err);
     if (st == SPW_OK)
-        st = put_field(e, line, field, 0, &begun, err);
+        st = e->of_tokens ? put_documents(e, line, field, &begun, err) : put_field(e, line, field, 0, &begun, err);
     if (st == SPW_OK)
         st = end_document(e, begun, err);
     spw_data_line_close(line);
@@ -535,7 +558,7 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
             sum = more(sum, o->prompt_field != NULL ? o->prompt_field : "");
         }
         if (f->of_tokens)
-            sum = more(more(sum, "tokens"), o->labels_field != NULL ? o->labels_field : "");
+            sum = more(more(sum, "documents of tokens"), o->labels_field != NULL ? o->labels_field : "");
         if (o->chat != NULL) {
             const uint64_t chat = spw__data_chat_key(o);
             sum = spw_checksum_more(sum, &chat, sizeof chat);
@@ -826,6 +849,7 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     spw_tokens_free(&e->targets);
     spw_tokens_free(&e->listed);
     spw_tokens_free(&e->labels);
+    spw_tokens_free(&e->lengths);
     spw_mem_free(e);
     SPW_TRY(st);
     if (f->fd >= 0) /* another run's */

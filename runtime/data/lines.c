@@ -174,6 +174,49 @@ spw_data_line_tokens(const spw_data_line *line, const char *field, const char *l
     return labels != NULL ? apply_masks(object, targets, first, count, err) : SPW_OK;
 }
 
+/* seq_lengths, which add up to count. */
+static spw_status
+take_lengths(const json_t *list, spw_tokens *lengths, uint64_t count, spw_error *err)
+{
+    const uint64_t parts = json_array_size(list);
+    uint64_t sum = 0;
+    bool whole = json_is_array(list);
+    for (uint64_t i = 0; whole && i < parts; i++) {
+        int32_t n;
+        whole = read_id(json_array_get(list, i), false, &n) && n > 0;
+        sum += whole ? (uint64_t)n : 0;
+        if (whole)
+            SPW_TRY(spw_tokens_push(lengths, n, err));
+    }
+    return whole && sum == count
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_ECORRUPT,
+                           "field \"seq_lengths\" is not a list of lengths that add up to the %llu tokens",
+                           (unsigned long long)count);
+}
+
+spw_status
+spw_data_line_lengths(const spw_data_line *line, uint64_t count, spw_tokens *lengths, spw_error *err)
+{
+    const json_t *object = (const json_t *)line, *list = json_object_get(object, "seq_lengths"), *places;
+    int32_t before = -1, place;
+    uint64_t begin = 0;
+    if (list != NULL && !json_is_null(list))
+        return take_lengths(list, lengths, count, err);
+    SPW_TRY(list_beside(&places, object, "position_ids", count, err));
+    for (uint64_t i = 0; places != NULL && i < count; i++, before = place) {
+        if (!read_id(json_array_get(places, i), false, &place) || (i > 0 && place != 0 && place != before + 1))
+            return SPW_RAISE(err, SPW_ECORRUPT,
+                             "position_ids[%llu] is neither 0, where a text begins, nor one more than before",
+                             (unsigned long long)i);
+        if (i > begin && place == 0) {
+            SPW_TRY(spw_tokens_push(lengths, (int32_t)(i - begin), err));
+            begin = i;
+        }
+    }
+    return count > begin ? spw_tokens_push(lengths, (int32_t)(count - begin), err) : SPW_OK;
+}
+
 void
 spw_data_line_close(spw_data_line *line)
 {

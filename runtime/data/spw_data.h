@@ -74,6 +74,12 @@ spw_data_line_text(spw_data_line *line, const char *field, const char **text, ui
 bool spw_data_line_has_tokens(const spw_data_line *line, const char *field);
 spw_status spw_data_line_tokens(const spw_data_line *line, const char *field, const char *labels, spw_tokens *tokens,
                                 spw_tokens *targets, spw_error *err);
+/*
+ * spw_data_line_lengths - adds how long the documents are that a line of count tokens holds, one behind the other: by TRL's seq_lengths, or by
+ *                         position_ids that begin at 0 with each. Without either all are one.
+ * Errors  SPW_ECORRUPT: lengths that do not add up, positions that neither go on nor begin.
+ */
+spw_status spw_data_line_lengths(const spw_data_line *line, uint64_t count, spw_tokens *lengths, spw_error *err);
 void spw_data_line_close(spw_data_line *line); /* NULL is fine */
 
 /*
