@@ -962,6 +962,63 @@ test_missing(void **state)
               3);
 }
 
+/* Said by rank 1 alone: there is one more. */
+static void
+body_refused(const plan *p)
+{
+    spw_comm *comm = NULL;
+    spw_error e = {0};
+    uint64_t begin = spw_now_ns();
+    if (strcmp(getenv("RANK"), "1") == 0)
+        setenv("WORLD_SIZE", "3", 1);
+    CHECK(spw_comm_open(&comm, &p->options, &e) != SPW_OK && comm == NULL, "opened");
+    expect(&e, SPW_ECONFIG, "rank 1 says that there are 3 ranks", "rank 0 that there are 2");
+    CHECK(spw_now_ns() - begin < AT_ONCE_NS, "took %.1f s", (double)(spw_now_ns() - begin) * 1e-9);
+}
+
+/* A rank that rank 0 refuses hears why, and does not wait for a rank 0 that has gone. */
+static void
+test_refused(void **state)
+{
+    (void)state;
+    plan_run((plan){.hosts = "ab", .body = body_refused, .options = {.timeout_s = 60}, .killed = -1});
+}
+
+static _Atomic int *started_again;
+
+static void
+body_started_again(const plan *p)
+{
+    spw_comm *comm = NULL;
+    int rank = atoi(getenv("RANK"));
+    if (rank == 1) {
+        pid_t first = fork();
+        CHECK(first >= 0, "%d", (int)first);
+        if (first == 0) {
+            OK(spw_comm_open(&comm, &p->options, err));
+            _exit(0);
+        }
+        usleep(500000); /* it waits for rank 2 */
+        kill(first, SIGKILL);
+        (void)waitpid(first, NULL, 0);
+        ++*started_again;
+    }
+    while (rank == 2 && *started_again == 0)
+        usleep(1000);
+    OK(spw_comm_open(&comm, &p->options, err));
+    spw_comm_close(comm);
+}
+
+/* A rank that is ended while others are waited for, and started once more, has its place. */
+static void
+test_started_again(void **state)
+{
+    (void)state;
+    started_again = ranks_share(sizeof(int));
+    plan_run((plan){.hosts = "aba", .body = body_started_again, .options = {.timeout_s = 60}, .killed = -1});
+    ranks_unshare((void *)started_again, sizeof(int));
+}
+
 static void
 body_quiet(const plan *p)
 {
@@ -1194,20 +1251,69 @@ test_signal_while_connecting(void **state)
     close(fd);
 }
 
+/* What a connection of a link says first; tcp_link.c has it. */
+typedef struct greeting {
+    uint32_t magic, id;
+    uint64_t cookie;
+    uint32_t rank, unused;
+} greeting;
+
+/* A rank whose first words come late, as on a busy machine or a bad line, has its connection, and a stranger who says nothing holds nobody up. */
+static void
+test_late_greeting(void **state)
+{
+    const greeting says = {.magic = 0x53505722, .id = 7, .cookie = 99, .rank = 1};
+    struct sockaddr_storage at = {0};
+    struct sockaddr_in *in = (struct sockaddr_in *)&at;
+    socklen_t len = sizeof *in;
+    const uint32_t peers[] = {1};
+    spw__tcp t = {.base = {.world = 2}, .cookie = 99, .listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    spw__link *link;
+    spw_error err = {0};
+    spw_status st;
+    pid_t other;
+    (void)state;
+    *in = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(bind(t.listen_fd, (struct sockaddr *)in, len), 0);
+    assert_int_equal(listen(t.listen_fd, 8), 0);
+    assert_int_equal(getsockname(t.listen_fd, (struct sockaddr *)in, &len), 0);
+    other = fork();
+    assert_true(other >= 0);
+    if (other == 0) {
+        int stranger = spw__tcp_connect(&at, spw_now_ns() + 20000000000u);
+        int fd = spw__tcp_connect(&at, spw_now_ns() + 20000000000u);
+        alarm(60);
+        usleep(2200000);
+        (void)spw__tcp_send_all(fd, &says, sizeof says, spw_now_ns() + 1000000000u);
+        (void)spw__tcp_recv_all(stranger, &fd, sizeof fd, spw_now_ns() + 50000000000u);
+        _exit(0);
+    }
+    assert_int_equal(spw__tcp_link_create(&t.base, &link, says.id, peers, 1, &err), SPW_OK);
+    st = spw__tcp_link_join(link, spw_now_ns() + 15000000000u, &err);
+    spw__tcp_link_close(link);
+    close(t.listen_fd);
+    kill(other, SIGKILL);
+    (void)waitpid(other, NULL, 0);
+    assert_string_equal(err.message, "");
+    assert_int_equal(st, SPW_OK);
+}
+
 int
 main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_everything),   cmocka_unit_test(test_chaos),
-        cmocka_unit_test(test_groups),       cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_counters),     cmocka_unit_test(test_slow_link),
-        cmocka_unit_test(test_device_order), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_killed),       cmocka_unit_test(test_mismatch),
-        cmocka_unit_test(test_abort),        cmocka_unit_test(test_late),
-        cmocka_unit_test(test_stopped),      cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_environment),  cmocka_unit_test(test_sharers),
-        cmocka_unit_test(test_nested),       cmocka_unit_test(test_quiet),
-        cmocka_unit_test(test_strangers),    cmocka_unit_test(test_signal_while_connecting),
+        cmocka_unit_test(test_everything),    cmocka_unit_test(test_chaos),
+        cmocka_unit_test(test_groups),        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_counters),      cmocka_unit_test(test_slow_link),
+        cmocka_unit_test(test_device_order),  cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_killed),        cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_abort),         cmocka_unit_test(test_late),
+        cmocka_unit_test(test_stopped),       cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_environment),   cmocka_unit_test(test_sharers),
+        cmocka_unit_test(test_nested),        cmocka_unit_test(test_quiet),
+        cmocka_unit_test(test_strangers),     cmocka_unit_test(test_signal_while_connecting),
+        cmocka_unit_test(test_refused),       cmocka_unit_test(test_started_again),
+        cmocka_unit_test(test_late_greeting),
     };
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return main_as_rank();

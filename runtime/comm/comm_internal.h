@@ -2,7 +2,7 @@
  * Inside comm. launch.c reads from the environment what world this process belongs to; comm.c makes the world; shm.c is
  * memory and waiting among the ranks of a host; memory.c are the operands they map of each other; watch.c is the thread
  * that notices failures and says where everybody is; channel.c opens channels; order.c is how each operation begins and ends
- * on all ranks; collectives.c and small.c are the operations; sum_*.c the arithmetic. tcp.c, tcp_link.c and mpi.c (a
+ * on all ranks; collectives.c and small.c are the operations; sum_*.c the arithmetic. tcp.c, tcp_door.c, tcp_link.c and mpi.c (a
  * plugin) are transports between hosts.
  */
 #ifndef SPW_COMM_INTERNAL_H

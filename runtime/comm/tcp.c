@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 enum { HELLO_MAGIC = 0x53505721, TELL_AFTER_S = 30 };
+#define MOMENT_NS 500000000u
 
 /* What a process says first to rank 0. */
 typedef struct hello {
@@ -30,6 +31,14 @@ typedef struct verdict {
     uint64_t cookie;
     char text[400];
 } verdict;
+
+static verdict
+verdict_of(uint64_t cookie, spw_status st, const spw_error *why)
+{
+    verdict v = {.magic = HELLO_MAGIC, .status = st, .cookie = cookie};
+    snprintf(v.text, sizeof v.text, "%.399s", why->message);
+    return v;
+}
 
 int
 spw__tcp_left_ms(uint64_t deadline_ns)
@@ -198,13 +207,6 @@ listen_at(struct sockaddr_storage *a)
 
 /* ---------------------------------------------------------------- rank 0 */
 
-typedef struct guest { /* a connection that has not said all of its hello */
-    int fd;
-    uint32_t got;
-    hello says;
-    struct sockaddr_storage from;
-} guest;
-
 static spw_status
 listen_as_master(spw__tcp *t, const spw__launch *launch, spw_error *err)
 {
@@ -240,66 +242,73 @@ list_missing(const spw__tcp *t, char *out, size_t out_bytes)
         snprintf(out + at, out_bytes - at, ", ...");
 }
 
-/* Looks at a complete hello: SPW_OK for a rank of ours and for strangers, who are turned away. */
-static spw_status
-admit(spw__tcp *t, guest *g, uint32_t *come, spw_error *err)
+static bool
+has_ended(int fd)
 {
-    const hello *h = &g->says;
-    if (h->magic != HELLO_MAGIC || h->rank == 0) {
+    char byte;
+    ssize_t n = recv(fd, &byte, 1, MSG_PEEK);
+    return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+/* Looks at a complete hello. A rank of ours gets its place, and a stranger is turned away; who is refused stays the caller's. */
+static spw_status
+admit(spw__tcp *t, spw__guest *g, uint32_t *come, spw_error *err)
+{
+    hello h;
+    memcpy(&h, g->says, sizeof h);
+    if (h.magic != HELLO_MAGIC) {
         close(g->fd);
-        if (h->magic == HELLO_MAGIC)
-            return SPW_RAISE(err, SPW_ECONFIG, "two processes say that they are rank 0");
+        g->fd = -1;
         return SPW_OK;
     }
-    if (h->world != t->base.world || h->rank >= t->base.world || t->star[h->rank] >= 0) {
-        close(g->fd);
-        if (h->world != t->base.world || h->rank >= t->base.world)
-            return SPW_RAISE(err, SPW_ECONFIG, "rank %u says that there are %u ranks, rank 0 that there are %u",
-                             h->rank, h->world, t->base.world);
-        return SPW_RAISE(err, SPW_ECONFIG, "two processes say that they are rank %u", h->rank);
+    if (h.world != t->base.world || h.rank >= t->base.world)
+        return SPW_RAISE(err, SPW_ECONFIG, "rank %u says that there are %u ranks, rank 0 that there are %u", h.rank,
+                         h.world, t->base.world);
+    if (h.rank > 0 && t->star[h.rank] >= 0 && has_ended(t->star[h.rank])) { /* and was started again */
+        close(t->star[h.rank]);
+        t->star[h.rank] = -1;
+        --*come;
     }
-    t->star[h->rank] = g->fd;
-    t->addresses[h->rank] = g->from;
-    set_port(&t->addresses[h->rank], h->port);
+    if (h.rank == 0 || t->star[h.rank] >= 0)
+        return SPW_RAISE(err, SPW_ECONFIG, "two processes say that they are rank %u", h.rank);
+    t->star[h.rank] = g->fd;
+    t->addresses[h.rank] = g->from;
+    set_port(&t->addresses[h.rank], h.port);
+    g->fd = -1;
     ++*come;
     return SPW_OK;
 }
 
+/* Tells g why, and for a moment whoever else comes: they would wait for a rank 0 that has gone. */
 static void
-accept_guest(const spw__tcp *t, guest *guests, uint32_t *count, uint32_t most)
+refuse(spw__door *door, spw__guest *g, const spw_error *why)
 {
-    socklen_t len = sizeof guests->from;
-    guest *g = &guests[*count];
-    if (*count == most) { /* strangers that never say anything make room */
-        close(guests[0].fd);
-        memmove(guests, guests + 1, (most - 1) * sizeof *guests);
-        g = &guests[--*count];
-    }
-    *g = (guest){.fd = accept4(t->listen_fd, (struct sockaddr *)&g->from, &len, SOCK_CLOEXEC)};
-    if (g->fd < 0)
-        return;
-    len = sizeof g->from;
-    (void)getpeername(g->fd, (struct sockaddr *)&g->from, &len);
-    spw__tcp_prepare(g->fd);
-    ++*count;
+    verdict v = verdict_of(0, why->status, why);
+    uint64_t until = spw_now_ns() + MOMENT_NS;
+    do {
+        if (g->fd >= 0) {
+            (void)spw__tcp_send_all(g->fd, &v, sizeof v, until);
+            close(g->fd);
+        }
+    } while (spw_now_ns() < until && spw__door_next(door, 20, g, NULL) == SPW_OK);
+    if (g->fd >= 0)
+        close(g->fd);
 }
 
 static spw_status
-receive_ranks(spw__tcp *t, uint64_t deadline_ns, double timeout_s, spw_error *err)
+receive_ranks(spw__tcp *t, uint64_t deadline_ns, double timeout_s, spw_error *why)
 {
-    uint32_t most = t->base.world + 16, count = 0, come = 1;
-    guest *guests = spw_mem_calloc(most, sizeof *guests);
-    struct pollfd *polls = spw_mem_calloc(most + 1, sizeof *polls);
     uint64_t tell_ns = spw_now_ns() + TELL_AFTER_S * 1000000000ull;
+    uint32_t come = 1;
     char missing[200];
-    spw_status st = SPW_OK;
-    if (guests == NULL || polls == NULL)
-        st = SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", t->base.world);
+    spw__guest g = {.fd = -1};
+    spw__door door;
+    spw_status st = spw__door_open(&door, t->listen_fd, sizeof(hello), t->base.world, why);
     while (st == SPW_OK && come < t->base.world) {
         int left = spw__tcp_left_ms(deadline_ns);
         if (left == 0) {
             list_missing(t, missing, sizeof missing);
-            st = SPW_RAISE(err, SPW_ETIMEDOUT, "of %u ranks, these did not come in %.1f s (SPW_JOIN_TIMEOUT): %s",
+            st = SPW_RAISE(why, SPW_ETIMEDOUT, "of %u ranks, these did not come in %.1f s (SPW_JOIN_TIMEOUT): %s",
                            t->base.world, timeout_s, missing);
             break;
         }
@@ -308,33 +317,11 @@ receive_ranks(spw__tcp *t, uint64_t deadline_ns, double timeout_s, spw_error *er
             spw_log(SPW_LOG_WARN, "rank 0 waits for ranks %s, up to %.0f s in all (SPW_JOIN_TIMEOUT)", missing,
                     timeout_s);
         }
-        polls[0] = (struct pollfd){.fd = t->listen_fd, .events = POLLIN};
-        for (uint32_t i = 0; i < count; i++)
-            polls[1 + i] = (struct pollfd){.fd = guests[i].fd, .events = POLLIN};
-        if (poll(polls, count + 1, left) <= 0)
-            continue;
-        for (uint32_t i = count; st == SPW_OK && i-- > 0;) {
-            guest *g = &guests[i];
-            ssize_t n =
-                polls[1 + i].revents != 0 ? recv(g->fd, (char *)&g->says + g->got, sizeof g->says - g->got, 0) : -1;
-            if (n < 0 && (polls[1 + i].revents == 0 || errno == EAGAIN || errno == EINTR))
-                continue;
-            g->got += n > 0 ? (uint32_t)n : 0;
-            if (n > 0 && g->got < sizeof g->says)
-                continue;
-            if (n > 0)
-                st = admit(t, g, &come, err);
-            else
-                close(g->fd);
-            *g = guests[--count];
-        }
-        if (st == SPW_OK && polls[0].revents != 0)
-            accept_guest(t, guests, &count, most);
+        st = spw__door_next(&door, left, &g, why);
+        if (st == SPW_OK && g.fd >= 0 && (st = admit(t, &g, &come, why)) != SPW_OK)
+            refuse(&door, &g, why);
     }
-    while (guests != NULL && count > 0)
-        close(guests[--count].fd);
-    spw_mem_free(guests);
-    spw_mem_free(polls);
+    spw__door_close(&door);
     return st;
 }
 
@@ -342,16 +329,15 @@ static spw_status
 open_as_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *err)
 {
     uint64_t table_bytes = t->base.world * sizeof *t->addresses, grace_ns = 1000000000u;
-    verdict v = {.magic = HELLO_MAGIC};
+    verdict v;
+    spw_error why = {0};
     spw_status st = listen_as_master(t, launch, err);
     if (st != SPW_OK)
         return st;
     if (getrandom(&t->cookie, sizeof t->cookie, 0) != sizeof t->cookie)
         t->cookie = spw_now_ns() * 0x9e3779b97f4a7c15u;
-    st = receive_ranks(t, deadline_ns, timeout_s, err);
-    v.cookie = t->cookie;
-    v.status = st;
-    snprintf(v.text, sizeof v.text, "%.399s", err != NULL && st != SPW_OK ? err->message : "");
+    st = receive_ranks(t, deadline_ns, timeout_s, &why);
+    v = verdict_of(t->cookie, st, &why);
     for (uint32_t r = 1; r < t->base.world; r++) {
         int rc = t->star[r] < 0 ? 0 : spw__tcp_send_all(t->star[r], &v, sizeof v, spw_now_ns() + grace_ns);
         if (rc == 0 && st == SPW_OK)
@@ -359,6 +345,8 @@ open_as_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, dou
         if (rc != 0 && st == SPW_OK)
             return SPW_RAISE_SYS(err, rc, "rank 0 to rank %u", r);
     }
+    if (st != SPW_OK && err != NULL)
+        *err = why;
     return st;
 }
 

@@ -4,7 +4,6 @@
  */
 #include "comm_tcp.h"
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -49,39 +48,49 @@ connect_lower(spw__tcp *t, spw__link *link, uint64_t deadline_ns, spw_error *err
     return SPW_OK;
 }
 
+/* A stranger is turned away. */
+static spw_status
+receive(spw__tcp *t, spw__link *link, const spw__guest *guest, uint32_t *missing, spw_error *err)
+{
+    greeting g;
+    uint32_t i;
+    memcpy(&g, guest->says, sizeof g);
+    if (g.magic != LINK_MAGIC || g.cookie != t->cookie) {
+        close(guest->fd);
+        return SPW_OK;
+    }
+    i = peer_idx(link, g.rank);
+    if (g.id != link->id || i == NO_IDX || link->fds[i] >= 0) {
+        close(guest->fd);
+        return SPW_RAISE(err, SPW_EINVAL, "rank %u opens another channel", g.rank);
+    }
+    link->fds[i] = guest->fd;
+    --*missing;
+    return SPW_OK;
+}
+
 static spw_status
 accept_higher(spw__tcp *t, spw__link *link, uint64_t deadline_ns, spw_error *err)
 {
     uint32_t missing = 0;
+    spw__door door = {.count = 0};
+    spw_status st = SPW_OK;
     for (uint32_t i = 0; i < link->peer_count; i++)
         missing += link->peers[i] > t->base.rank;
-    while (missing > 0) {
-        greeting g = {0};
-        uint64_t patience = spw_now_ns() + 1000000000u; /* a stranger who says nothing holds up the others so long */
-        uint32_t i;
-        int fd, left = spw__tcp_left_ms(deadline_ns);
+    if (missing > 0)
+        st = spw__door_open(&door, t->listen_fd, sizeof(greeting), missing, err);
+    while (st == SPW_OK && missing > 0) {
+        spw__guest guest;
+        int left = spw__tcp_left_ms(deadline_ns);
         if (left == 0)
-            return SPW_RAISE(err, SPW_ETIMEDOUT, "%u ranks did not connect in time", missing);
-        if (poll(&(struct pollfd){.fd = t->listen_fd, .events = POLLIN}, 1, left) <= 0)
-            continue;
-        fd = accept4(t->listen_fd, NULL, NULL, SOCK_CLOEXEC);
-        if (fd < 0)
-            continue;
-        spw__tcp_prepare(fd);
-        if (spw__tcp_recv_all(fd, &g, sizeof g, patience < deadline_ns ? patience : deadline_ns) != 0 ||
-            g.magic != LINK_MAGIC || g.cookie != t->cookie) {
-            close(fd);
-            continue;
-        }
-        i = peer_idx(link, g.rank);
-        if (g.id != link->id || i == NO_IDX || link->fds[i] >= 0) {
-            close(fd);
-            return SPW_RAISE(err, SPW_EINVAL, "rank %u opens another channel", g.rank);
-        }
-        link->fds[i] = fd;
-        missing--;
+            st = SPW_RAISE(err, SPW_ETIMEDOUT, "%u ranks did not connect in time", missing);
+        else
+            st = spw__door_next(&door, left, &guest, err);
+        if (st == SPW_OK && guest.fd >= 0)
+            st = receive(t, link, &guest, &missing, err);
     }
-    return SPW_OK;
+    spw__door_close(&door);
+    return st;
 }
 
 spw_status
