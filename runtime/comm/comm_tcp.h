@@ -21,6 +21,9 @@ int spw__tcp_send_all(int fd, const void *data, uint64_t bytes, uint64_t deadlin
 int spw__tcp_recv_all(int fd, void *data, uint64_t bytes, uint64_t deadline_ns);
 int spw__tcp_connect(const struct sockaddr_storage *to, uint64_t deadline_ns); /* -1 with errno */
 socklen_t spw__tcp_address_len(const struct sockaddr_storage *a);
+uint32_t spw__tcp_port_of(const struct sockaddr_storage *a);
+enum { SPW__HOST_BYTES = 64 };
+const char *spw__tcp_show_host(char out[SPW__HOST_BYTES], const struct sockaddr_storage *a);
 
 /* tcp_door.c */
 enum { SPW__GUEST_BYTES = 64 };

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 enum { HELLO_MAGIC = 0x53505721, TELL_AFTER_S = 30 };
+#define TRY_NS    3000000000u
 #define MOMENT_NS 500000000u
 
 /* What a process says first to rank 0. */
@@ -105,8 +106,8 @@ spw__tcp_recv_all(int fd, void *data, uint64_t bytes, uint64_t deadline_ns)
 
 /* ---------------------------------------------------------------- addresses */
 
-static uint32_t
-port_of(const struct sockaddr_storage *a)
+uint32_t
+spw__tcp_port_of(const struct sockaddr_storage *a)
 {
     return a->ss_family == AF_INET6 ? ntohs(((const struct sockaddr_in6 *)a)->sin6_port)
                                     : ntohs(((const struct sockaddr_in *)a)->sin_port);
@@ -153,16 +154,16 @@ open_up(struct sockaddr_storage *a, const spw__launch *launch)
     struct sockaddr_storage any = {.ss_family = a->ss_family};
     if (!is_loopback(a) || means_loopback(launch))
         return;
-    set_port(&any, port_of(a));
+    set_port(&any, spw__tcp_port_of(a));
     *a = any;
 }
 
-static const char *
-show_host(char out[INET6_ADDRSTRLEN], const struct sockaddr_storage *a)
+const char *
+spw__tcp_show_host(char out[SPW__HOST_BYTES], const struct sockaddr_storage *a)
 {
     const void *at = a->ss_family == AF_INET6 ? (const void *)&((const struct sockaddr_in6 *)a)->sin6_addr
                                               : (const void *)&((const struct sockaddr_in *)a)->sin_addr;
-    return inet_ntop(a->ss_family, at, out, INET6_ADDRSTRLEN) != NULL ? out : "unknown";
+    return inet_ntop(a->ss_family, at, out, SPW__HOST_BYTES) != NULL ? out : "unknown";
 }
 
 /* Once, when the others take long: what this rank waits for. */
@@ -219,7 +220,7 @@ listen_as_master(spw__tcp *t, const spw__launch *launch, spw_error *err)
         t->listen_fd = listen_at(&at);
         if (t->listen_fd < 0 && errno == EADDRNOTAVAIL) { /* a name for this machine that is not its own: behind NAT */
             struct sockaddr_storage any = {.ss_family = at.ss_family};
-            set_port(&any, port_of(&at));
+            set_port(&any, spw__tcp_port_of(&at));
             t->listen_fd = listen_at(&any);
         }
     }
@@ -352,10 +353,21 @@ open_as_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, dou
 
 /* ---------------------------------------------------------------- the others */
 
+/* Where nobody listens, and the kernel happens to take the very port for the connection's own end, it connects to itself. */
+static bool
+is_own_end(int fd)
+{
+    struct sockaddr_storage own = {0}, other = {0};
+    socklen_t own_len = sizeof own, other_len = sizeof other;
+    return getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
+           getpeername(fd, (struct sockaddr *)&other, &other_len) == 0 && memcmp(&own, &other, sizeof own) == 0;
+}
+
 int
 spw__tcp_connect(const struct sockaddr_storage *to, uint64_t deadline_ns)
 {
     int errnum = 0, fd = socket(to->ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const struct linger at_once = {.l_onoff = 1};
     socklen_t len = sizeof errnum;
     if (fd < 0)
         return -1;
@@ -371,6 +383,10 @@ spw__tcp_connect(const struct sockaddr_storage *to, uint64_t deadline_ns)
             errnum = ready > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &errnum, &len) == 0 ? errnum : ETIMEDOUT;
         }
     }
+    if (errnum == 0 && is_own_end(fd)) {
+        (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once); /* the port is rank 0's */
+        errnum = ECONNREFUSED;
+    }
     if (errnum != 0) {
         close(fd);
         errno = errnum;
@@ -382,7 +398,7 @@ spw__tcp_connect(const struct sockaddr_storage *to, uint64_t deadline_ns)
 static spw_status
 reach_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *err)
 {
-    char host[INET6_ADDRSTRLEN];
+    char host[SPW__HOST_BYTES];
     uint64_t tell_ns = spw_now_ns() + TELL_AFTER_S * 1000000000ull;
     int last = 0;
     do { /* it may start later than this rank, and so may its name */
@@ -391,9 +407,10 @@ reach_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, doubl
         if (st != SPW_OK && spw__tcp_left_ms(deadline_ns) == 0)
             return st;
         for (struct addrinfo *a = st == SPW_OK ? list : NULL; a != NULL && t->star[0] < 0; a = a->ai_next) {
+            uint64_t try_ns = spw_now_ns() + TRY_NS; /* one that does not answer leaves the others time */
             memset(&t->addresses[0], 0, sizeof t->addresses[0]);
             memcpy(&t->addresses[0], a->ai_addr, a->ai_addrlen);
-            t->star[0] = spw__tcp_connect(&t->addresses[0], deadline_ns);
+            t->star[0] = spw__tcp_connect(&t->addresses[0], try_ns < deadline_ns ? try_ns : deadline_ns);
             last = errno;
         }
         if (st == SPW_OK)
@@ -401,8 +418,8 @@ reach_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, doubl
         if (t->star[0] < 0 && time_to_tell(&tell_ns))
             spw_log(SPW_LOG_WARN,
                     "rank %u waits for rank 0 at %s:%s, which is %s here (%s), up to %.0f s in all (SPW_JOIN_TIMEOUT)",
-                    launch->rank, launch->host, launch->port, show_host(host, &t->addresses[0]), strerror(last),
-                    timeout_s);
+                    launch->rank, launch->host, launch->port, spw__tcp_show_host(host, &t->addresses[0]),
+                    strerror(last), timeout_s);
         if (t->star[0] < 0)
             spw_sleep_ns(20000000);
     } while (t->star[0] < 0 && spw__tcp_left_ms(deadline_ns) > 0);
@@ -410,8 +427,23 @@ reach_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, doubl
         return SPW_RAISE(
             err, SPW_ETIMEDOUT,
             "rank 0 did not come in %.1f s (SPW_JOIN_TIMEOUT): nobody listens at %s:%s, which is %s here (%s)",
-            timeout_s, launch->host, launch->port, show_host(host, &t->addresses[0]), strerror(last));
+            timeout_s, launch->host, launch->port, spw__tcp_show_host(host, &t->addresses[0]), strerror(last));
     return SPW_OK;
+}
+
+/* What rank 0 says of another rank, as it is seen from here, where rank 0 is at master. */
+static void
+see_from_here(struct sockaddr_storage *a, const struct sockaddr_storage *master)
+{
+    struct sockaddr_in6 *a6 = (struct sockaddr_in6 *)a;
+    if (is_loopback(a) && !is_loopback(master)) { /* a neighbour of rank 0 */
+        uint32_t port = spw__tcp_port_of(a);
+        *a = *master;
+        set_port(a, port);
+    } else if (a->ss_family == AF_INET6 && master->ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&a6->sin6_addr)) {
+        /* the interface had rank 0's number of it */
+        a6->sin6_scope_id = ((const struct sockaddr_in6 *)master)->sin6_scope_id;
+    }
 }
 
 /* Connects, says who this is and hears the verdict: 0 or the errno of the connection, a status of rank 0's in v. */
@@ -430,7 +462,7 @@ knock(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeo
     t->listen_fd = listen_at(&own); /* on the interface that leads to rank 0 */
     if (t->listen_fd < 0)
         return SPW_RAISE_SYS(err, errno, "listening for other ranks");
-    h.port = port_of(&own);
+    h.port = spw__tcp_port_of(&own);
     *rc = spw__tcp_send_all(t->star[0], &h, sizeof h, deadline_ns);
     if (*rc == 0)
         *rc = spw__tcp_recv_all(t->star[0], v, sizeof *v, deadline_ns + grace_ns);
@@ -463,14 +495,8 @@ open_as_guest(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, doub
         rc = spw__tcp_recv_all(t->star[0], t->addresses, t->base.world * sizeof *t->addresses,
                                deadline_ns + 2000000000u);
         t->addresses[0] = master;
-        for (uint32_t r = 1; r < t->base.world && !is_loopback(&master);
-             r++) { /* a neighbour of rank 0, as rank 0 sees it */
-            uint32_t port = port_of(&t->addresses[r]);
-            if (!is_loopback(&t->addresses[r]))
-                continue;
-            t->addresses[r] = master;
-            set_port(&t->addresses[r], port);
-        }
+        for (uint32_t r = 1; r < t->base.world; r++)
+            see_from_here(&t->addresses[r], &master);
     }
     if (rc != 0)
         return SPW_RAISE_SYS(err, rc, "rank 0 at %s:%s does not answer", launch->host, launch->port);

@@ -37,13 +37,15 @@ connect_lower(spw__tcp *t, spw__link *link, uint64_t deadline_ns, spw_error *err
     greeting g = {.magic = LINK_MAGIC, .id = link->id, .cookie = t->cookie, .rank = t->base.rank};
     for (uint32_t i = 0; i < link->peer_count; i++) {
         uint32_t rank = link->peers[i];
+        char host[SPW__HOST_BYTES];
         int rc = 0;
         if (rank > t->base.rank)
             continue;
         link->fds[i] = spw__tcp_connect(&t->addresses[rank], deadline_ns);
         rc = link->fds[i] < 0 ? errno : spw__tcp_send_all(link->fds[i], &g, sizeof g, deadline_ns);
         if (rc != 0)
-            return SPW_RAISE_SYS(err, rc, "connection to rank %u", rank);
+            return SPW_RAISE_SYS(err, rc, "connection to rank %u, which listens at %s, port %u", rank,
+                                 spw__tcp_show_host(host, &t->addresses[rank]), spw__tcp_port_of(&t->addresses[rank]));
     }
     return SPW_OK;
 }
