@@ -1048,6 +1048,56 @@ test_quiet(void **state)
     plan_run((plan){.hosts = "ab", .body = body_quiet, .options = {.timeout_s = 30}, .killed = -1});
 }
 
+/* A socket that fails when it is read, as one does whose other end has been silent for too long. */
+static int
+failing_socket(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    int gone = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    CHECK(bind(gone, (struct sockaddr *)&at, len) == 0 && getsockname(gone, (struct sockaddr *)&at, &len) == 0 &&
+              connect(fd, (struct sockaddr *)&at, len) == 0,
+          "%s", strerror(errno));
+    close(gone);
+    CHECK(send(fd, "", 1, 0) == 1, "%s", strerror(errno));
+    return fd;
+}
+
+static void
+body_unreachable(const plan *p)
+{
+    spw_comm *comm = NULL;
+    spw_error e = {0};
+    OK(spw_comm_open(&comm, &p->options, err));
+    for (int fd = 3; fd < 100 && strcmp(getenv("RANK"), "0") == 0; fd++) {
+        struct sockaddr_in other;
+        socklen_t len = sizeof other;
+        int in_its_place;
+        if (getpeername(fd, (struct sockaddr *)&other, &len) != 0)
+            continue;
+        in_its_place = failing_socket();
+        CHECK(dup2(in_its_place, fd) == fd, "%s", strerror(errno));
+        close(in_its_place);
+    }
+    while (spw_comm_check(comm, &e) == SPW_OK)
+        usleep(1000);
+    if (strcmp(getenv("RANK"), "0") == 0)
+        expect(&e, SPW_EIO, "rank 1 cannot be reached any more: its host or the network is gone (Connection refused)",
+               "rank 1: cannot be reached");
+    else
+        expect(&e, SPW_EIO, "rank 0 has ended (pid", "rank 1: in no call");
+    spw_comm_close(comm);
+}
+
+/* A connection that breaks is told from a process that ends: one looks for what has happened in another place. */
+static void
+test_unreachable(void **state)
+{
+    (void)state;
+    plan_run((plan){.hosts = "ab", .body = body_unreachable, .options = {.timeout_s = 60}, .killed = -1});
+}
+
 /* ---------------------------------------------------------------- how it was started */
 
 static void
@@ -1313,7 +1363,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_nested),        cmocka_unit_test(test_quiet),
         cmocka_unit_test(test_strangers),     cmocka_unit_test(test_signal_while_connecting),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_started_again),
-        cmocka_unit_test(test_late_greeting),
+        cmocka_unit_test(test_late_greeting), cmocka_unit_test(test_unreachable),
     };
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return main_as_rank();

@@ -28,6 +28,7 @@ struct spw__link {
     spw__flow *recv;       /* (peer_count) */
     int *fds;              /* (peer_count) to poll for input, -1 of a peer that has ended; NULL: nothing to poll */
     uint32_t gone_idx;     /* after progress() == -1 */
+    int gone_errno;        /* and why; 0: the other side has ended, or nobody knows */
 };
 
 struct spw__transport {

@@ -76,7 +76,9 @@ lost(spw_channel *ch, spw_error *err)
     while (!spw__failed(comm) && spw_now_ns() - since < 1000000000u)
         spw_sleep_ns(1000000); /* the watcher is about to learn more than that the connection is gone */
     if (!spw__failed(comm))
-        spw__fail(comm, SPW_EIO, ch->link_id, "the connection to rank %u is gone", ch->far[ch->link->gone_idx]);
+        spw__fail(comm, SPW_EIO, ch->link_id, "the connection to rank %u is gone%s%s", ch->far[ch->link->gone_idx],
+                  ch->link->gone_errno != 0 ? ": " : "",
+                  ch->link->gone_errno != 0 ? strerror(ch->link->gone_errno) : "");
     return spw__failure(comm, err);
 }
 

@@ -143,9 +143,9 @@ spw__tcp_link_close(spw__link *link)
     spw_mem_free(l);
 }
 
-/* Of one flow what goes without waiting; -1: the connection has ended. */
+/* Of one flow what goes without waiting; -1: the connection has ended, *why as of the link's gone_errno. */
 static int64_t
-move(int fd, spw__flow *f, bool sends)
+move(int fd, spw__flow *f, bool sends, int *why)
 {
     int64_t moved = 0;
     while (f->left > 0) {
@@ -159,6 +159,7 @@ move(int fd, spw__flow *f, bool sends)
         } else if (n < 0 && errno == EAGAIN) {
             break;
         } else {
+            *why = n == 0 || errno == ECONNRESET || errno == EPIPE ? 0 : errno;
             return moved > 0 ? moved : -1; /* what came is told first; the next call meets the end again */
         }
     }
@@ -176,8 +177,8 @@ spw__tcp_progress(spw__link *link, int wait_ms)
             l->polls[i] = (struct pollfd){.fd = -1};
             if (link->fds[i] < 0)
                 continue;
-            in = move(link->fds[i], &link->recv[i], false);
-            out = in < 0 ? -1 : move(link->fds[i], &link->send[i], true);
+            in = move(link->fds[i], &link->recv[i], false, &link->gone_errno);
+            out = in < 0 ? -1 : move(link->fds[i], &link->send[i], true, &link->gone_errno);
             if (in < 0 || (out < 0 && in == 0)) {
                 close(link->fds[i]);
                 link->fds[i] = -1;

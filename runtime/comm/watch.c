@@ -23,7 +23,8 @@ typedef struct record {
 
 typedef struct witness { /* what is known of one rank */
     bool ended, left, told;
-    int pidfd; /* -1: not of this host, or its end was seen */
+    int unreached; /* of one that has ended, by all that is known: why its connection did, not by its end; 0: by that */
+    int pidfd;     /* -1: not of this host, or its end was seen */
     spw__place board[BOARD_ENTRIES];
 } witness;
 
@@ -143,6 +144,10 @@ describe(char *out, size_t out_bytes, const spw__watch *w, uint32_t rank, uint64
     const spw__place *p = telling_place(x->board, w->comm->cause_channel);
     char what[120];
     *waited_ns = 0;
+    if (x->ended && x->unreached != 0) {
+        snprintf(out, out_bytes, "cannot be reached");
+        return;
+    }
     if (x->ended) {
         snprintf(out, out_bytes, "has ended (pid %d)", (int)w->comm->peers[rank].pid);
         return;
@@ -249,11 +254,17 @@ adopt(spw__watch *w, uint32_t status, uint32_t channel, const char *cause)
 }
 
 static void
-rank_ended(spw__watch *w, uint32_t rank)
+rank_ended(spw__watch *w, uint32_t rank, int why)
 {
     witness *x = &w->witnesses[rank];
     x->ended = !x->left && !x->told;
-    if (x->ended && !spw__failed(w->comm))
+    x->unreached = why;
+    if (!x->ended || spw__failed(w->comm))
+        return;
+    if (why != 0)
+        spw__fail(w->comm, SPW_EIO, 0, "rank %u cannot be reached any more: its host or the network is gone (%s)", rank,
+                  strerror(why));
+    else
         spw__fail(w->comm, SPW_EIO, 0, "rank %u has ended (pid %d)", rank, (int)w->comm->peers[rank].pid);
 }
 
@@ -302,7 +313,7 @@ look_far(spw__watch *w)
     }
     take_records(w);
     if (moved < 0) {
-        rank_ended(w, w->far[w->link->gone_idx]);
+        rank_ended(w, w->far[w->link->gone_idx], w->link->gone_errno);
         w->link->recv[w->link->gone_idx].left = w->link->send[w->link->gone_idx].left = 0;
     }
 }
@@ -394,7 +405,7 @@ nap(spw__watch *w)
         close(x->pidfd);
         x->pidfd = -1;
         look_at_host(w); /* its last word may have come since */
-        rank_ended(w, r);
+        rank_ended(w, r, 0);
     }
 }
 
