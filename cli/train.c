@@ -158,6 +158,10 @@ cli_train(int argc, char **argv)
         rc = all_well(&r, st, &err);
     }
     if (rc == EXIT_DONE) {
+        st = cli_train_check_shared(&r, &err);
+        rc = all_well(&r, st, &err);
+    }
+    if (rc == EXIT_DONE) {
         st = cli_train_check_fit(&r, &plan, &err);
         rc = all_well(&r, st, &err);
         if (rc == EXIT_DONE && (st = cli_train_begin(&r, found, &plan, &err)) != SPW_OK) {

@@ -5,7 +5,9 @@
  */
 #include "train.h"
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <unistd.h>
 
 enum { TIMELINE_EVENTS = 1 << 18 };
 
@@ -225,6 +227,52 @@ cli_train_compare(train_run *r, const char *found, spw_error *err)
     if (r->resumed)
         SPW_TRY(compare_checkpoint(r, found, err));
     return cli_train_find_reference(r, found, err);
+}
+
+/* A network file system may remember for half a minute that the folder, which rank 0 has just made, was not there. */
+static bool
+comes_to_see(const char *folder, const char *file)
+{
+    const uint64_t until = spw_now_ns() + 35000000000u;
+    while (access(folder, F_OK) != 0 && spw_now_ns() < until)
+        spw_sleep_ns(200000000);
+    return access(file, F_OK) == 0;
+}
+
+spw_status
+cli_train_check_shared(train_run *r, spw_error *err)
+{
+    const char *folder = r->config.run.checkpoint_dir;
+    char name[64] = "", path[SPW_PATH_BYTES + sizeof name];
+    bool seen = true;
+    spw_status st;
+    int fd;
+    if (r->world == 1 || folder[0] == '\0')
+        return SPW_OK;
+    if (r->rank == 0) {
+        snprintf(name, sizeof name, ".spillway-%ld-%llx", (long)getpid(), (unsigned long long)spw_now_ns());
+        snprintf(path, sizeof path, "%s/%s", folder, name);
+        fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (fd >= 0)
+            close(fd);
+        else
+            name[0] = '\0'; /* a full disk, and room may be made before the first save */
+    }
+    st = spw_broadcast(r->talk, name, sizeof name, 0, err);
+    if (st == SPW_OK && r->rank > 0) {
+        snprintf(path, sizeof path, "%s/%s", folder, name);
+        seen = name[0] == '\0' || comes_to_see(folder, path);
+    }
+    if (st == SPW_OK)
+        st = spw_barrier(r->talk, err);
+    if (r->rank == 0 && name[0] != '\0')
+        (void)unlink(path);
+    if (st == SPW_OK && !seen)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "spillway.checkpoint_dir %s is not rank 0's folder here: all ranks write to one, on a file "
+                         "system that their hosts share",
+                         folder);
+    return st;
 }
 
 static spw_status

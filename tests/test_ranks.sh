@@ -106,6 +106,18 @@ wait $!
 check "rank 0, which does, ends with the same code" test $? -eq 3
 check "rank 1 shows the table" grep -q '^  plan ' "$dir/err1"
 
+# Folders of one name on two hosts, which are not one: said before the first step, not when it is saved.
+mkdir "$dir/here" "$dir/there"
+port=$((port + 1))
+by_hand 0 --set spillway.checkpoint_dir="$dir/here" &
+by_hand 1 --set spillway.checkpoint_dir="$dir/there"
+check "rank 1 does not see the folder of checkpoints" test $? -eq 2
+wait $!
+check "which ends rank 0 with the same code" test $? -eq 2
+check "is said" grep -q "rank 1: spillway.checkpoint_dir $dir/there is not rank 0's folder here" "$dir/err1"
+check "before the first step" test ! -s "$dir/out0"
+check "and leaves nothing" test -z "$(ls -A "$dir/here" "$dir/there" | grep spillway)"
+
 # Neither has too little by itself: one has no device memory for all experts at once, the other none in the host for as many turns, whose tables take more.
 cat >"$dir/moe.json" <<JSON
 { "model_type": "qwen3_moe", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32,
