@@ -984,6 +984,26 @@ test_refused(void **state)
     plan_run((plan){.hosts = "ab", .body = body_refused, .options = {.timeout_s = 60}, .killed = -1});
 }
 
+static void
+body_other_version(const plan *p)
+{
+    spw_comm_options options = p->options;
+    spw_comm *comm = NULL;
+    spw_error e = {0};
+    if (strcmp(getenv("RANK"), "1") == 0)
+        options.version = "0.0.7";
+    CHECK(spw_comm_open(&comm, &options, &e) != SPW_OK && comm == NULL, "opened");
+    expect(&e, SPW_ECONFIG, "rank 0 runs spillway " SPW_VERSION ", rank 1 0.0.7", "all hosts need the same");
+}
+
+/* Ranks of different versions are told, before they take each other's words for what these are not. */
+static void
+test_other_version(void **state)
+{
+    (void)state;
+    plan_run((plan){.hosts = "aab", .body = body_other_version, .options = {.timeout_s = 60}, .killed = -1});
+}
+
 static _Atomic int *started_again;
 
 static void
@@ -1364,6 +1384,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_strangers),     cmocka_unit_test(test_signal_while_connecting),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_started_again),
         cmocka_unit_test(test_late_greeting), cmocka_unit_test(test_unreachable),
+        cmocka_unit_test(test_other_version),
     };
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return main_as_rank();

@@ -62,6 +62,36 @@ gather(spw_comm *comm, const identity *mine, identity *all, uint64_t deadline_ns
     return SPW_OK;
 }
 
+/* What hosts must have alike for anything that ranks tell each other to mean the same; they tell each other this first, whatever they have. */
+typedef struct build {
+    char version[56];
+    uint64_t sizes; /* of what they tell each other then */
+} build;
+
+static spw_status
+compare_builds(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
+{
+    build mine = {.sizes = sizeof(identity) << 40 | sizeof(spw__call) << 20 | sizeof(spw__place)}, *all;
+    const char *version = comm->options.version != NULL ? comm->options.version : SPW_VERSION;
+    spw_status st;
+    if (comm->transport == NULL)
+        return SPW_OK;
+    all = spw_mem_calloc(comm->info.world, sizeof *all);
+    if (all == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", comm->info.world);
+    snprintf(mine.version, sizeof mine.version, "%s", version);
+    st = comm->transport->gather(comm->transport, &mine, all, sizeof mine, deadline_ns, err);
+    for (uint32_t r = 1; st == SPW_OK && r < comm->info.world; r++) {
+        if (memcmp(&all[r], &all[0], sizeof *all) != 0)
+            st = SPW_RAISE(err, SPW_ECONFIG, "rank 0 runs spillway %.55s, rank %u %s%.55s: all hosts need the same",
+                           all[0].version, r,
+                           strncmp(all[r].version, all[0].version, sizeof mine.version) == 0 ? "another build of " : "",
+                           all[r].version);
+    }
+    spw_mem_free(all);
+    return st;
+}
+
 /* Numbers hosts by their first rank. */
 static void
 number_hosts(spw_comm *comm, const identity *all)
@@ -279,6 +309,8 @@ spw_comm_open(spw_comm **out, const spw_comm_options *options, spw_error *err)
         if (comm->peers == NULL || comm->locals == NULL)
             st = SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", comm->info.world);
     }
+    if (st == SPW_OK)
+        st = compare_builds(comm, deadline_ns, err);
     if (st == SPW_OK)
         st = find_hosts(comm, deadline_ns, err);
     if (st == SPW_OK && comm->info.world > 1)

@@ -42,6 +42,7 @@ typedef struct spw_comm_options {
     double link_bytes_per_s; /* tests: every operation takes at least its bytes over this; 0: off */
     double link_latency_s;   /* and so much on top */
     uint64_t chaos_seed;     /* tests: random delays; 0: off */
+    const char *version; /* tests: what it says that it is; NULL: SPW_VERSION, which must be the same on all ranks */
 } spw_comm_options;
 
 typedef struct spw_comm_info {
@@ -60,8 +61,8 @@ typedef struct spw_comm_info {
 
 /*
  * spw_comm_open - joins the world that the process was started into. Collective.
- * Errors  SPW_ECONFIG for a variable that is missing or makes no sense, SPW_EUNSUPPORTED when the backend is not there,
- *         SPW_ETIMEDOUT naming the ranks that did not come. Ranks that wait say so in the log after 30 s.
+ * Errors  SPW_ECONFIG for a variable that is missing or makes no sense, and for ranks of different versions, SPW_EUNSUPPORTED
+ *         when the backend is not there, SPW_ETIMEDOUT naming the ranks that did not come. Ranks that wait say so in the log after 30 s.
  */
 spw_status spw_comm_open(spw_comm **out, const spw_comm_options *options, spw_error *err);
 void spw_comm_close(spw_comm *comm); /* collective unless something failed; channels and memory first; NULL is fine */
