@@ -1171,6 +1171,29 @@ body_alone(const plan *p)
     CHECK(spw_comm_open(&comm, &auto_options, &e) == SPW_ECONFIG && strstr(e.message, "soon") != NULL, "%s", e.message);
 }
 
+static void
+body_no_name(const plan *p)
+{
+    spw_comm *comm = NULL;
+    spw_error e = {0};
+    char name[71] = "";
+    memset(name, 'x', sizeof name - 1); /* longer than one may be: nobody is asked */
+    setenv("RANK", "1", 1);
+    setenv("MASTER_ADDR", name, 1);
+    CHECK(spw_comm_open(&comm, &p->options, &e) == SPW_ECONFIG, "opened");
+    expect(&e, SPW_ECONFIG, "rank 0 did not come in 0.5 s", "MASTER_ADDR xxx");
+}
+
+/* A rank that finds no address says so, and not that nobody listens there. */
+static void
+test_no_name(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        plan_run(
+            (plan){.hosts = "ab", .present = 1, .body = body_no_name, .options = {.timeout_s = 0.5}, .killed = -1});
+}
+
 /* What an environment gives, and the backend that follows; mpi is not there, and says so. */
 static const struct nested {
     const char *set, *backend;
@@ -1384,7 +1407,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_strangers),     cmocka_unit_test(test_signal_while_connecting),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_started_again),
         cmocka_unit_test(test_late_greeting), cmocka_unit_test(test_unreachable),
-        cmocka_unit_test(test_other_version),
+        cmocka_unit_test(test_other_version), cmocka_unit_test(test_no_name),
     };
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return main_as_rank();

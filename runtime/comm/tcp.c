@@ -395,40 +395,44 @@ spw__tcp_connect(const struct sockaddr_storage *to, uint64_t deadline_ns)
     return fd;
 }
 
+/* One attempt; err says why there is no connection. */
+static spw_status
+try_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, spw_error *err)
+{
+    char host[SPW__HOST_BYTES];
+    struct addrinfo *list;
+    SPW_TRY(resolve(launch, &list, err));
+    for (struct addrinfo *a = list; a != NULL && t->star[0] < 0; a = a->ai_next) {
+        uint64_t try_ns = spw_now_ns() + TRY_NS; /* one that does not answer leaves the others time */
+        memset(&t->addresses[0], 0, sizeof t->addresses[0]);
+        memcpy(&t->addresses[0], a->ai_addr, a->ai_addrlen);
+        t->star[0] = spw__tcp_connect(&t->addresses[0], try_ns < deadline_ns ? try_ns : deadline_ns);
+        if (t->star[0] < 0)
+            SPW_RAISE(err, SPW_ETIMEDOUT, "nobody listens at %s:%s, which is %s here (%s)", launch->host, launch->port,
+                      spw__tcp_show_host(host, &t->addresses[0]), strerror(errno));
+    }
+    freeaddrinfo(list);
+    return t->star[0] >= 0 ? SPW_OK : SPW_ETIMEDOUT;
+}
+
+/* It may start later than this rank, and so may its name. */
 static spw_status
 reach_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *err)
 {
-    char host[SPW__HOST_BYTES];
-    uint64_t tell_ns = spw_now_ns() + TELL_AFTER_S * 1000000000ull;
-    int last = 0;
-    do { /* it may start later than this rank, and so may its name */
-        struct addrinfo *list;
-        spw_status st = resolve(launch, &list, err);
-        if (st != SPW_OK && spw__tcp_left_ms(deadline_ns) == 0)
-            return st;
-        for (struct addrinfo *a = st == SPW_OK ? list : NULL; a != NULL && t->star[0] < 0; a = a->ai_next) {
-            uint64_t try_ns = spw_now_ns() + TRY_NS; /* one that does not answer leaves the others time */
-            memset(&t->addresses[0], 0, sizeof t->addresses[0]);
-            memcpy(&t->addresses[0], a->ai_addr, a->ai_addrlen);
-            t->star[0] = spw__tcp_connect(&t->addresses[0], try_ns < deadline_ns ? try_ns : deadline_ns);
-            last = errno;
-        }
-        if (st == SPW_OK)
-            freeaddrinfo(list);
-        if (t->star[0] < 0 && time_to_tell(&tell_ns))
-            spw_log(SPW_LOG_WARN,
-                    "rank %u waits for rank 0 at %s:%s, which is %s here (%s), up to %.0f s in all (SPW_JOIN_TIMEOUT)",
-                    launch->rank, launch->host, launch->port, spw__tcp_show_host(host, &t->addresses[0]),
-                    strerror(last), timeout_s);
-        if (t->star[0] < 0)
-            spw_sleep_ns(20000000);
-    } while (t->star[0] < 0 && spw__tcp_left_ms(deadline_ns) > 0);
-    if (t->star[0] < 0)
-        return SPW_RAISE(
-            err, SPW_ETIMEDOUT,
-            "rank 0 did not come in %.1f s (SPW_JOIN_TIMEOUT): nobody listens at %s:%s, which is %s here (%s)",
-            timeout_s, launch->host, launch->port, spw__tcp_show_host(host, &t->addresses[0]), strerror(last));
-    return SPW_OK;
+    uint64_t tell_ns = spw_now_ns() + TELL_AFTER_S * 1000000000ull, nap_ns = 20000000;
+    spw_error why = {0};
+    spw_status st;
+    while ((st = try_master(t, launch, deadline_ns, &why)) != SPW_OK && spw__tcp_left_ms(deadline_ns) > 0) {
+        if (time_to_tell(&tell_ns))
+            spw_log(SPW_LOG_WARN, "rank %u waits for rank 0, up to %.0f s in all (SPW_JOIN_TIMEOUT): %s", launch->rank,
+                    timeout_s, why.message);
+        spw_sleep_ns(nap_ns);
+        nap_ns = nap_ns < 300000000 ? nap_ns + nap_ns / 8
+                                    : nap_ns; /* hundreds of ranks ask one host, or one server of names */
+    }
+    return st == SPW_OK
+               ? st
+               : SPW_RAISE(err, st, "rank 0 did not come in %.1f s (SPW_JOIN_TIMEOUT): %s", timeout_s, why.message);
 }
 
 /* What rank 0 says of another rank, as it is seen from here, where rank 0 is at master. */
