@@ -12,6 +12,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+enum { HOST_BYTES = 65 };
+
 void
 cli_nearest(char out[SPW_PATH_BYTES], const char *path)
 {
@@ -126,21 +128,27 @@ still_named(int fd, const char *file)
            held.st_dev == named.st_dev;
 }
 
+/* A process of another host may hold it, where they share the folder. */
 static spw_status
 taken(const cli_folder *f, const char *what, spw_error *err)
 {
-    char pid[24] = "";
-    ssize_t n = pread(f->fd, pid, sizeof pid - 1, 0);
-    pid[n > 0 ? strcspn(pid, "\n") : 0] = '\0';
+    char text[HOST_BYTES + 24] = "", pid[24] = "unknown", host[HOST_BYTES] = "", own[HOST_BYTES] = "";
+    ssize_t n = pread(f->fd, text, sizeof text - 1, 0);
+    text[n > 0 ? n : 0] = '\0';
+    (void)sscanf(text, "%23s %64s", pid, host);
+    (void)gethostname(own, sizeof own - 1);
+    if (strcmp(host, own) == 0)
+        host[0] = '\0';
     return SPW_RAISE(err, SPW_EBUSY,
-                     "%s %s: another run saves there now (process %s, which holds %s); each would remove the other's "
-                     "checkpoints: end that one, or take another folder",
-                     what, f->path, pid[0] != '\0' ? pid : "unknown", f->file);
+                     "%s %s: another run saves there now (process %s%s%s, which holds %s); each would remove the "
+                     "other's checkpoints: end that one, or take another folder",
+                     what, f->path, pid, host[0] != '\0' ? " of host " : "", host, f->file);
 }
 
 spw_status
 cli_folder_take(cli_folder *f, const char *what, const char *path, spw_error *err)
 {
+    char host[HOST_BYTES] = "";
     *f = (cli_folder){.fd = -1, .made = access(path, F_OK) != 0};
     snprintf(f->path, sizeof f->path, "%s", path);
     snprintf(f->file, sizeof f->file, "%.1000s/.spillway.lock", path);
@@ -164,8 +172,9 @@ cli_folder_take(cli_folder *f, const char *what, const char *path, spw_error *er
             return st;
         }
     } while (!still_named(f->fd, f->file));
+    (void)gethostname(host, sizeof host - 1);
     if (ftruncate(f->fd, 0) == 0)
-        (void)dprintf(f->fd, "%ld\n", (long)getpid());
+        (void)dprintf(f->fd, "%ld %s\n", (long)getpid(), host);
     return SPW_OK;
 }
 

@@ -153,6 +153,11 @@ expect 1 "process $pid, which holds $dir/one/.spillway.lock" "a checkpoint_dir t
 check "is said before the first step" test ! -s "$dir/out"
 kill -KILL $pid
 { wait $pid; } 2>/dev/null
+echo "4711 elsewhere" >"$dir/one/.spillway.lock"
+exec 9<"$dir/one/.spillway.lock"
+flock 9
+expect 1 "process 4711 of host elsewhere, which holds" "one of another host" train "$c" --set spillway.checkpoint_dir="$dir/one"
+exec 9<&-
 check "a run after a killed one" run train "$c" --set spillway.checkpoint_dir="$dir/one"
 check "leaves its checkpoint alone" test "$(ls -A "$dir/one")" = step-2
 expect 1 "nothing matches" "a run without data" train "$c" --set spillway.checkpoint_dir="$dir/two" --set data.path="$dir/gone.txt"
