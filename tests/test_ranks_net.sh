@@ -60,7 +60,7 @@ if two_hosts 10.78.0; then
     tell $? "that is whole"
 else
     n=$((n + 1))
-    echo "ok $n - two networked hosts # SKIP no network namespaces here: $(head -n 1 "$dir/why" 2>/dev/null)"
+    echo "ok $n - two networked hosts # SKIP $why"
 fi
 if command -v mpirun >/dev/null 2>&1 && [ -f "${SPW_BUILD:-build/release}/spillway-mpi.so" ]; then
     run="$spw train $dir/tiny.json --quiet"
