@@ -7,14 +7,24 @@
 
 #define LANES 16
 
+/*
+ * yes ? a : b, of bits. Of ?: compilers make a branch where one side is arithmetic, which may raise a flag, or a constant, with which they
+ * go on by themselves; and where lanes have no masks, which is everywhere but in AVX-512, a branch is the end of vectors.
+ */
+static inline float
+choose(bool yes, float a, float b)
+{
+    uint32_t mask = (uint32_t)0 - (uint32_t)yes;
+    return spw_bits_f32((spw_f32_bits(a) & mask) | (spw_f32_bits(b) & ~mask));
+}
+
 /* e^x to about 2 ulp; saturates instead of overflowing into infinity or flushing below 1e-38; NaN stays NaN. */
 static inline float
 exp_fast(float x)
 {
     float n, r, p, in = x;
-    uint32_t bits;
-    x = x > -87.0f ? x : -87.0f; /* a NaN too: it has no integer exponent */
-    x = x < 88.0f ? x : 88.0f;
+    x = choose(x > -87.0f, x, -87.0f); /* a NaN too: it has no integer exponent */
+    x = choose(x < 88.0f, x, 88.0f);
     n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
     r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     p = 1.9875691500e-4f;
@@ -24,12 +34,7 @@ exp_fast(float x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    bits = (uint32_t)((int32_t)n + 127) << 23;
-    {
-        float scale;
-        memcpy(&scale, &bits, sizeof scale);
-        return in == in ? p * scale : in;
-    }
+    return choose(in == in, p * spw_bits_f32((uint32_t)((int32_t)n + 127) << 23), in);
 }
 
 static inline float
@@ -46,6 +51,13 @@ k_add(float *y, const float *a, const float *b, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++)
         y[i] = a[i] + b[i];
+}
+
+static void
+k_axpy(float *restrict y, float a, const float *restrict x, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] += a * x[i];
 }
 
 /* gelu(x) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): the tanh form without its cancellation. */
@@ -71,15 +83,61 @@ k_gelu(float *restrict y, const float *restrict x, uint64_t n)
         y[i] = x[i] * gelu_sigmoid(x[i]);
 }
 
-/* dx may be dy: the one address that both may have in common is that of the same element. */
+/*
+ * Gradients go through a block: made by a loop in which nothing but the elements decides, which is vectors, and then left on top of what
+ * is there or in its place.
+ */
+typedef void curve_slopes(float *restrict d, const float *restrict dy, const float *restrict x, uint64_t n);
+typedef void gate_slopes(float *restrict g, float *restrict u, const float *restrict dy, const float *restrict gate,
+                         const float *restrict up, uint64_t n);
+enum { BLOCK = 256 };
+
+/* A block goes on top of what is at dx, or in its place; NULL: nowhere. */
+static inline void
+leave(float *dx, uint64_t at, const float *d, uint64_t n, bool acc)
+{
+    if (dx != NULL && acc)
+        k_axpy(dx + at, 1.0f, d, n);
+    else if (dx != NULL)
+        memcpy(dx + at, d, n * sizeof *d);
+}
+
+/* dx may be dy. */
+static inline void
+curve_backward(curve_slopes *slopes, float *dx, const float *dy, const float *x, uint64_t n, bool acc)
+{
+    float d[BLOCK];
+    for (uint64_t at = 0, count; at < n; at += count) {
+        count = min_u64(n - at, BLOCK);
+        slopes(d, dy + at, x + at, count);
+        leave(dx, at, d, count, acc);
+    }
+}
+
+static inline void
+gate_backward(gate_slopes *slopes, float *dg, float *du, const float *dy, const float *gate, const float *up,
+              uint64_t n, bool acc_g, bool acc_u)
+{
+    float g[BLOCK], u[BLOCK];
+    for (uint64_t at = 0, count; at < n; at += count) {
+        count = min_u64(n - at, BLOCK);
+        slopes(g, u, dy + at, gate + at, up + at, count);
+        leave(dg, at, g, count, acc_g);
+        leave(du, at, u, count, acc_u);
+    }
+}
+
+static void
+gelu_slopes(float *restrict d, const float *restrict dy, const float *restrict x, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        d[i] = dy[i] * gelu_slope(x[i], gelu_sigmoid(x[i]));
+}
+
 static void
 k_gelu_backward(float *dx, const float *dy, const float *x, uint64_t n, bool acc)
 {
-#pragma GCC ivdep
-    for (uint64_t i = 0; i < n; i++) {
-        float d = dy[i] * gelu_slope(x[i], gelu_sigmoid(x[i]));
-        dx[i] = acc ? dx[i] + d : d;
-    }
+    curve_backward(gelu_slopes, dx, dy, x, n, acc);
 }
 
 /*
@@ -101,7 +159,7 @@ normal_share(float x, float *bell)
     p = p * t + 1.196826994e-1f;
     *bell = exp_fast(-0.5f * x * x);
     p = *bell * (p * t);
-    return x < 0.0f ? p : 1.0f - p;
+    return choose(x < 0.0f, p, 1.0f - p);
 }
 
 static void
@@ -114,14 +172,18 @@ k_gelu_erf(float *restrict y, const float *restrict x, uint64_t n)
 }
 
 static void
-k_gelu_erf_backward(float *dx, const float *dy, const float *x, uint64_t n, bool acc)
+gelu_erf_slopes(float *restrict d, const float *restrict dy, const float *restrict x, uint64_t n)
 {
-#pragma GCC ivdep
     for (uint64_t i = 0; i < n; i++) {
         float bell, share = normal_share(x[i], &bell);
-        float d = dy[i] * (share + x[i] * (0.39894228040143268f * bell));
-        dx[i] = acc ? dx[i] + d : d;
+        d[i] = dy[i] * (share + x[i] * (0.39894228040143268f * bell));
     }
+}
+
+static void
+k_gelu_erf_backward(float *dx, const float *dy, const float *x, uint64_t n, bool acc)
+{
+    curve_backward(gelu_erf_slopes, dx, dy, x, n, acc);
 }
 
 static void
@@ -149,18 +211,21 @@ k_silu_mul(float *restrict y, const float *restrict gate, const float *restrict 
 }
 
 static void
-k_silu_mul_backward(float *restrict dg, float *restrict du, const float *restrict dy, const float *restrict gate,
-                    const float *restrict up, uint64_t n, bool acc_g, bool acc_u)
+silu_mul_slopes(float *restrict g, float *restrict u, const float *restrict dy, const float *restrict gate,
+                const float *restrict up, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
         float s = 1.0f / (1.0f + exp_fast(-gate[i]));
-        float g = dy[i] * up[i] * (s + gate[i] * s * (1.0f - s));
-        float u = dy[i] * gate[i] * s;
-        if (dg != NULL)
-            dg[i] = acc_g ? dg[i] + g : g;
-        if (du != NULL)
-            du[i] = acc_u ? du[i] + u : u;
+        g[i] = dy[i] * up[i] * (s + gate[i] * s * (1.0f - s));
+        u[i] = dy[i] * gate[i] * s;
     }
+}
+
+static void
+k_silu_mul_backward(float *dg, float *du, const float *dy, const float *gate, const float *up, uint64_t n, bool acc_g,
+                    bool acc_u)
+{
+    gate_backward(silu_mul_slopes, dg, du, dy, gate, up, n, acc_g, acc_u);
 }
 
 static void
@@ -171,18 +236,21 @@ k_gelu_mul(float *restrict y, const float *restrict gate, const float *restrict 
 }
 
 static void
-k_gelu_mul_backward(float *restrict dg, float *restrict du, const float *restrict dy, const float *restrict gate,
-                    const float *restrict up, uint64_t n, bool acc_g, bool acc_u)
+gelu_mul_slopes(float *restrict g, float *restrict u, const float *restrict dy, const float *restrict gate,
+                const float *restrict up, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
         float s = gelu_sigmoid(gate[i]);
-        float g = dy[i] * up[i] * gelu_slope(gate[i], s);
-        float u = dy[i] * gate[i] * s;
-        if (dg != NULL)
-            dg[i] = acc_g ? dg[i] + g : g;
-        if (du != NULL)
-            du[i] = acc_u ? du[i] + u : u;
+        g[i] = dy[i] * up[i] * gelu_slope(gate[i], s);
+        u[i] = dy[i] * gate[i] * s;
     }
+}
+
+static void
+k_gelu_mul_backward(float *dg, float *du, const float *dy, const float *gate, const float *up, uint64_t n, bool acc_g,
+                    bool acc_u)
+{
+    gate_backward(gelu_mul_slopes, dg, du, dy, gate, up, n, acc_g, acc_u);
 }
 
 static void
@@ -193,18 +261,21 @@ k_sigmoid_mul(float *restrict y, const float *restrict gate, const float *restri
 }
 
 static void
-k_sigmoid_mul_backward(float *restrict dg, float *restrict du, const float *restrict dy, const float *restrict gate,
-                       const float *restrict up, uint64_t n, bool acc_g, bool acc_u)
+sigmoid_mul_slopes(float *restrict g, float *restrict u, const float *restrict dy, const float *restrict gate,
+                   const float *restrict up, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
         float s = 1.0f / (1.0f + exp_fast(-gate[i]));
-        float g = dy[i] * up[i] * s * (1.0f - s);
-        float u = dy[i] * s;
-        if (dg != NULL)
-            dg[i] = acc_g ? dg[i] + g : g;
-        if (du != NULL)
-            du[i] = acc_u ? du[i] + u : u;
+        g[i] = dy[i] * up[i] * s * (1.0f - s);
+        u[i] = dy[i] * s;
     }
+}
+
+static void
+k_sigmoid_mul_backward(float *dg, float *du, const float *dy, const float *gate, const float *up, uint64_t n,
+                       bool acc_g, bool acc_u)
+{
+    gate_backward(sigmoid_mul_slopes, dg, du, dy, gate, up, n, acc_g, acc_u);
 }
 
 /* Pairs of a gate and an up in x. Comparisons let NaN through. */
@@ -213,27 +284,37 @@ k_clamped_mul(float *restrict y, const float *restrict x, const float *restrict 
 {
     (void)up;
     for (uint64_t i = 0; i < n; i++) {
-        float g = x[2 * i] > SPW_GATE_LIMIT ? SPW_GATE_LIMIT : x[2 * i], u = x[2 * i + 1];
-        u = u > SPW_GATE_LIMIT ? SPW_GATE_LIMIT : u < -SPW_GATE_LIMIT ? -SPW_GATE_LIMIT : u;
+        float g = choose(x[2 * i] > SPW_GATE_LIMIT, SPW_GATE_LIMIT, x[2 * i]), u = x[2 * i + 1];
+        u = choose(fabsf(u) > SPW_GATE_LIMIT, copysignf(SPW_GATE_LIMIT, u), u);
         y[i] = (u + 1.0f) * (g / (1.0f + exp_fast(-SPW_GATE_ALPHA * g)));
     }
 }
 
 static void
-k_clamped_mul_backward(float *restrict dx, float *restrict du, const float *restrict dy, const float *restrict x,
-                       const float *restrict up, uint64_t n, bool acc, bool acc_u)
+clamped_slopes(float *restrict d, const float *restrict dy, const float *restrict x, uint64_t n)
 {
+    for (uint64_t i = 0; i < n; i++) {
+        bool high = x[2 * i] > SPW_GATE_LIMIT, far = fabsf(x[2 * i + 1]) > SPW_GATE_LIMIT;
+        float g = choose(high, SPW_GATE_LIMIT, x[2 * i]);
+        float u = choose(far, copysignf(SPW_GATE_LIMIT, x[2 * i + 1]), x[2 * i + 1]);
+        float s = 1.0f / (1.0f + exp_fast(-SPW_GATE_ALPHA * g));
+        d[2 * i] = choose(high, 0.0f, dy[i] * (u + 1.0f) * (s + SPW_GATE_ALPHA * g * s * (1.0f - s)));
+        d[2 * i + 1] = choose(far, 0.0f, dy[i] * g * s);
+    }
+}
+
+static void
+k_clamped_mul_backward(float *dx, float *du, const float *dy, const float *x, const float *up, uint64_t n, bool acc,
+                       bool acc_u)
+{
+    float d[2 * BLOCK];
     (void)du;
     (void)up;
     (void)acc_u;
-    for (uint64_t i = 0; i < n; i++) {
-        bool high = x[2 * i] > SPW_GATE_LIMIT, far = fabsf(x[2 * i + 1]) > SPW_GATE_LIMIT;
-        float g = high ? SPW_GATE_LIMIT : x[2 * i], u = far ? copysignf(SPW_GATE_LIMIT, x[2 * i + 1]) : x[2 * i + 1];
-        float s = 1.0f / (1.0f + exp_fast(-SPW_GATE_ALPHA * g));
-        float dg = high ? 0.0f : dy[i] * (u + 1.0f) * (s + SPW_GATE_ALPHA * g * s * (1.0f - s));
-        float d = far ? 0.0f : dy[i] * g * s;
-        dx[2 * i] = acc ? dx[2 * i] + dg : dg;
-        dx[2 * i + 1] = acc ? dx[2 * i + 1] + d : d;
+    for (uint64_t at = 0, count; at < n; at += count) {
+        count = min_u64(n - at, BLOCK);
+        clamped_slopes(d, dy + at, x + 2 * at, count);
+        leave(dx, 2 * at, d, 2 * count, acc);
     }
 }
 
@@ -316,19 +397,13 @@ static void
 k_layernorm_dx_row(float *dx, const float *onto, const float *dy, const float *x, const float *g, float mean,
                    float rstd, uint64_t C)
 {
-    float a[LANES] = {0}, b[LANES] = {0}, ma, mb;
+    float b[LANES] = {0}, ma = k_dot(dy, g, C) / (float)C, mb; /* compilers make no vectors of two sums in one loop */
     uint64_t i = 0;
     for (; i + LANES <= C; i += LANES)
-        for (int j = 0; j < LANES; j++) {
-            float d = dy[i + j] * g[i + j];
-            a[j] += d;
-            b[j] += d * ((x[i + j] - mean) * rstd);
-        }
-    for (int j = 0; i < C; i++, j++) {
-        a[j] += dy[i] * g[i];
+        for (int j = 0; j < LANES; j++)
+            b[j] += dy[i + j] * g[i + j] * ((x[i + j] - mean) * rstd);
+    for (int j = 0; i < C; i++, j++)
         b[j] += dy[i] * g[i] * ((x[i] - mean) * rstd);
-    }
-    ma = sum_lanes(a) / (float)C;
     mb = sum_lanes(b) / (float)C;
 #pragma GCC ivdep
     for (i = 0; i < C; i++) {
@@ -391,13 +466,6 @@ k_norm_dg_row(float *restrict dg, const float *restrict dy, const float *restric
 {
     for (uint64_t i = 0; i < C; i++)
         dg[i] += dy[i] * ((x[i] - mean) * rstd);
-}
-
-static void
-k_axpy(float *restrict y, float a, const float *restrict x, uint64_t n)
-{
-    for (uint64_t i = 0; i < n; i++)
-        y[i] += a * x[i];
 }
 
 static void
@@ -472,7 +540,7 @@ tanh_fast(float x)
     p = p * z + 1.33314422036e-1f;
     p = p * z - 3.33332819422e-1f;
     far = copysignf(1.0f - 2.0f / (exp_fast(2.0f * a) + 1.0f), x);
-    return a < 0.625f ? p * z * x + x : far;
+    return choose(a < 0.625f, p * z * x + x, far);
 }
 
 static void
