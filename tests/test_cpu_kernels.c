@@ -1,6 +1,6 @@
 /*
  * The cpu device's vector kernels: the bits of the scalar ones from every instruction set of this CPU, for every length and numbers of every
- * kind; nothing is written behind the end. Random inputs come from Philox; SPW_SEED replays a run.
+ * kind, and nothing written behind the end; no NaN is lost to a comparison. Random inputs come from Philox; SPW_SEED replays a run.
  */
 #include "../gpu/cpu/cpu_internal.h"
 #include <math.h>
@@ -136,11 +136,33 @@ test_isa_identity(void **state)
     }
 }
 
+static void
+test_max_sees_nan(void **state)
+{
+    /* Wherever it is, whatever comes after it; without one it is the greatest. */
+    enum { N = 100 };
+    (void)state;
+    for (int isa = SPW_ISA_SCALAR; isa < SPW_ISA_COUNT; isa++) {
+        const cpu_kernels *k = kernels_of((spw_isa)isa);
+        for (uint64_t n = 1; k != NULL && n <= N; n++)
+            for (uint64_t at = 0; at < n; at++) {
+                float x[N];
+                for (uint64_t i = 0; i < n; i++)
+                    x[i] = (float)i - 50.0f;
+                x[at] = 200.0f;
+                assert_true(k->max(x, n) == 200.0f);
+                x[at] = at % 2 == 0 ? NAN : -NAN;
+                assert_true(isnan(k->max(x, n)));
+            }
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_isa_identity),
+        cmocka_unit_test(test_max_sees_nan),
     };
     if (getenv("SPW_SEED") != NULL)
         seed = strtoull(getenv("SPW_SEED"), NULL, 0);

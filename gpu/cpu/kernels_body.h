@@ -483,21 +483,27 @@ k_scale(float *y, float a, uint64_t n)
 }
 
 /* A NaN anywhere gives NaN: it must reach the loss, not vanish in a comparison. */
+static inline float
+greater(float a, float b)
+{
+    return choose(a >= b || a != a, a, b);
+}
+
 static float
 k_max(const float *x, uint64_t n)
 {
-    float lane[LANES], m;
+    enum { MANY = 2 * LANES }; /* fewer are unrolled whole, and then compilers find no vectors in them */
+    float lane[MANY], m = -INFINITY;
     uint64_t i = 0;
-    for (int j = 0; j < LANES; j++)
+    for (int j = 0; j < MANY; j++)
         lane[j] = -INFINITY;
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++)
-            lane[j] = lane[j] >= x[i + j] ? lane[j] : x[i + j];
-    for (int j = 0; i < n; i++, j++)
-        lane[j] = lane[j] >= x[i] ? lane[j] : x[i];
-    m = lane[0];
-    for (int j = 1; j < LANES; j++)
-        m = m >= lane[j] ? m : lane[j];
+    for (; i + MANY <= n; i += MANY)
+        for (int j = 0; j < MANY; j++)
+            lane[j] = greater(lane[j], x[i + j]);
+    for (; i < n; i++)
+        m = greater(m, x[i]);
+    for (int j = 0; j < MANY; j++)
+        m = greater(m, lane[j]);
     return m;
 }
 
