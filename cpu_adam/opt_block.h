@@ -169,8 +169,9 @@ rule_lion(const float *restrict c, uint32_t n, float *restrict w, float *restric
     (void)unused;
     for (uint32_t i = 0; i < n; i++) {
         float g = grad[i], u = fmaf(b1, m[i], b1c * g);
-        float sign = u > 0.0f ? lr : u < 0.0f ? -lr : u * 0.0f; /* NaN stays NaN */
-        w[i] = canonical(w[i] * decay - sign);
+        uint32_t moves = (uint32_t)0 - (uint32_t)(fabsf(u) > 0.0f), sign = spw_f32_bits(u) & 0x80000000u;
+        uint32_t step = (moves & (spw_f32_bits(lr) | sign)) | (~moves & spw_f32_bits(u * 0.0f)); /* NaN stays NaN */
+        w[i] = canonical(w[i] * decay - spw_bits_f32(step));
         m[i] = canonical(fmaf(b2, m[i], b2c * g));
     }
 }
