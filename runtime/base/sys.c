@@ -2,11 +2,15 @@
  * What the machine is: time, allowed CPUs, memory limits, disks and instruction sets.
  */
 #include "spw_base.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -426,19 +430,43 @@ spw_disk_free(const char *path)
     return stat_nearest(path, at, &sb) && statvfs(at, &fs) == 0 ? (uint64_t)fs.f_bavail * fs.f_frsize : 0;
 }
 
-spw_isa
-spw_cpu_isa_native(void)
+#if defined(__x86_64__)
+/* Not a name that every compiler's __builtin_cpu_supports() knows. Its registers are AVX's, so the kernel that keeps those keeps it. */
+static bool
+has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
+/* All that the files of an instruction set are compiled with: virtual machines may hide any part. */
+static spw_isa
+find_isa(void)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-        return SPW_ISA_AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return SPW_ISA_AVX2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+                   ? SPW_ISA_AVX512
+                   : SPW_ISA_AVX2;
 #elif defined(__aarch64__)
     return SPW_ISA_NEON; /* the architecture has it */
 #endif
     return SPW_ISA_SCALAR;
+}
+
+spw_isa
+spw_cpu_isa_native(void)
+{
+    static _Atomic int
+        known; /* the instruction set plus 1: where a machine is virtual, each cpuid is an exit from it */
+    int isa = atomic_load_explicit(&known, memory_order_relaxed) - 1;
+    if (isa < 0) {
+        isa = (int)find_isa();
+        atomic_store_explicit(&known, isa + 1, memory_order_relaxed);
+    }
+    return (spw_isa)isa;
 }
 
 bool
