@@ -1,4 +1,5 @@
 /* The ground floor: half floats against doubles, Philox against its published answers, sizes, errors, pool, regions. */
+#include "convert.h"
 #include "spw_base.h"
 #include <math.h>
 #include <pthread.h>
@@ -69,6 +70,39 @@ test_convert(void **state)
     spw_convert(other, SPW_F16, half, SPW_BF16, N);
     for (int i = 0; i < N; i++)
         assert_int_equal(other[i], spw_f32_to_f16(back[i]));
+}
+
+/* Every instruction set's are the elements' bits: all halves, NaNs too, floats of every kind, and nothing behind the end. */
+static void
+test_convert_every_isa(void **state)
+{
+    enum { N = 65536 + 64 };
+    static float wide[N];
+    static uint16_t half[N], narrow[N];
+    (void)state;
+    for (uint32_t i = 0; i < N; i++)
+        half[i] = (uint16_t)i;
+    for (int isa = SPW_ISA_SCALAR; isa <= SPW_ISA_AVX512; isa++) {
+        spw__convert_fn *convert = isa == SPW_ISA_AVX512 ? spw__convert_avx512
+                                   : isa == SPW_ISA_AVX2 ? spw__convert_avx2
+                                                         : spw__convert_scalar;
+        for (int type = SPW_BF16; type <= SPW_F16 && spw_cpu_has((spw_isa)isa); type++)
+            for (uint32_t n = N - 40; n < N; n += 13) {
+                wide[n] = 77.0f;
+                narrow[n] = 77;
+                convert(wide, SPW_F32, half, (spw_dtype)type, n);
+                for (uint32_t i = 0; i < n; i++)
+                    assert_int_equal(spw_f32_bits(wide[i]), spw_f32_bits(type == SPW_BF16 ? spw_bf16_to_f32(half[i])
+                                                                                          : spw_f16_to_f32(half[i])));
+                assert_true(wide[n] == 77.0f);
+                for (uint32_t i = 0; i < n; i++)
+                    wide[i] = spw_bits_f32(i * 2654435761u);
+                convert(narrow, (spw_dtype)type, wide, SPW_F32, n);
+                for (uint32_t i = 0; i < n; i++)
+                    assert_int_equal(narrow[i], type == SPW_BF16 ? spw_f32_to_bf16(wide[i]) : spw_f32_to_f16(wide[i]));
+                assert_int_equal(narrow[n], 77);
+            }
+    }
 }
 
 /* Philox4x32-10 gives the answers published with it (Random123's known-answer vectors). */
@@ -358,10 +392,10 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_halves),    cmocka_unit_test(test_convert),      cmocka_unit_test(test_philox),
-        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_errors),       cmocka_unit_test(test_pool),
-        cmocka_unit_test(test_regions),   cmocka_unit_test(test_large_region), cmocka_unit_test(test_prompt),
-        cmocka_unit_test(test_run_delay), cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_halves), cmocka_unit_test(test_convert),   cmocka_unit_test(test_convert_every_isa),
+        cmocka_unit_test(test_philox), cmocka_unit_test(test_bytes),     cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_pool),   cmocka_unit_test(test_regions),   cmocka_unit_test(test_large_region),
+        cmocka_unit_test(test_prompt), cmocka_unit_test(test_run_delay), cmocka_unit_test(test_pieces),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -1,6 +1,5 @@
 /*
- * Half floats, checksums and counter-based random numbers: small pure functions on bits. Conversions of bf16 and fp32
- * are plain loops that the compiler vectorises.
+ * Half floats, checksums and counter-based random numbers: small pure functions on bits. Arrays of half floats are convert.h's.
  */
 #include "philox.h"
 #include "spw_base.h"
@@ -22,8 +21,8 @@ float
 spw_f16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 1023u;
-    if (exponent == 31)
-        return spw_bits_f32(sign | 0x7f800000u | mantissa << 13);
+    if (exponent == 31) /* a NaN is quiet, as F16C makes it */
+        return spw_bits_f32(sign | 0x7f800000u | (mantissa != 0 ? 0x400000u : 0) | mantissa << 13);
     if (exponent == 0) { /* zero or subnormal: mantissa * 2^-24 is exact */
         float f = (float)mantissa * 5.9604644775390625e-8f;
         return spw_bits_f32(spw_f32_bits(f) | sign);
@@ -44,35 +43,6 @@ spw_f32_to_f16(float f)
         return (uint16_t)(sign | (spw_f32_bits(r) - 0x3f000000u));
     }
     return (uint16_t)(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13));
-}
-
-void
-spw_convert(void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n)
-{
-    float *restrict df = dst;
-    uint16_t *restrict dh = dst;
-    const float *restrict sf = src;
-    const uint16_t *restrict sh = src;
-    if (dst_type == src_type) {
-        memcpy(dst, src, n * spw_dtype_bytes(dst_type));
-    } else if (dst_type == SPW_F32 && src_type == SPW_BF16) {
-        for (uint64_t i = 0; i < n; i++)
-            df[i] = spw_bf16_to_f32(sh[i]);
-    } else if (dst_type == SPW_BF16 && src_type == SPW_F32) {
-        for (uint64_t i = 0; i < n; i++)
-            dh[i] = spw_f32_to_bf16(sf[i]);
-    } else if (dst_type == SPW_F32) {
-        for (uint64_t i = 0; i < n; i++)
-            df[i] = spw_f16_to_f32(sh[i]);
-    } else if (src_type == SPW_F32) {
-        for (uint64_t i = 0; i < n; i++)
-            dh[i] = spw_f32_to_f16(sf[i]);
-    } else {
-        for (uint64_t i = 0; i < n; i++) {
-            float f = src_type == SPW_BF16 ? spw_bf16_to_f32(sh[i]) : spw_f16_to_f32(sh[i]);
-            dh[i] = dst_type == SPW_BF16 ? spw_f32_to_bf16(f) : spw_f32_to_f16(f);
-        }
-    }
 }
 
 uint64_t

@@ -2,6 +2,7 @@
  * The quantizer (quant.h), included once per instruction set with QUANT set to the name of its kernels. Plain loops over a
  * block that compilers vectorise; every operation is IEEE's and none is contracted, so all of them make the same bytes.
  */
+#include "convert.h"
 #include "quant.h"
 
 enum { BLOCK = SPW_QUANT_BLOCK, HALF = SPW_QUANT_BLOCK / 2, CODES8 = BLOCK, CODES4 = HALF };
@@ -80,27 +81,6 @@ decode_block(float *restrict x, spw_quant kind, const uint8_t *in)
     }
 }
 
-/* A block of half floats; bf16 here, so that it is done with this file's instructions. */
-static inline void
-widen(float *to, const void *from, spw_dtype type)
-{
-    const uint16_t *half = from;
-    for (int i = 0; i < BLOCK && type == SPW_BF16; i++)
-        to[i] = spw_bf16_to_f32(half[i]);
-    if (type == SPW_F16)
-        spw_convert(to, SPW_F32, from, type, BLOCK);
-}
-
-static inline void
-narrow(void *to, const float *from, spw_dtype type)
-{
-    uint16_t *half = to;
-    for (int i = 0; i < BLOCK && type == SPW_BF16; i++)
-        half[i] = spw_f32_to_bf16(from[i]);
-    if (type == SPW_F16)
-        spw_convert(to, type, from, SPW_F32, BLOCK);
-}
-
 static inline void
 encode_as(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems, bool settle)
 {
@@ -111,7 +91,7 @@ encode_as(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t
         if (type == SPW_F32) {
             encode_block(out, kind, (const float *)src + at, settle);
         } else {
-            widen(wide, (const uint16_t *)src + at, type);
+            spw__convert_here(wide, SPW_F32, (const uint16_t *)src + at, type, BLOCK);
             encode_block(out, kind, wide, settle);
         }
     }
@@ -140,7 +120,7 @@ decode(void *dst, spw_dtype type, const void *codes, spw_quant kind, uint64_t el
             decode_block((float *)dst + at, kind, in);
         } else {
             decode_block(wide, kind, in);
-            narrow((uint16_t *)dst + at, wide, type);
+            spw__convert_here((uint16_t *)dst + at, type, wide, SPW_F32, BLOCK);
         }
     }
 }

@@ -1,0 +1,8 @@
+/* Conversions for avx2; see convert.h. */
+#include "convert.h"
+
+void
+spw__convert_avx2(void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n)
+{
+    spw__convert_here(dst, dst_type, src, src_type, n);
+}
