@@ -157,12 +157,36 @@ test_max_sees_nan(void **state)
     }
 }
 
+static void
+test_dropout(void **state)
+{
+    /* An element is dropped by its own word of its own counter, wherever a part begins; also in place. */
+    (void)state;
+    for (int isa = SPW_ISA_SCALAR; isa < SPW_ISA_COUNT; isa++) {
+        const cpu_kernels *k = kernels_of((spw_isa)isa);
+        for (uint32_t round = 0; k != NULL && round < 60; round++) {
+            const uint64_t n = 1 + random_u32() % LENGTH_MAX, first = ((uint64_t)random_u32() << 8) + random_u32() % 8;
+            float x[LENGTH_MAX + 1], y[LENGTH_MAX + 1];
+            for (uint64_t i = 0; i <= LENGTH_MAX; i++)
+                y[i] = x[i] = random_float(false);
+            k->dropout(y, round % 2 == 0 ? x : y, n, 0.25f, seed, 7, first);
+            for (uint64_t i = 0; i < n; i++) {
+                uint32_t r[4];
+                spw_philox(seed, 7, (first + i) / 4, r);
+                assert_true(y[i] == (spw_uniform_f32(r[(first + i) % 4]) < 0.25f ? 0.0f : x[i] * (1.0f / 0.75f)));
+            }
+            assert_true(y[n] == x[n]);
+        }
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_isa_identity),
         cmocka_unit_test(test_max_sees_nan),
+        cmocka_unit_test(test_dropout),
     };
     if (getenv("SPW_SEED") != NULL)
         seed = strtoull(getenv("SPW_SEED"), NULL, 0);

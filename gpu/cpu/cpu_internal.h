@@ -42,6 +42,8 @@ typedef struct cpu_kernels {
     void (*soft_cap)(float *x, float cap, uint64_t n); /* x <- cap tanh(x / cap) */
     /* dx <- (dx - d) times the derivative of that, where it gave y */
     void (*soft_cap_backward)(float *dx, const float *y, float d, float cap, uint64_t n);
+    /* spw_gpu_dropout() of elements first and on; y may be x */
+    void (*dropout)(float *y, const float *x, uint64_t n, float p, uint64_t key, uint64_t counter, uint64_t first);
     void (*rope_row)(float *x, const float *cos_sin, uint64_t half, float sign);
     /* u = sum over j < taps of w[j][i] x[j][i], w (taps, n); an x that is NULL is left out */
     void (*conv)(float *u, const float *const *x, const float *w, uint64_t taps, uint64_t n);

@@ -3,6 +3,7 @@
  * vectorises the fixed lanes below with that file's flags. Sums run in 16 lanes, combined in a fixed order.
  */
 #include "cpu_internal.h"
+#include "philox.h"
 #include <math.h>
 
 #define LANES 16
@@ -563,6 +564,27 @@ k_soft_cap_backward(float *restrict dx, const float *restrict y, float d, float 
         dx[i] = (dx[i] - d) * (1.0f - (y[i] / cap) * (y[i] / cap));
 }
 
+/* Four elements share a counter: a block's words first. */
+static void
+k_dropout(float *y, const float *x, uint64_t n, float p, uint64_t key, uint64_t counter, uint64_t first)
+{
+    const float keep_scale = 1.0f / (1.0f - p);
+    for (uint64_t at = 0, count; at < n; at += count) {
+        uint32_t words[BLOCK];
+        uint64_t skip = (first + at) % 4;
+        count = min_u64(n - at, BLOCK - skip);
+        for (uint64_t i = 0; i < (skip + count + 3) / 4; i++) {
+            uint32_t r[4];
+            spw__philox(key, counter, (first + at) / 4 + i, r);
+            for (int j = 0; j < 4; j++)
+                words[4 * i + (uint64_t)j] = r[j];
+        }
+#pragma GCC ivdep
+        for (uint64_t i = 0; i < count; i++)
+            y[at + i] = choose(spw_uniform_f32(words[skip + i]) < p, 0.0f, x[at + i] * keep_scale);
+    }
+}
+
 static void
 k_rope_row(float *restrict x, const float *restrict cos_sin, uint64_t half, float sign)
 {
@@ -678,6 +700,7 @@ const cpu_kernels KERNELS = {k_add,
                              k_softmax_grad_row,
                              k_soft_cap,
                              k_soft_cap_backward,
+                             k_dropout,
                              k_rope_row,
                              k_conv,
                              k_silu,

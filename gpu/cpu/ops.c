@@ -221,21 +221,7 @@ spw__cpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act *dup
         M * C, ELEMENT_GRAIN, gate_backward_part);
 }
 
-static void
-dropout_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
-{
-    const args *g = ctx;
-    uint64_t first, n = slice(g, g->n, part_idx, &first);
-    float *y = g->out, keep_scale = 1.0f / (1.0f - g->eps);
-    uint32_t r[4] = {0};
-    (void)worker_idx;
-    for (uint64_t i = first; i < first + n; i++) {
-        uint64_t at = g->at + i;
-        if (at % 4 == 0 || i == first)
-            spw_philox(g->key, g->counter, at / 4, r);
-        y[i] = spw_uniform_f32(r[at % 4]) < g->eps ? 0.0f : g->a[i] * keep_scale;
-    }
-}
+ELEMENT_PART(dropout_part, g->k->dropout(at(g->out, i), g->a + i, n, g->eps, g->key, g->counter, g->at + i))
 
 void
 spw__cpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi,
