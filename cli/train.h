@@ -51,7 +51,7 @@ spw_status cli_train_open_first(train_run *r, const char *resume, char found[SPW
 spw_status cli_train_prepare(train_run *r, spw_error *err);
 /* Whether this is the training of the first rank, and of the checkpoint. With the other ranks. */
 spw_status cli_train_compare(train_run *r, const char *found, spw_error *err);
-/* Whether all ranks see the folder that checkpoints are saved to, which the first save would need. With the other ranks. */
+/* Whether all ranks see the folder that checkpoints are saved to, which the first save would need, but in stage 0. With the other ranks. */
 spw_status cli_train_check_shared(train_run *r, spw_error *err);
 /* Whether it fits, before ranks wait for each other in what takes the memory. One rank finds out there. */
 spw_status cli_train_check_fit(train_run *r, spw_plan *plan, spw_error *err);

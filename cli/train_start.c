@@ -247,7 +247,7 @@ cli_train_check_shared(train_run *r, spw_error *err)
     bool seen = true;
     spw_status st;
     int fd;
-    if (r->world == 1 || folder[0] == '\0')
+    if (r->world == 1 || folder[0] == '\0' || r->config.zero.stage == 0) /* of which rank 0 has all */
         return SPW_OK;
     if (r->rank == 0) {
         snprintf(name, sizeof name, ".spillway-%ld-%llx", (long)getpid(), (unsigned long long)spw_now_ns());

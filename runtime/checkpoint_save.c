@@ -351,6 +351,8 @@ write_manifest(spw_checkpoint_job *job, const spw_st_sum sums[SPW_DIGEST_COUNT],
 static spw_status
 flush(spw_checkpoint_job *job, spw_error *err)
 {
+    if (!job->writes)
+        return SPW_OK;
     if (job->model != NULL)
         SPW_TRY(spw_st_writer_commit(job->model, err));
     SPW_TRY(spw_st_writer_commit(job->optimizer, err));
@@ -517,7 +519,7 @@ start_work(spw_checkpoint_job *job, spw_error *err)
                : SPW_RAISE_SYS(err, rc, "start of the thread that saves " SPW_THREAD_LIMITS);
 }
 
-/* The first rank makes the files, the others open them, and all of them know whether all of them could. */
+/* The first rank makes the files, others that write open them, and all of them know whether all of them could. */
 static spw_status
 prepare_together(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
 {
@@ -534,7 +536,7 @@ prepare_together(spw_checkpoint_job *job, const spw_config *config, spw_error *e
     SPW_TRY(spw__engine_agree(job->e, own.status, &own, &owner, err));
     job->linked = owner < 0;
     owner = owner < 0 ? -owner : owner;
-    if (spw__engine_rank(job->e) > 0)
+    if (spw__engine_rank(job->e) > 0 && job->writes)
         (void)open_writers(job, owner, &own);
     SPW_TRY(spw__engine_agree(job->e, own.status, &own, &none, err));
     job->chunks_left = job->writes ? chunks_to_come(job) : 0;

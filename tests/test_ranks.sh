@@ -117,6 +117,13 @@ check "which ends rank 0 with the same code" test $? -eq 2
 check "is said" grep -q "rank 1: spillway.checkpoint_dir $dir/there is not rank 0's folder here" "$dir/err1"
 check "before the first step" test ! -s "$dir/out0"
 check "and leaves nothing" test -z "$(ls -A "$dir/here" "$dir/there" | grep spillway)"
+port=$((port + 1))
+whole="--set zero_optimization={\"stage\":0} --set spillway.checkpoint_interval=1"
+by_hand 0 --set spillway.checkpoint_dir="$dir/here" $whole &
+by_hand 1 --set spillway.checkpoint_dir="$dir/there" $whole
+check "in stage 0 rank 0 alone saves" test $? -eq 0
+wait $!
+check "all" test $? -eq 0 -a -s "$dir/here/step-1/spillway.json" -a -z "$(ls -A "$dir/there")"
 
 # Neither has too little by itself: one has no device memory for all experts at once, the other none in the host for as many turns, whose tables take more.
 cat >"$dir/moe.json" <<JSON
