@@ -160,7 +160,7 @@ spw_config_help(void (*line)(void *ctx, const char *text), void *ctx)
                                           " [deprecated: use it instead]"};
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
         const key_row *row = &spw__config_rows[i];
-        char text[500], also[100] = "", range[80] = "";
+        char text[1000], also[100] = "", range[80] = "";
         if (row->alias != NULL)
             snprintf(also, sizeof also, " (also %s)", row->alias);
         if (row->class != C_UNBUILT && row->max > 0 &&
