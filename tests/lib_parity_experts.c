@@ -159,9 +159,11 @@ static void
 find_keys(const mixture *m, const float *l, double *keys)
 {
     uint64_t each = m->groups > 0 ? m->E / m->groups : m->E;
-    double worth[SPW_EXPERTS_MAX];
+    double worth[SPW_EXPERTS_MAX], all = 0;
+    for (uint64_t e = 0; e < m->E; e++)
+        all += exp((double)l[e]);
     for (uint64_t e = 0; e < m->E; e++) {
-        keys[e] = m->sigmoid ? logistic((double)l[e]) : (double)l[e];
+        keys[e] = m->sigmoid ? logistic((double)l[e]) : m->biased ? exp((double)l[e]) / all : (double)l[e];
         for (uint64_t part = 0; part < SPW_TERMS && m->biased; part++)
             keys[e] += (double)bias_of(part, e);
     }
@@ -201,6 +203,16 @@ scale_of(const mixture *m)
     return m->scale > 0 ? (double)m->scale : 1;
 }
 
+/* A NaN is above all. */
+static double
+greatest(const mixture *m, const float *l)
+{
+    double max = (double)l[0];
+    for (uint64_t e = 1; e < m->E; e++)
+        max = above_key((double)l[e], max) ? (double)l[e] : max;
+    return max;
+}
+
 /* The probability of an expert before sums: exp(logit - the greatest), or its sigmoid. */
 static double
 part_of(const mixture *m, double logit, double max)
@@ -216,7 +228,7 @@ divisor(const mixture *m, const float *l, const int32_t *choices)
     if (m->sigmoid && !m->sum_to_one)
         return 1;
     for (uint64_t i = 0; i < (m->sum_to_one ? m->k : m->E); i++)
-        sum += part_of(m, (double)l[m->sum_to_one ? (uint64_t)choices[i] : i], (double)l[choices[0]]);
+        sum += part_of(m, (double)l[m->sum_to_one ? (uint64_t)choices[i] : i], greatest(m, l));
     return sum;
 }
 
@@ -415,7 +427,7 @@ check_factors(const mixture *m, float *const *got, const array *a, const int32_t
         const int32_t *chosen = choices + row * m->k;
         double all = divisor(m, l, chosen);
         for (uint64_t j = 0; j < m->k; j++) {
-            double share = part_of(m, (double)l[chosen[j]], (double)l[chosen[0]]) / all * scale_of(m);
+            double share = part_of(m, (double)l[chosen[j]], greatest(m, l)) / all * scale_of(m);
             double term = share * (double)a[DWEIGHTS].in[row * m->k + j];
             check(m, "shares", row * m->k + j, got[SHARES][row * m->k + j], share, error_of(SPW_F32, share, share));
             sums[chosen[j]] += term;
@@ -440,7 +452,7 @@ check_routing(const mixture *m, float *const *got, void *const *raw, const array
     for (uint64_t row = 0; row < m->M; row++) {
         const float *l = a[LOGITS].in + row * m->E, *dw = a[DWEIGHTS].in + row * m->k;
         const int32_t *choices = want[CHOICES] + row * m->k;
-        double mean = 0, terms = 0, d[SPW_EXPERTS_MAX] = {0}, max = (double)l[choices[0]], scale = scale_of(m);
+        double mean = 0, terms = 0, d[SPW_EXPERTS_MAX] = {0}, max = greatest(m, l), scale = scale_of(m);
         double all = divisor(m, l, choices), of_all = 0, pull = 0, p_all;
         for (uint64_t e = 0; e < m->E; e++)
             of_all += part_of(m, (double)l[e], max);
@@ -632,6 +644,7 @@ parity_experts(const parity *p)
                                   .add = f & 2,
                                   .weighted = f != 1,
                                   .balance = f % 3 == 2 ? 0.01f : 0.0f,
+                                  .biased = i < 14 && (i + f) % 4 == 3,
                                   .factored = (i + f) % 3 == 0,
                                   .shift = f == 3});
     for (size_t i = 0; i < sizeof grouped / sizeof grouped[0]; i++)
@@ -646,7 +659,7 @@ parity_experts(const parity *p)
                                   .weighted = true,
                                   .balance = f % 3 == 2 ? 0.01f : 0.0f,
                                   .sigmoid = f % 4 != 3,
-                                  .biased = f % 4 == 0 || f % 4 == 1,
+                                  .biased = f % 4 == 0 || f % 4 == 1 || (f % 4 == 3 && i % 2 == 0),
                                   .factored = (i + f) % 3 == 1,
                                   .scale = f % 3 == 0 ? 0 : 2.5f,
                                   .groups = f % 5 == 0 ? 0 : grouped[i][3],

@@ -84,15 +84,31 @@ leave_groups(const spw_routing_rule *rule, float *keys, uint64_t E)
         keys[e] = stays[e / each] ? keys[e] : -INFINITY;
 }
 
+static float
+largest(const float *logits, uint64_t E)
+{
+    float max = logits[0];
+    for (uint64_t e = 1; e < E; e++)
+        max = above(logits[e], max) ? logits[e] : max;
+    return max;
+}
+
 /* What choices go by: the logits themselves, or room with what the rule makes of them. */
 static const float *
-keys_of(const spw_routing_rule *rule, const float *logits, uint64_t E, float *room)
+keys_of(const moe_args *g, const float *logits, float *room)
 {
+    const spw_routing_rule *rule = g->rule;
     const float *bias = rule->bias;
-    if (!rule->sigmoid && rule->groups == 0)
+    uint64_t E = g->r->E;
+    float sum = 1;
+    if (!rule->sigmoid && bias == NULL && rule->groups == 0)
         return logits;
+    if (rule->sigmoid || bias == NULL)
+        memcpy(room, logits, E * sizeof *room);
+    else
+        sum = g->k->exp_sum(room, logits, largest(logits, E), E);
     for (uint64_t e = 0; e < E; e++) {
-        room[e] = rule->sigmoid ? sigmoid(logits[e]) : logits[e];
+        room[e] = rule->sigmoid ? sigmoid(room[e]) : room[e] / sum;
         if (bias != NULL)
             room[e] += sum_of_terms(bias + SPW_TERMS * e);
     }
@@ -121,13 +137,13 @@ route_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         const float *logits = g->logits + m * r->E;
         int32_t *choices = r->choices + m * r->k;
         float *w = r->weights + m * r->k, sum = 0, max, room[SPW_EXPERTS_MAX];
-        choose(choices, keys_of(rule, logits, r->E, room), r->E, r->k);
-        max = logits[choices[0]];
+        choose(choices, keys_of(g, logits, room), r->E, r->k);
+        max = largest(logits, r->E);
         for (uint64_t j = 0; j < r->k; j++)
             sum += w[j] = rule->sigmoid ? sigmoid(logits[choices[j]]) : expf(logits[choices[j]] - max);
         if (!rule->sum_to_one)
             sum = rule->sigmoid ? 1 : g->k->exp_sum(room, logits, max, r->E);
-        else if (rule->sigmoid)
+        else if (rule->sigmoid || rule->bias != NULL)
             sum += SPW_WEIGHTS_LEAST;
         for (uint64_t j = 0; j < r->k; j++)
             w[j] = w[j] / sum * rule->scale;
@@ -166,12 +182,12 @@ spw__cpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, const 
  * over it, 1 - p before that division.
  */
 static void
-add_balance(const moe_args *g, float *d, const float *logits, float max)
+add_balance(const moe_args *g, float *d, const float *logits)
 {
     const spw_routing *r = g->r;
     float p[SPW_EXPERTS_MAX], c[SPW_EXPERTS_MAX], mean = 0, sum = 0;
     if (!g->rule->sigmoid)
-        sum = g->k->exp_sum(p, logits, max, r->E);
+        sum = g->k->exp_sum(p, logits, largest(logits, r->E), r->E);
     for (uint64_t e = 0; g->rule->sigmoid && e < r->E; e++)
         sum += p[e] = sigmoid(logits[e]);
     g->k->scale(p, 1.0f / sum, r->E);
@@ -205,11 +221,11 @@ route_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         for (uint64_t j = 0; j < r->k && (rule->sum_to_one || !rule->sigmoid); j++)
             mean += w[j] * dw[j];
         if (!rule->sum_to_one && !rule->sigmoid)
-            g->k->scale(d, -mean / g->k->exp_sum(d, logits, logits[choices[0]], r->E), r->E);
+            g->k->scale(d, -mean / g->k->exp_sum(d, logits, largest(logits, r->E), r->E), r->E);
         for (uint64_t j = 0; j < r->k; j++)
             d[choices[j]] = w[j] * (dw[j] - mean / rule->scale) * (rule->sigmoid ? 1 - sigmoid(logits[choices[j]]) : 1);
         if (g->balance != 0)
-            add_balance(g, d, logits, logits[choices[0]]);
+            add_balance(g, d, logits);
         for (uint64_t e = 0; e < r->E; e++)
             y[e] = g->add ? y[e] + d[e] : d[e];
     }

@@ -62,6 +62,22 @@ take_best(uint64_t (&rank)[L], unsigned experts)
     return best;
 }
 
+/* Of a row's logits. */
+template <int L, class T>
+SPW_DEVICE float
+largest(const T *logits, unsigned E)
+{
+    uint64_t best = 0;
+#pragma unroll
+    for (unsigned i = 0; i < L; i++)
+        best = threadIdx.x % WARP + i * WARP < E ? most(best, rank_of(widen(logits[threadIdx.x % WARP + i * WARP]), 0))
+                                                 : best;
+#pragma unroll
+    for (int d = WARP / 2; d > 0; d /= 2)
+        best = most(best, __shfl_xor_sync(0xffffffffu, best, d));
+    return value_of(best);
+}
+
 /* Experts of groups that are not among the best get the rank of -inf. */
 template <int L>
 __device__ static void
@@ -107,17 +123,23 @@ route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)
 {
     uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP, rank[L];
     unsigned lane = threadIdx.x % WARP, E = (unsigned)r.E, expert = 0;
-    float v[L], mine = 0.0f, max, weight, sum = 0.0f;
+    float v[L], mine = 0.0f, max, weight, sum, all = 0.0f;
     const T *bias = (const T *)rule.bias, *factors = (const T *)rule.factors;
     if (row >= r.M)
         return; /* the whole warp */
+    max = largest<L>(logits + row * E, E);
+#pragma unroll
+    for (unsigned i = 0; i < L; i++) {
+        v[i] = lane + i * WARP < E ? widen(logits[row * E + lane + i * WARP]) : -INFINITY;
+        all += lane + i * WARP < E && !rule.sigmoid && (bias != NULL || !rule.sum_to_one) ? expf(v[i] - max) : 0.0f;
+    }
+    all = rule.sigmoid ? 1.0f : warp_sum(all);
 #pragma unroll
     for (unsigned i = 0; i < L; i++) {
         unsigned e = lane + i * WARP;
-        float key;
-        v[i] = key = e < E ? widen(logits[row * E + e]) : -INFINITY;
-        if (rule.sigmoid && e < E)
-            key = logistic(key) + (bias != NULL ? sum_of_terms(bias + SPW_TERMS * e) : 0.0f);
+        float key = rule.sigmoid ? logistic(v[i]) : bias != NULL ? expf(v[i] - max) / all : v[i];
+        if (bias != NULL && e < E)
+            key += sum_of_terms(bias + SPW_TERMS * e);
         rank[i] = e < E ? rank_of(key, e) : 0;
     }
     if (rule.groups > 0)
@@ -129,15 +151,9 @@ route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)
     }
     if (lane < r.k)
         mine = widen(logits[row * E + expert]);
-    max = __shfl_sync(0xffffffffu, mine, 0);
     weight = lane >= r.k ? 0.0f : rule.sigmoid ? logistic(mine) : expf(mine - max);
-    if (rule.sum_to_one)
-        sum = weight;
-#pragma unroll
-    for (unsigned i = 0; i < L && i * WARP < E; i++)
-        sum += !rule.sum_to_one && !rule.sigmoid && lane + i * WARP < E ? expf(v[i] - max) : 0.0f;
-    sum = rule.sigmoid && !rule.sum_to_one ? 1.0f : warp_sum(sum);
-    if (rule.sigmoid && rule.sum_to_one)
+    sum = rule.sum_to_one ? warp_sum(weight) : all;
+    if (rule.sum_to_one && (rule.sigmoid || bias != NULL))
         sum += SPW_WEIGHTS_LEAST;
     if (lane < r.k) {
         weight = weight / sum * rule.scale;
@@ -183,7 +199,7 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
     }
     mean = rule.sigmoid && !rule.sum_to_one ? 0.0f : warp_sum(w * dw);
     if (!rule.sum_to_one && !rule.sigmoid) {
-        float max = widen(logits[row * E + __shfl_sync(0xffffffffu, expert, 0)]);
+        float max = largest<L>(logits + row * E, E);
 #pragma unroll
         for (unsigned i = 0; i < L; i++) {
             d[i] = lane + i * WARP < E ? expf(widen(logits[row * E + lane + i * WARP]) - max) : 0.0f;
@@ -202,7 +218,7 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
             d[i] = chosen == lane + i * WARP ? of_chosen : d[i];
     }
     if (balance != 0.0f) {
-        float max = widen(logits[row * E + __shfl_sync(0xffffffffu, expert, 0)]), p[L], all = 0.0f, c = 0.0f;
+        float max = largest<L>(logits + row * E, E), p[L], all = 0.0f, c = 0.0f;
 #pragma unroll
         for (unsigned i = 0; i < L; i++) {
             float logit = lane + i * WARP < E ? widen(logits[row * E + lane + i * WARP]) : -INFINITY;
