@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -37,6 +37,8 @@ def draw(model, dtype):
             x = torch.randn(p.shape) * ((4.0 if "gate_up" in name else 0.2) / math.sqrt(p.shape[1]) if oss else 0.7 / math.sqrt(p.shape[2]))
         elif "sinks" in name:
             x = torch.randn(p.shape)
+        elif name.endswith("e_score_correction_bias"):
+            x = torch.randn(p.shape) * 0.05
         elif p.ndim == 2:
             x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
             x = torch.randn(p.shape) * 0.4 if "embed" in name or "wte" in name or "wpe" in name else x
@@ -193,6 +195,19 @@ def deepseek_keys(folder, v2):
     c |= {"moe_layer_freq": 1, "ep_size": 1, "seq_aux": True, "aux_loss_alpha": 0.001, "scoring_func": "softmax" if v2 else "sigmoid"} | (
         {} if v2 else {"topk_method": "noaux_tc"})
     json.dump(c, open(path, "w"), indent=2)
+
+
+# As ERNIE 4.5's folders have it: keys that nothing looks at, and layers that predict further tokens.
+def ernie_keys(folder):
+    older_rope(folder)
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"rope_scaling": None, "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_use_aux_free": True, "num_nextn_predict_layers": 1}
+    json.dump(c, open(path, "w"), indent=2)
+    path = os.path.join(folder, "model.safetensors")
+    t = load_file(path)
+    t |= {"model.mtp_block.0.self_attn.q_proj.weight": torch.zeros(3, 3), "model.mtp_emb_norm.0.weight": torch.zeros(4)}
+    save_file(t, path, metadata={"format": "pt"})
 
 
 # As MiniMax-M2's folders have it.
@@ -508,6 +523,11 @@ def random_case(rng, family):
         return (GlmConfig if family == "glm" else Glm4Config)(**more, pad_token_id=None, attention_bias=rng.random() < 0.6)
     if family == "ernie4_5":
         return Ernie4_5Config(**more, pad_token_id=None, use_bias=rng.random() < 0.5)
+    if family == "ernie4_5_moe":
+        experts = rng.choice([1, 2, 3, 6, 9])
+        return Ernie4_5_MoeConfig(**more, pad_token_id=None, moe_num_experts=experts, moe_k=rng.randrange(1, 1 + min(experts, 4)),
+                                  moe_intermediate_size=rng.randrange(3, 30), moe_num_shared_experts=rng.choice([0, 1, 2]),
+                                  moe_layer_start_index=rng.randrange(layers + 1), moe_layer_interval=rng.choice([1, 1, 2]))
     if family == "exaone4":
         more["head_dim"] += 6
         types = ["sliding_attention" if rng.random() < 0.5 else "full_attention"] * layers
@@ -641,7 +661,8 @@ def make_random(seed, count, out):
     families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2",
                 "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss",
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
-                "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open"]
+                "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
+                "ernie4_5_moe"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -827,6 +848,10 @@ elif __name__ == "__main__":
     make("ernie4_5", Ernie4_5Config(**common | dict(pad_token_id=None), head_dim=8, rope_parameters=rope(1000.0)), bf16)
     make("ernie4_5_bias", Ernie4_5Config(**common | dict(num_key_value_heads=1, pad_token_id=None), head_dim=6, use_bias=True, tie_word_embeddings=False,
                                          rope_parameters=rope(500.0, "linear", factor=2.5)), f32)
+    ernie = common | dict(hidden_size=24, num_hidden_layers=3, pad_token_id=None, moe_num_experts=6, moe_intermediate_size=11)
+    make("ernie4_5_moe", Ernie4_5_MoeConfig(**ernie, moe_k=3, rope_parameters=rope(1000.0)), bf16, rewrite=ernie_keys)
+    make("ernie4_5_moe_each", Ernie4_5_MoeConfig(**ernie | dict(num_hidden_layers=4, num_key_value_heads=1, moe_num_experts=4), head_dim=8, moe_k=2, moe_num_shared_experts=0,
+                                                 moe_layer_start_index=0, moe_layer_interval=2, tie_word_embeddings=False, rope_parameters=rope(500.0, "linear", factor=2.5)), f32)
     make("exaone4", Exaone4Config(**common | dict(pad_token_id=None), head_dim=12, sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True,
                                   rope_parameters=rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                                        original_max_position_embeddings=48)), bf16)

@@ -230,6 +230,11 @@ test_refusals(void **state)
         {"exaone4",
          "\"sliding_window\":null,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
          "not supported yet: layer_types[0] \"sliding_attention\""},
+        {"ernie4_5_moe", "\"use_bias\":true", "not supported yet: use_bias true"},
+        {"ernie4_5_moe", "\"moe_norm_min\":0.1", "not supported yet: moe_norm_min 0.1"},
+        {"ernie4_5_moe", "\"moe_layer_end_index\":1", "not supported yet: moe_layer_end_index 1"},
+        {"ernie4_5_moe", "\"moe_layer_start_index\":-1", "moe_layer_start_index: expected integer in [0, "},
+        {"ernie4_5_moe", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"minimax_m2", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
         {"minimax_m2", "\"qk_norm_type\":\"per_head\"", "not supported yet: qk_norm_type \"per_head\""},
         {"minimax_m2", "\"use_qk_norm\":false", "not supported yet: use_qk_norm false"},
@@ -697,6 +702,10 @@ test_defaults(void **state)
     DONE(
         parse("gemma4_text", FOUR ",\"per_layer_config\":{\"02\":{\"head_dim\":64}}", &m, &err)); /* of more than ten */
     assert_true(m.full_head_dim == 64 && m.full_kv_heads == 4);
+    DONE(parse("ernie4_5_moe", "\"moe_layer_end_index\":2", &m, &err));
+    assert_true(m.experts == 64 && m.choices == 6 && m.mlp_width == 1536 && m.shared_width == 3072);
+    assert_true(m.softmax_biased && !m.sigmoid && m.sum_to_one && m.dense_first == 1 && m.dense_width == 7);
+    assert_true(m.rope_paired && m.rope_theta == 5e5 && m.kv_heads == 4 && m.head_dim == 6 && m.norm_eps == 1e-5);
     DONE(parse("exaone4", "", &m, &err));
     assert_true(m.window == 4096 && m.full_every == 0 && m.rope_skip_every == 0 && m.kv_heads == 32 && !m.tied);
     assert_true(m.norms == SPW_NORMS_AFTER && m.qk_norm && !m.qk_norm_whole && m.norm_eps == 1e-5);

@@ -98,6 +98,11 @@ spw__hf_is_glm_dense(spw_family family)
 {
     return family == SPW_FAMILY_GLM || family == SPW_FAMILY_GLM4;
 }
+static inline bool
+spw__hf_is_ernie(spw_family family)
+{
+    return family == SPW_FAMILY_ERNIE || family == SPW_FAMILY_ERNIE_MOE;
+}
 /* hf.c: the object in folder/config.json, which becomes the caller's, and that file's name. Errors as of spw_hf_config_load. */
 struct json_t;
 enum { SPW_HF_CONFIG_PATH_BYTES = 4096 };
@@ -129,7 +134,7 @@ spw__hf_is_full(spw_family family)
 {
     return family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_SOLAR_OPEN || family == SPW_FAMILY_MINIMAX_M2 ||
            family == SPW_FAMILY_GEMMA || family == SPW_FAMILY_GRANITE || family == SPW_FAMILY_OLMOE ||
-           family == SPW_FAMILY_SEED_OSS || family == SPW_FAMILY_ERNIE || spw__hf_is_glm_dense(family) ||
+           family == SPW_FAMILY_SEED_OSS || spw__hf_is_ernie(family) || spw__hf_is_glm_dense(family) ||
            spw__hf_is_latent(family) || spw__hf_is_linear(family);
 }
 

@@ -85,6 +85,8 @@ spw__hf_is_passed_over(const char *name, const spw_model_config *c)
         return true;
     if (spw__hf_is_linear(family) && begins_with(name, "mtp."))
         return true;
+    if (family == SPW_FAMILY_ERNIE_MOE && begins_with(inner, "mtp_"))
+        return true;
     if (c->sigmoid && begins_with(name, "model.layers.") &&
         strtoull(name + strlen("model.layers."), NULL, 10) >= c->layers)
         return true;

@@ -1,5 +1,5 @@
 /*
- * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM, MiniMax and OLMoE, and of latent attention.
+ * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM, MiniMax, OLMoE and ERNIE, and of latent attention.
  */
 #include "hf_source.h"
 
@@ -264,6 +264,36 @@ read_minimax_experts(const source *s, spw_model_config *c)
     return read_size(s, get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts", 1, &c->experts);
 }
 
+/* Its class does not divide by sums below moe_norm_min; here they end far below, and larger ones would be seen. */
+static spw_status
+read_ernie_experts(const source *s, spw_model_config *c)
+{
+    const json_t *last = get(s, "moe_layer_end_index");
+    uint64_t every = 1, shared = 2;
+    double least = 1e-12;
+    c->experts = 64;
+    c->choices = 6;
+    c->mlp_width = 1536;
+    c->dense_first = 1;
+    c->softmax_biased = c->sum_to_one = true;
+    SPW_TRY(read_size(s, "moe_num_experts", 1, &c->experts));
+    SPW_TRY(read_size(s, "moe_k", 1, &c->choices));
+    SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
+    SPW_TRY(read_size(s, "moe_num_shared_experts", 0, &shared));
+    SPW_TRY(read_size(s, "moe_layer_start_index", 0, &c->dense_first));
+    SPW_TRY(read_size(s, "moe_layer_interval", 1, &every));
+    SPW_TRY(read_real(s, "moe_norm_min", &least));
+    if (least > 1e-12)
+        return refuse(s, "moe_norm_min", get(s, "moe_norm_min"));
+    if (last != NULL && json_number_value(last) != -1 && json_number_value(last) + 1 < (double)c->layers)
+        return refuse(s, "moe_layer_end_index", last);
+    c->sparse_every = every > 1 ? every : 0;
+    c->shared_width = shared * c->mlp_width;
+    if (c->dense_first == 0 && every == 1)
+        c->dense_width = 0;
+    return SPW_OK;
+}
+
 /* mlp_width is an expert's, dense_width that of layers without. */
 spw_status
 spw__hf_read_experts(const source *s, spw_model_config *c)
@@ -273,7 +303,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     double jitter = 0;
     bool shared = spw__hf_has_deepseek_experts(c->family) || spw__hf_is_latent(c->family);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
-    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe)
+    bool ernie = c->family == SPW_FAMILY_ERNIE_MOE;
+    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie)
         return SPW_OK;
     SPW_TRY(check_router_logits(s));
     c->dense_width = c->mlp_width;
@@ -283,6 +314,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
         SPW_TRY(read_shared_experts(s, c));
     } else if (minimax) {
         SPW_TRY(read_minimax_experts(s, c));
+    } else if (ernie) {
+        SPW_TRY(read_ernie_experts(s, c));
     } else {
         c->experts = gpt_oss ? 128 : olmoe ? 64 : 8;
         c->choices = gpt_oss ? 4 : olmoe ? 8 : 2;

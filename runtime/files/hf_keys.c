@@ -39,7 +39,8 @@
 #define OLMOE       OF(OLMOE)
 #define SEED_OSS    OF(SEED_OSS)
 #define GLM_DENSE   (OF(GLM) | OF(GLM4))
-#define ERNIE       OF(ERNIE)
+#define ERNIE_MOE   OF(ERNIE_MOE)
+#define ERNIE       (OF(ERNIE) | ERNIE_MOE)
 #define EXAONE      OF(EXAONE4)
 #define QWEN3_5     (OF(QWEN3_5) | OF(QWEN3_5_MOE))
 #define QWEN3_NEXT  OF(QWEN3_NEXT)
@@ -166,16 +167,23 @@ static const struct {
     {"aux_loss_alpha", LATENT},
     {"seq_aux", LATENT},
     {"ep_size", LATENT},
-    {"num_nextn_predict_layers", SHARED}, /* layers behind the last one, which are left out */
+    {"num_nextn_predict_layers", SHARED | ERNIE_MOE}, /* layers behind the last one, which are left out */
     {"num_mtp_layers", SHARED},
+    {"moe_num_experts", ERNIE_MOE},
+    {"moe_k", ERNIE_MOE},
+    {"moe_num_shared_experts", ERNIE_MOE},
+    {"moe_layer_start_index", ERNIE_MOE},
+    {"moe_layer_end_index", ERNIE_MOE},
+    {"moe_layer_interval", ERNIE_MOE},
+    {"moe_norm_min", ERNIE_MOE},
     {"swiglu_limit", GPT_OSS},
     {"swiglu_alpha", GPT_OSS},
-    {"moe_intermediate_size", QWEN_MOE | SHARED | LINEAR_MOE | GEMMA4},
+    {"moe_intermediate_size", QWEN_MOE | SHARED | LINEAR_MOE | GEMMA4 | ERNIE_MOE},
     {"norm_topk_prob", QWEN_MOE | OLMOE | SHARED | LINEAR_MOE},
     {"decoder_sparse_step", QWEN_MOE | QWEN3_NEXT},
     {"mlp_only_layers", QWEN_MOE | LINEAR_MOE},
-    {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE},
-    {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE},
+    {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE},
+    {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE},
     {"router_jitter_noise", MIXTRAL | MINIMAX},
     {"layer_types", LLAMAS},
     {"full_attention_interval", LINEAR},
@@ -223,7 +231,7 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
     "GlmForCausalLM",        "Glm4ForCausalLM",        "Ernie4_5ForCausalLM",   "Exaone4ForCausalLM",
     "Ministral3ForCausalLM", "GPTNeoXForCausalLM",     "OPTForCausalLM",        "Starcoder2ForCausalLM",
     "StableLmForCausalLM",   "Qwen3_5ForCausalLM",     "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM",
-    "Gemma4ForCausalLM",     "Dots1ForCausalLM",       "SolarOpenForCausalLM"};
+    "Gemma4ForCausalLM",     "Dots1ForCausalLM",       "SolarOpenForCausalLM",  "Ernie4_5_MoeForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

@@ -47,6 +47,7 @@ static const struct class
     [SPW_FAMILY_GLM] = {2, 128, 1.5625e-7, .bias = true, .gate_packed = true},
     [SPW_FAMILY_GLM4] = {2, 128, 1.5625e-7, SPW_NORMS_BOTH, .bias = true, .gate_packed = true},
     [SPW_FAMILY_ERNIE] = {2, 128, 1e-5, .out_bias = true},
+    [SPW_FAMILY_ERNIE_MOE] = {4, 0, 1e-5, .fixed_bias = true}, /* else its head has one, too */
     [SPW_FAMILY_EXAONE4] = {32, 0, 1e-5, SPW_NORMS_AFTER, .fixed_bias = true, .qk_norm = true},
     [SPW_FAMILY_MINISTRAL3] = {8, 128, 1e-5, .fixed_bias = true},
     [SPW_FAMILY_QWEN3_5] = {4, 256, 1e-6, .fixed_bias = true, .qk_norm = true},
@@ -149,16 +150,16 @@ check_olmoe(const source *s)
 static spw_status
 read_biases(const source *s, const struct class *of, spw_model_config *c)
 {
-    bool ernie = c->family == SPW_FAMILY_ERNIE, bias = of->bias;
-    SPW_TRY(of->fixed_bias ? must_be(s, "attention_bias", bias)
-                           : read_bool(s, ernie ? "use_bias" : "attention_bias", &bias));
+    const char *key = spw__hf_is_ernie(c->family) ? "use_bias" : "attention_bias";
+    bool bias = of->bias;
+    SPW_TRY(of->fixed_bias ? must_be(s, key, bias) : read_bool(s, key, &bias));
     c->qkv_bias = bias || of->qkv_bias;
     if (c->family == SPW_FAMILY_QWEN2_MOE)
         SPW_TRY(read_bool(s, "qkv_bias", &c->qkv_bias));
     c->out_bias = bias && of->out_bias;
     if (c->family == SPW_FAMILY_SEED_OSS)
         SPW_TRY(read_bool(s, "attention_out_bias", &c->out_bias));
-    c->mlp_bias = ernie && bias;
+    c->mlp_bias = bias && spw__hf_is_ernie(c->family);
     return of->mlp_bias ? read_bool(s, "mlp_bias", &c->mlp_bias) : must_be(s, "mlp_bias", c->mlp_bias);
 }
 

@@ -264,6 +264,17 @@ write_shared_experts(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "use_qk_norm", json_boolean(c->qk_norm));
 }
 
+static void
+write_ernie_experts(json_t *o, const spw_model_config *c)
+{
+    set_size(o, "moe_num_experts", c->experts);
+    set_size(o, "moe_k", c->choices);
+    set_size(o, "moe_intermediate_size", c->mlp_width);
+    set_size(o, "moe_num_shared_experts", c->shared_width / c->mlp_width);
+    set_size(o, "moe_layer_start_index", c->dense_first);
+    set_size(o, "moe_layer_interval", c->sparse_every > 0 ? c->sparse_every : 1);
+}
+
 /* Those that have none whatever the step says. */
 static json_t *
 dense_layers(const spw_model_config *c)
@@ -306,7 +317,7 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
     if (c->family == SPW_FAMILY_GPT_OSS)
         write_gpt_oss(o, c);
-    if (c->family == SPW_FAMILY_ERNIE)
+    if (spw__hf_is_ernie(c->family))
         json_object_set_new(o, "use_bias", json_boolean(c->qkv_bias));
     if (spw__hf_is_linear(c->family))
         spw__hf_write_linear(o, c);
@@ -326,6 +337,10 @@ write_llama(json_t *o, const spw_model_config *c)
             set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
             json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
         }
+        return;
+    }
+    if (c->family == SPW_FAMILY_ERNIE_MOE) {
+        write_ernie_experts(o, c);
         return;
     }
     if (c->experts > 0 && !c->experts_beside) {

@@ -61,4 +61,9 @@ spw_st_describe(spw_tensor_info *t, const spw_param *p, spw_dtype dtype)
         t->dtype = SPW_F32;
         t->shape[0] /= SPW_TERMS;
     }
+    if (p->in_row) {
+        t->ndim = 2;
+        t->shape[1] = t->shape[0];
+        t->shape[0] = 1;
+    }
 }

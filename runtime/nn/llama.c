@@ -176,7 +176,7 @@ route(const spw_call *call, uint32_t *at, spw_value *logits)
                              .scale = c->choice_scale > 0 ? (float)c->choice_scale : 1,
                              .groups = c->groups,
                              .group_choices = c->group_choices};
-    if (c->sigmoid)
+    if (c->sigmoid || c->softmax_biased)
         rule.bias = call->params[(*at)++]->data;
     return spw_nn_route_scaled(call->tape, logits, c->choices, &rule, call->batch->balance, factors);
 }
@@ -568,14 +568,16 @@ own_router(spw_model *m, spw_block *b, const char *prefix, const char *mlp)
     spw_param *p;
     snprintf(name, sizeof name, "%s.%s", mlp, c->experts_paired ? "router" : "gate");
     own_linear(m, b, prefix, name, c->experts, c->width, c->experts_paired);
-    if (!c->sigmoid)
+    if (!c->sigmoid && !c->softmax_biased)
         return;
-    snprintf(name, sizeof name,
-             c->family == SPW_FAMILY_MINIMAX_M2 ? "%s.e_score_correction_bias" : "%s.gate.e_score_correction_bias",
-             mlp);
+    snprintf(name, sizeof name, "%s.%se_score_correction_bias", mlp,
+             c->family == SPW_FAMILY_MINIMAX_M2  ? ""
+             : c->family == SPW_FAMILY_ERNIE_MOE ? "moe_statics."
+                                                 : "gate.");
     spw__nn_own(m, b, prefix, name, 1, SPW_TERMS * c->experts, 1, SPW_INIT_ZEROS, 0);
     p = &m->params[m->param_count - 1];
     p->in_terms = p->frozen = true;
+    p->in_row = c->family == SPW_FAMILY_ERNIE_MOE;
 }
 
 /* One MLP for all rows, "<mlp>.gate_proj" and so on. */

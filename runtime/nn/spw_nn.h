@@ -271,6 +271,7 @@ typedef struct spw_param {
      * keep all of it. It is frozen always, and cols counts terms.
      */
     bool in_terms;
+    bool in_row; /* a vector, which files have as (1, cols) */
     uint32_t owner_block;
     uint32_t expert; /* 1 + the one of its layer's experts that it belongs to; 0: none */
     uint32_t
@@ -348,6 +349,7 @@ typedef enum spw_family {
     SPW_FAMILY_GEMMA4,
     SPW_FAMILY_DOTS1,
     SPW_FAMILY_SOLAR_OPEN,
+    SPW_FAMILY_ERNIE_MOE,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -422,6 +424,7 @@ typedef struct spw_model_config {
     bool
         experts_paired; /* an expert's gate and up take turns in one matrix (in, out); it, down and the router have biases */
     bool sigmoid; /* a row's weights are sigmoids, not a softmax, and choices go by them and a bias of each expert */
+    bool softmax_biased;               /* choices go by a softmax and such a bias */
     uint64_t groups, group_choices;    /* of experts, and of how many of them choices may be; 0: one of all */
     double choice_scale;               /* weights are so many times as large; 0: once */
     uint64_t dense_first, dense_width; /* the first so many layers have one MLP for all, of this width */
