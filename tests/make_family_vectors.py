@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, HYV3Config, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -60,6 +60,8 @@ def gradients(model, config):
             continue
         name = name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name  # as its files have it
         name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
+        if config.model_type == "hy_v3":
+            name = name.replace(".mlp.gate.", ".mlp.router.gate.").replace(".shared_experts.", ".shared_mlp.")
         if config.model_type in ("gpt_oss", "gemma4_text") and ".experts." in name:
             for e in range(grad.shape[0]):
                 yield f"{name}.{e}", grad[e]
@@ -207,6 +209,20 @@ def ernie_keys(folder):
     path = os.path.join(folder, "model.safetensors")
     t = load_file(path)
     t |= {"model.mtp_block.0.self_attn.q_proj.weight": torch.zeros(3, 3), "model.mtp_emb_norm.0.weight": torch.zeros(4)}
+    save_file(t, path, metadata={"format": "pt"})
+
+
+# As Hy3's folders have it: what its class does anyway, and a layer that predicts further tokens.
+def hy_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    del c["mlp_layer_types"]
+    c |= {"expert_hidden_dim": c["moe_intermediate_size"], "first_k_dense_replace": 1, "moe_router_enable_expert_bias": True, "moe_router_use_sigmoid": True,
+          "qk_norm": True, "route_norm": True, "output_router_logits": True, "num_nextn_predict_layers": 1, "enable_lm_head_fp32": True}
+    json.dump(c, open(path, "w"), indent=2)
+    path = os.path.join(folder, "model.safetensors")
+    t = load_file(path)
+    t |= {"model.layers.3.eh_proj.weight": torch.zeros(4, 8), "model.layers.3.mlp.expert_bias": torch.zeros(3)}
     save_file(t, path, metadata={"format": "pt"})
 
 
@@ -528,6 +544,12 @@ def random_case(rng, family):
         return Ernie4_5_MoeConfig(**more, pad_token_id=None, moe_num_experts=experts, moe_k=rng.randrange(1, 1 + min(experts, 4)),
                                   moe_intermediate_size=rng.randrange(3, 30), moe_num_shared_experts=rng.choice([0, 1, 2]),
                                   moe_layer_start_index=rng.randrange(layers + 1), moe_layer_interval=rng.choice([1, 1, 2]))
+    if family == "hy_v3":
+        experts, first = rng.choice([1, 2, 3, 6, 9]), rng.randrange(layers + 1)
+        return HYV3Config(**more | dict(head_dim=more["head_dim"] + 6), pad_token_id=None, attention_bias=rng.random() < 0.5, mlp_bias=rng.random() < 0.4,
+                          num_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)), num_shared_experts=rng.choice([1, 2]),
+                          moe_intermediate_size=rng.randrange(3, 30), router_scaling_factor=rng.choice([1.0, 2.826]),
+                          enable_moe_fp32_combine=rng.random() < 0.5, mlp_layer_types=["dense"] * first + ["sparse"] * (layers - first))
     if family == "exaone4":
         more["head_dim"] += 6
         types = ["sliding_attention" if rng.random() < 0.5 else "full_attention"] * layers
@@ -662,7 +684,7 @@ def make_random(seed, count, out):
                 "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss",
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
-                "ernie4_5_moe"]
+                "ernie4_5_moe", "hy_v3"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -852,6 +874,10 @@ elif __name__ == "__main__":
     make("ernie4_5_moe", Ernie4_5_MoeConfig(**ernie, moe_k=3, rope_parameters=rope(1000.0)), bf16, rewrite=ernie_keys)
     make("ernie4_5_moe_each", Ernie4_5_MoeConfig(**ernie | dict(num_hidden_layers=4, num_key_value_heads=1, moe_num_experts=4), head_dim=8, moe_k=2, moe_num_shared_experts=0,
                                                  moe_layer_start_index=0, moe_layer_interval=2, tie_word_embeddings=False, rope_parameters=rope(500.0, "linear", factor=2.5)), f32)
+    hy = common | dict(num_hidden_layers=3, pad_token_id=None, head_dim=8, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11)
+    make("hy_v3", HYV3Config(**hy, rope_parameters=rope(1000.0)), bf16, rewrite=hy_keys)
+    make("hy_v3_bias", HYV3Config(**hy | dict(num_hidden_layers=2, num_key_value_heads=1, num_experts=4, num_experts_per_tok=2), num_shared_experts=2, attention_bias=True,
+                                  mlp_bias=True, router_scaling_factor=1.3, mlp_layer_types=["sparse"] * 2, tie_word_embeddings=True, rope_parameters=rope(500.0)), f32)
     make("exaone4", Exaone4Config(**common | dict(pad_token_id=None), head_dim=12, sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True,
                                   rope_parameters=rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                                        original_max_position_embeddings=48)), bf16)

@@ -235,6 +235,10 @@ test_refusals(void **state)
         {"ernie4_5_moe", "\"moe_layer_end_index\":1", "not supported yet: moe_layer_end_index 1"},
         {"ernie4_5_moe", "\"moe_layer_start_index\":-1", "moe_layer_start_index: expected integer in [0, "},
         {"ernie4_5_moe", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
+        {"hy_v3", "\"first_k_dense_replace\":2", "first_k_dense_replace: expected what mlp_layer_types says"},
+        {"hy_v3", "\"mlp_layer_types\":[\"dense\",\"sparse\",\"dense\"]", "not supported yet: mlp_layer_types ["},
+        {"hy_v3", "\"num_shared_experts\":0", "num_shared_experts: expected integer in [1, "},
+        {"hy_v3", "\"router_scaling_factor\":0", "router_scaling_factor: expected number above 0, got 0"},
         {"minimax_m2", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
         {"minimax_m2", "\"qk_norm_type\":\"per_head\"", "not supported yet: qk_norm_type \"per_head\""},
         {"minimax_m2", "\"use_qk_norm\":false", "not supported yet: use_qk_norm false"},
@@ -706,6 +710,10 @@ test_defaults(void **state)
     assert_true(m.experts == 64 && m.choices == 6 && m.mlp_width == 1536 && m.shared_width == 3072);
     assert_true(m.softmax_biased && !m.sigmoid && m.sum_to_one && m.dense_first == 1 && m.dense_width == 7);
     assert_true(m.rope_paired && m.rope_theta == 5e5 && m.kv_heads == 4 && m.head_dim == 6 && m.norm_eps == 1e-5);
+    DONE(parse("hy_v3", "\"output_router_logits\":true,\"first_k_dense_replace\":1", &m, &err));
+    assert_true(m.experts == 192 && m.choices == 8 && m.mlp_width == 1536 && m.shared_width == 1536 && m.sigmoid);
+    assert_true(m.sum_to_one && m.choice_scale == 2.826 && m.dense_first == 1 && m.dense_width == 7 && m.qk_norm);
+    assert_true(m.rope_theta == 11158840 && m.kv_heads == 8 && m.head_dim == 128 && m.norm_eps == 1e-5 && !m.tied);
     DONE(parse("exaone4", "", &m, &err));
     assert_true(m.window == 4096 && m.full_every == 0 && m.rope_skip_every == 0 && m.kv_heads == 32 && !m.tied);
     assert_true(m.norms == SPW_NORMS_AFTER && m.qk_norm && !m.qk_norm_whole && m.norm_eps == 1e-5);

@@ -1,5 +1,5 @@
 /*
- * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM, MiniMax, OLMoE and ERNIE, and of latent attention.
+ * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM, MiniMax, OLMoE, ERNIE and Hy3, and of latent attention.
  */
 #include "hf_source.h"
 
@@ -131,12 +131,12 @@ read_method(const source *s, spw_model_config *c)
     return v2 && limited ? SPW_OK : must_say(s, "topk_method", v2 ? "greedy" : "noaux_tc");
 }
 
-/* GLM-4.7-Flash's layers without experts, which must be the first ones here, whatever else is said. */
+/* GLM-4.7-Flash's and Hy3's layers without experts, which must be the first ones here, whatever else is said. */
 static spw_status
 read_mlp_types(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "mlp_layer_types"), *said = get(s, "first_k_dense_replace");
-    if (c->family != SPW_FAMILY_GLM4_LITE)
+    if (c->family != SPW_FAMILY_GLM4_LITE && c->family != SPW_FAMILY_HY_V3)
         return SPW_OK;
     c->dense_first = list == NULL ? 1 : 0;
     if (list != NULL && (!json_is_array(list) || json_array_size(list) != c->layers))
@@ -294,6 +294,28 @@ read_ernie_experts(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
+static spw_status
+read_hy_experts(const source *s, spw_model_config *c)
+{
+    uint64_t shared = 1;
+    c->experts = 192;
+    c->choices = 8;
+    c->mlp_width = 1536;
+    c->choice_scale = 2.826;
+    c->sigmoid = c->sum_to_one = true;
+    SPW_TRY(read_size(s, get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts", 1, &c->experts));
+    SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
+    SPW_TRY(read_size(s, "num_shared_experts", 1, &shared));
+    SPW_TRY(read_real(s, "router_scaling_factor", &c->choice_scale));
+    if (!(c->choice_scale > 0))
+        return wrong(s, "router_scaling_factor", "number above 0", get(s, "router_scaling_factor"));
+    SPW_TRY(read_mlp_types(s, c));
+    c->shared_width = shared * c->mlp_width;
+    if (c->dense_first == 0)
+        c->dense_width = 0;
+    return SPW_OK;
+}
+
 /* mlp_width is an expert's, dense_width that of layers without. */
 spw_status
 spw__hf_read_experts(const source *s, spw_model_config *c)
@@ -303,10 +325,11 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     double jitter = 0;
     bool shared = spw__hf_has_deepseek_experts(c->family) || spw__hf_is_latent(c->family);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
-    bool ernie = c->family == SPW_FAMILY_ERNIE_MOE;
-    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie)
+    bool ernie = c->family == SPW_FAMILY_ERNIE_MOE, hy = c->family == SPW_FAMILY_HY_V3;
+    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie && !hy)
         return SPW_OK;
-    SPW_TRY(check_router_logits(s));
+    if (!hy) /* whose class makes no loss of them */
+        SPW_TRY(check_router_logits(s));
     c->dense_width = c->mlp_width;
     if (qwen != NULL) {
         SPW_TRY(read_qwen_experts(s, qwen, c));
@@ -316,6 +339,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
         SPW_TRY(read_minimax_experts(s, c));
     } else if (ernie) {
         SPW_TRY(read_ernie_experts(s, c));
+    } else if (hy) {
+        SPW_TRY(read_hy_experts(s, c));
     } else {
         c->experts = gpt_oss ? 128 : olmoe ? 64 : 8;
         c->choices = gpt_oss ? 4 : olmoe ? 8 : 2;

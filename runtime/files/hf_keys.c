@@ -41,13 +41,14 @@
 #define GLM_DENSE   (OF(GLM) | OF(GLM4))
 #define ERNIE_MOE   OF(ERNIE_MOE)
 #define ERNIE       (OF(ERNIE) | ERNIE_MOE)
+#define HY          OF(HY_V3)
 #define EXAONE      OF(EXAONE4)
 #define QWEN3_5     (OF(QWEN3_5) | OF(QWEN3_5_MOE))
 #define QWEN3_NEXT  OF(QWEN3_NEXT)
 #define LINEAR      (QWEN3_5 | QWEN3_NEXT)
 #define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
 #define FULL                                                                                                           \
-    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~DOTS) | MINIMAX | GLM_DENSE | ERNIE |                            \
+    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~DOTS) | MINIMAX | GLM_DENSE | ERNIE | HY |                       \
      LINEAR) /* without a window */
 #define LLAMAS                                                                                                         \
     (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE)
@@ -138,14 +139,14 @@ static const struct {
     {"attention_out_bias", SEED_OSS},
     {"clip_qkv", OLMOE},
     {"use_bias", ERNIE | STARCODER2},
-    {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX | LINEAR_MOE | GEMMA4},
-    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX},
+    {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX | LINEAR_MOE | GEMMA4 | HY},
+    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX | HY},
     {"shared_expert_intermediate_size", QWEN2_MOE | LINEAR_MOE},
     {"qkv_bias", QWEN2_MOE},
-    {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE},
+    {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | HY},
     {"n_routed_experts", SHARED},
     {"n_shared_experts", SHARED},
-    {"first_k_dense_replace", SHARED & ~SOLAR},
+    {"first_k_dense_replace", (SHARED & ~SOLAR) | HY},
     {"n_group", SHARED},
     {"topk_group", SHARED},
     {"routed_scaling_factor", SHARED},
@@ -163,11 +164,11 @@ static const struct {
     {"use_routing_bias", MINIMAX},
     {"shared_intermediate_size", MINIMAX},
     {"moe_layer_freq", LATENT},
-    {"mlp_layer_types", GLM_LITE},
+    {"mlp_layer_types", GLM_LITE | HY},
     {"aux_loss_alpha", LATENT},
     {"seq_aux", LATENT},
     {"ep_size", LATENT},
-    {"num_nextn_predict_layers", SHARED | ERNIE_MOE}, /* layers behind the last one, which are left out */
+    {"num_nextn_predict_layers", SHARED | ERNIE_MOE | HY}, /* layers behind the last one, which are left out */
     {"num_mtp_layers", SHARED},
     {"moe_num_experts", ERNIE_MOE},
     {"moe_k", ERNIE_MOE},
@@ -176,13 +177,16 @@ static const struct {
     {"moe_layer_end_index", ERNIE_MOE},
     {"moe_layer_interval", ERNIE_MOE},
     {"moe_norm_min", ERNIE_MOE},
+    {"num_shared_experts", HY},
+    {"router_scaling_factor", HY},
+    {"enable_moe_fp32_combine", HY},
     {"swiglu_limit", GPT_OSS},
     {"swiglu_alpha", GPT_OSS},
-    {"moe_intermediate_size", QWEN_MOE | SHARED | LINEAR_MOE | GEMMA4 | ERNIE_MOE},
+    {"moe_intermediate_size", QWEN_MOE | SHARED | LINEAR_MOE | GEMMA4 | ERNIE_MOE | HY},
     {"norm_topk_prob", QWEN_MOE | OLMOE | SHARED | LINEAR_MOE},
     {"decoder_sparse_step", QWEN_MOE | QWEN3_NEXT},
     {"mlp_only_layers", QWEN_MOE | LINEAR_MOE},
-    {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE},
+    {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | HY},
     {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE},
     {"router_jitter_noise", MIXTRAL | MINIMAX},
     {"layer_types", LLAMAS},
@@ -231,7 +235,8 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
     "GlmForCausalLM",        "Glm4ForCausalLM",        "Ernie4_5ForCausalLM",   "Exaone4ForCausalLM",
     "Ministral3ForCausalLM", "GPTNeoXForCausalLM",     "OPTForCausalLM",        "Starcoder2ForCausalLM",
     "StableLmForCausalLM",   "Qwen3_5ForCausalLM",     "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM",
-    "Gemma4ForCausalLM",     "Dots1ForCausalLM",       "SolarOpenForCausalLM",  "Ernie4_5_MoeForCausalLM"};
+    "Gemma4ForCausalLM",     "Dots1ForCausalLM",       "SolarOpenForCausalLM",  "Ernie4_5_MoeForCausalLM",
+    "HYV3ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

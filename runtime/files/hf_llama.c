@@ -55,6 +55,7 @@ static const struct class
     [SPW_FAMILY_QWEN3_NEXT] = {2, 256, 1e-6, .fixed_bias = true, .qk_norm = true},
     [SPW_FAMILY_GEMMA4] = {4, 256, 1e-6, .out_bias = true},
     [SPW_FAMILY_DOTS1] = {32, 0, 1e-6, .out_bias = true, .qk_norm = true},
+    [SPW_FAMILY_HY_V3] = {8, 128, 1e-5, .out_bias = true, .mlp_bias = true, .qk_norm = true},
     [SPW_FAMILY_SOLAR_OPEN] = {8, 128, 1e-5},
 };
 

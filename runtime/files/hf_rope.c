@@ -291,6 +291,7 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
                         ? 1e6
                     : s->axes || by_layer || spw__hf_is_ernie(c->family) ? 5e5
                     : minimax                                            ? 5e6
+                    : c->family == SPW_FAMILY_HY_V3                      ? 11158840
                     : c->family == SPW_FAMILY_SMOLLM3                    ? 2e6
                     : c->family == SPW_FAMILY_GPT_OSS                    ? 150000
                                                                          : 10000;

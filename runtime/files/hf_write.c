@@ -222,11 +222,19 @@ write_gpt_oss(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "rope_scaling", json_pack("{s:s}", "rope_type", "default"));
 }
 
+static json_t *
+mlp_layer_types(const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_string(spw_model_experts(c, l) > 0 ? "sparse" : "dense"));
+    return list;
+}
+
 static void
 write_latent(json_t *o, const spw_model_config *c)
 {
     bool v2 = c->family == SPW_FAMILY_DEEPSEEK_V2;
-    json_t *types = json_array();
     set_size(o, "kv_lora_rank", c->kv_rank);
     json_object_set_new(o, "q_lora_rank", c->q_rank > 0 ? json_integer((json_int_t)c->q_rank) : json_null());
     set_size(o, "qk_nope_head_dim", c->head_dim - c->rope_dim);
@@ -239,11 +247,8 @@ write_latent(json_t *o, const spw_model_config *c)
                         json_string(!v2             ? "noaux_tc"
                                     : c->groups > 0 ? "group_limited_greedy"
                                                     : "greedy"));
-    for (uint64_t l = 0; l < c->layers; l++)
-        json_array_append_new(types, json_string(spw_model_experts(c, l) > 0 ? "sparse" : "dense"));
     if (c->family == SPW_FAMILY_GLM4_LITE)
-        json_object_set(o, "mlp_layer_types", types);
-    json_decref(types);
+        json_object_set_new(o, "mlp_layer_types", mlp_layer_types(c));
 }
 
 static void
@@ -275,6 +280,17 @@ write_ernie_experts(json_t *o, const spw_model_config *c)
     set_size(o, "moe_layer_interval", c->sparse_every > 0 ? c->sparse_every : 1);
 }
 
+static void
+write_hy_experts(json_t *o, const spw_model_config *c)
+{
+    set_size(o, "num_experts", c->experts);
+    set_size(o, "num_experts_per_tok", c->choices);
+    set_size(o, "moe_intermediate_size", c->mlp_width);
+    set_size(o, "num_shared_experts", c->shared_width / c->mlp_width);
+    json_object_set_new(o, "router_scaling_factor", json_real(c->choice_scale));
+    json_object_set_new(o, "mlp_layer_types", mlp_layer_types(c));
+}
+
 /* Those that have none whatever the step says. */
 static json_t *
 dense_layers(const spw_model_config *c)
@@ -292,8 +308,8 @@ write_llama(json_t *o, const spw_model_config *c)
     bool exaone = c->family == SPW_FAMILY_EXAONE4;
     bool qwen_moe =
         c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_QWEN3_NEXT;
-    bool biases =
-        c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GRANITE || seed;
+    bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GRANITE ||
+                  c->family == SPW_FAMILY_HY_V3 || seed;
     set_size(o, "hidden_size", c->width);
     set_size(o, "num_hidden_layers", c->layers);
     set_size(o, "num_attention_heads", c->heads);
@@ -341,6 +357,10 @@ write_llama(json_t *o, const spw_model_config *c)
     }
     if (c->family == SPW_FAMILY_ERNIE_MOE) {
         write_ernie_experts(o, c);
+        return;
+    }
+    if (c->family == SPW_FAMILY_HY_V3) {
+        write_hy_experts(o, c);
         return;
     }
     if (c->experts > 0 && !c->experts_beside) {

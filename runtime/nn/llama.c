@@ -157,9 +157,10 @@ gated(const spw_call *call, uint32_t *at, spw_value *h)
 static spw_value *
 shared(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
+    const spw_model_config *c = &call->model->config;
     spw_value *x = gated(call, at, h);
-    if (!call->model->config.shared_gated)
-        return linear_onto(call, at, onto, x, false, true);
+    if (!c->shared_gated)
+        return linear_onto(call, at, onto, x, c->mlp_bias, true);
     x = linear(call, at, x, false);
     h = linear(call, at, h, false);
     spw_nn_into(call->tape, 0);
@@ -566,14 +567,18 @@ own_router(spw_model *m, spw_block *b, const char *prefix, const char *mlp)
     const spw_model_config *c = &m->config;
     char name[48];
     spw_param *p;
-    snprintf(name, sizeof name, "%s.%s", mlp, c->experts_paired ? "router" : "gate");
+    snprintf(name, sizeof name, "%s.%s", mlp,
+             c->experts_paired               ? "router"
+             : c->family == SPW_FAMILY_HY_V3 ? "router.gate"
+                                             : "gate");
     own_linear(m, b, prefix, name, c->experts, c->width, c->experts_paired);
     if (!c->sigmoid && !c->softmax_biased)
         return;
-    snprintf(name, sizeof name, "%s.%se_score_correction_bias", mlp,
-             c->family == SPW_FAMILY_MINIMAX_M2  ? ""
-             : c->family == SPW_FAMILY_ERNIE_MOE ? "moe_statics."
-                                                 : "gate.");
+    snprintf(name, sizeof name, "%s.%s", mlp,
+             c->family == SPW_FAMILY_MINIMAX_M2  ? "e_score_correction_bias"
+             : c->family == SPW_FAMILY_ERNIE_MOE ? "moe_statics.e_score_correction_bias"
+             : c->family == SPW_FAMILY_HY_V3     ? "expert_bias"
+                                                 : "gate.e_score_correction_bias");
     spw__nn_own(m, b, prefix, name, 1, SPW_TERMS * c->experts, 1, SPW_INIT_ZEROS, 0);
     p = &m->params[m->param_count - 1];
     p->in_terms = p->frozen = true;
@@ -618,7 +623,11 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
         }
     }
     if (c->shared_width > 0)
-        own_gated(m, b, prefix, c->shared_gated ? "mlp.shared_expert" : "mlp.shared_experts", c->shared_width, false);
+        own_gated(m, b, prefix,
+                  c->family == SPW_FAMILY_HY_V3 ? "mlp.shared_mlp"
+                  : c->shared_gated             ? "mlp.shared_expert"
+                                                : "mlp.shared_experts",
+                  c->shared_width, c->mlp_bias);
     if (c->shared_width > 0 && c->shared_gated)
         own_linear(m, b, prefix, "mlp.shared_expert_gate", 1, c->width, false);
 }

@@ -350,6 +350,7 @@ typedef enum spw_family {
     SPW_FAMILY_DOTS1,
     SPW_FAMILY_SOLAR_OPEN,
     SPW_FAMILY_ERNIE_MOE,
+    SPW_FAMILY_HY_V3,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
