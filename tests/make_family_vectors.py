@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, HYV3Config, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -224,6 +224,16 @@ def hy_keys(folder):
     t = load_file(path)
     t |= {"model.layers.3.eh_proj.weight": torch.zeros(4, 8), "model.layers.3.mlp.expert_bias": torch.zeros(3)}
     save_file(t, path, metadata={"format": "pt"})
+
+
+# As Hunyuan-A13B's folder has it: what its class does not look at.
+def hunyuan_keys(folder):
+    older_rope(folder)
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"moe_intermediate_size": [c["intermediate_size"]] * 2, "num_shared_expert": [1, 1], "moe_layer_num_skipped": 0, "use_mixed_mlp_moe": True, "use_qk_norm": True,
+          "use_cla": False, "cla_share_factor": 2, "norm_type": "rms", "mlp_bias": False}
+    json.dump(c, open(path, "w"), indent=2)
 
 
 # As MiniMax-M2's folders have it.
@@ -550,6 +560,16 @@ def random_case(rng, family):
                           num_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)), num_shared_experts=rng.choice([1, 2]),
                           moe_intermediate_size=rng.randrange(3, 30), router_scaling_factor=rng.choice([1.0, 2.826]),
                           enable_moe_fp32_combine=rng.random() < 0.5, mlp_layer_types=["dense"] * first + ["sparse"] * (layers - first))
+    if family.startswith("hunyuan"):
+        more["head_dim"] += 6  # which it norms
+        if rng.random() < 0.5:
+            more["rope_parameters"] = rope(1000.0, "dynamic", alpha=rng.choice([3.0, 1000.0]), factor=1.0)
+        more |= dict(pad_token_id=None, attention_bias=rng.random() < 0.5)
+        if family == "hunyuan_v1_dense":
+            return HunYuanDenseV1Config(**more)
+        experts = rng.choice([1, 2, 3, 6, 9])
+        choices = rng.randrange(1, 1 + min(experts, 4))
+        return HunYuanMoEV1Config(**more, num_experts=experts, moe_topk=rng.choice([choices, [choices] * layers]))
     if family == "exaone4":
         more["head_dim"] += 6
         types = ["sliding_attention" if rng.random() < 0.5 else "full_attention"] * layers
@@ -684,7 +704,7 @@ def make_random(seed, count, out):
                 "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss",
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
-                "ernie4_5_moe", "hy_v3"]
+                "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -878,6 +898,11 @@ elif __name__ == "__main__":
     make("hy_v3", HYV3Config(**hy, rope_parameters=rope(1000.0)), bf16, rewrite=hy_keys)
     make("hy_v3_bias", HYV3Config(**hy | dict(num_hidden_layers=2, num_key_value_heads=1, num_experts=4, num_experts_per_tok=2), num_shared_experts=2, attention_bias=True,
                                   mlp_bias=True, router_scaling_factor=1.3, mlp_layer_types=["sparse"] * 2, tie_word_embeddings=True, rope_parameters=rope(500.0)), f32)
+    hunyuan = common | dict(pad_token_id=None, head_dim=8)
+    alpha = rope(100.0, "dynamic", alpha=50.0, beta_fast=32, beta_slow=1, factor=1.0, mscale=1.0, mscale_all_dim=0.0)
+    make("hunyuan_v1_dense", HunYuanDenseV1Config(**hunyuan, tie_word_embeddings=True, rope_parameters=alpha), bf16, rewrite=older_rope)
+    make("hunyuan_v1_dense_bias", HunYuanDenseV1Config(**hunyuan | dict(num_key_value_heads=1, head_dim=12), attention_bias=True, rope_parameters=rope(500.0)), f32)
+    make("hunyuan_v1_moe", HunYuanMoEV1Config(**hunyuan | dict(intermediate_size=13), num_experts=6, moe_topk=[3, 3], rope_parameters=alpha), bf16, rewrite=hunyuan_keys)
     make("exaone4", Exaone4Config(**common | dict(pad_token_id=None), head_dim=12, sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True,
                                   rope_parameters=rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                                        original_max_position_embeddings=48)), bf16)

@@ -239,6 +239,11 @@ test_refusals(void **state)
         {"hy_v3", "\"mlp_layer_types\":[\"dense\",\"sparse\",\"dense\"]", "not supported yet: mlp_layer_types ["},
         {"hy_v3", "\"num_shared_experts\":0", "num_shared_experts: expected integer in [1, "},
         {"hy_v3", "\"router_scaling_factor\":0", "router_scaling_factor: expected number above 0, got 0"},
+        {"hunyuan_v1_dense", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2.0}",
+         "not supported yet: rope_scaling.type \"dynamic\""},
+        {"hunyuan_v1_dense", "\"use_cla\":true", "not supported yet: use_cla true"},
+        {"hunyuan_v1_moe", "\"moe_topk\":[2,1,2]", "not supported yet: moe_topk [2,1,2]"},
+        {"hunyuan_v1_moe", "\"moe_topk\":[2,2]", "not supported yet: moe_topk [2,2]"},
         {"minimax_m2", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
         {"minimax_m2", "\"qk_norm_type\":\"per_head\"", "not supported yet: qk_norm_type \"per_head\""},
         {"minimax_m2", "\"use_qk_norm\":false", "not supported yet: use_qk_norm false"},
@@ -714,6 +719,12 @@ test_defaults(void **state)
     assert_true(m.experts == 192 && m.choices == 8 && m.mlp_width == 1536 && m.shared_width == 1536 && m.sigmoid);
     assert_true(m.sum_to_one && m.choice_scale == 2.826 && m.dense_first == 1 && m.dense_width == 7 && m.qk_norm);
     assert_true(m.rope_theta == 11158840 && m.kv_heads == 8 && m.head_dim == 128 && m.norm_eps == 1e-5 && !m.tied);
+    DONE(
+        parse("hunyuan_v1_dense", "\"rope_scaling\":{\"type\":\"dynamic\",\"alpha\":1000.0,\"factor\":1.0}", &m, &err));
+    assert_true(m.qk_norm && m.qk_norm_last && m.kv_heads == 2 && m.head_dim == 6 && m.norm_eps == 1e-5 && !m.tied);
+    assert_true(m.rope == SPW_ROPE_PLAIN && m.rope_theta == 1e4 * pow(1000, 1.5));
+    DONE(parse("hunyuan_v1_moe", "\"moe_topk\":[2,2,2],\"num_experts\":4,\"output_router_logits\":true", &m, &err));
+    assert_true(m.experts == 4 && m.choices == 2 && m.mlp_width == 7 && m.shared_width == 7 && m.sum_to_one);
     DONE(parse("exaone4", "", &m, &err));
     assert_true(m.window == 4096 && m.full_every == 0 && m.rope_skip_every == 0 && m.kv_heads == 32 && !m.tied);
     assert_true(m.norms == SPW_NORMS_AFTER && m.qk_norm && !m.qk_norm_whole && m.norm_eps == 1e-5);

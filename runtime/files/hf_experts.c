@@ -1,5 +1,5 @@
 /*
- * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM, MiniMax, OLMoE, ERNIE and Hy3, and of latent attention.
+ * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM, MiniMax, OLMoE, ERNIE, Hy3 and HunYuan, and of latent attention.
  */
 #include "hf_source.h"
 
@@ -316,6 +316,27 @@ read_hy_experts(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
+/* One for all layers, or a list of what each has, which must be the same. The shared expert is as wide as another one. */
+static spw_status
+read_hunyuan_experts(const source *s, spw_model_config *c)
+{
+    const json_t *list = get(s, "moe_topk");
+    c->experts = c->choices = 1;
+    c->sum_to_one = true;
+    c->shared_width = c->mlp_width;
+    c->dense_width = 0;
+    SPW_TRY(read_size(s, get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts", 1, &c->experts));
+    if (!json_is_array(list))
+        return read_size(s, "moe_topk", 1, &c->choices);
+    c->choices = (uint64_t)json_integer_value(json_array_get(list, 0));
+    for (uint64_t l = 0; l < c->layers; l++) {
+        const json_t *v = json_array_get(list, l);
+        if (!json_is_integer(v) || json_integer_value(v) < 1 || (uint64_t)json_integer_value(v) != c->choices)
+            return refuse(s, "moe_topk", list);
+    }
+    return SPW_OK;
+}
+
 /* mlp_width is an expert's, dense_width that of layers without. */
 spw_status
 spw__hf_read_experts(const source *s, spw_model_config *c)
@@ -326,9 +347,10 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     bool shared = spw__hf_has_deepseek_experts(c->family) || spw__hf_is_latent(c->family);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
     bool ernie = c->family == SPW_FAMILY_ERNIE_MOE, hy = c->family == SPW_FAMILY_HY_V3;
-    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie && !hy)
+    bool hunyuan = c->family == SPW_FAMILY_HUNYUAN_MOE;
+    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie && !hy && !hunyuan)
         return SPW_OK;
-    if (!hy) /* whose class makes no loss of them */
+    if (!hy && !hunyuan) /* whose classes make no loss of them */
         SPW_TRY(check_router_logits(s));
     c->dense_width = c->mlp_width;
     if (qwen != NULL) {
@@ -341,6 +363,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
         SPW_TRY(read_ernie_experts(s, c));
     } else if (hy) {
         SPW_TRY(read_hy_experts(s, c));
+    } else if (hunyuan) {
+        SPW_TRY(read_hunyuan_experts(s, c));
     } else {
         c->experts = gpt_oss ? 128 : olmoe ? 64 : 8;
         c->choices = gpt_oss ? 4 : olmoe ? 8 : 2;

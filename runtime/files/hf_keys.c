@@ -42,13 +42,15 @@
 #define ERNIE_MOE   OF(ERNIE_MOE)
 #define ERNIE       (OF(ERNIE) | ERNIE_MOE)
 #define HY          OF(HY_V3)
+#define HUNYUAN_MOE OF(HUNYUAN_MOE)
+#define HUNYUAN     (OF(HUNYUAN) | HUNYUAN_MOE)
 #define EXAONE      OF(EXAONE4)
 #define QWEN3_5     (OF(QWEN3_5) | OF(QWEN3_5_MOE))
 #define QWEN3_NEXT  OF(QWEN3_NEXT)
 #define LINEAR      (QWEN3_5 | QWEN3_NEXT)
 #define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
 #define FULL                                                                                                           \
-    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~DOTS) | MINIMAX | GLM_DENSE | ERNIE | HY |                       \
+    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~DOTS) | MINIMAX | GLM_DENSE | ERNIE | HY | HUNYUAN |             \
      LINEAR) /* without a window */
 #define LLAMAS                                                                                                         \
     (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE)
@@ -139,8 +141,8 @@ static const struct {
     {"attention_out_bias", SEED_OSS},
     {"clip_qkv", OLMOE},
     {"use_bias", ERNIE | STARCODER2},
-    {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX | LINEAR_MOE | GEMMA4 | HY},
-    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX | HY},
+    {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX | LINEAR_MOE | GEMMA4 | HY | HUNYUAN_MOE},
+    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX | HY | HUNYUAN_MOE},
     {"shared_expert_intermediate_size", QWEN2_MOE | LINEAR_MOE},
     {"qkv_bias", QWEN2_MOE},
     {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | HY},
@@ -150,7 +152,7 @@ static const struct {
     {"n_group", SHARED},
     {"topk_group", SHARED},
     {"routed_scaling_factor", SHARED},
-    {"use_qk_norm", GLM | MINIMAX},
+    {"use_qk_norm", GLM | MINIMAX | HUNYUAN},
     {"kv_lora_rank", LATENT},
     {"q_lora_rank", LATENT},
     {"qk_nope_head_dim", LATENT},
@@ -180,13 +182,15 @@ static const struct {
     {"num_shared_experts", HY},
     {"router_scaling_factor", HY},
     {"enable_moe_fp32_combine", HY},
+    {"moe_topk", HUNYUAN_MOE},
+    {"use_cla", HUNYUAN},
     {"swiglu_limit", GPT_OSS},
     {"swiglu_alpha", GPT_OSS},
     {"moe_intermediate_size", QWEN_MOE | SHARED | LINEAR_MOE | GEMMA4 | ERNIE_MOE | HY},
     {"norm_topk_prob", QWEN_MOE | OLMOE | SHARED | LINEAR_MOE},
     {"decoder_sparse_step", QWEN_MOE | QWEN3_NEXT},
     {"mlp_only_layers", QWEN_MOE | LINEAR_MOE},
-    {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | HY},
+    {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | HY | HUNYUAN_MOE},
     {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE},
     {"router_jitter_noise", MIXTRAL | MINIMAX},
     {"layer_types", LLAMAS},
@@ -226,17 +230,17 @@ static const struct {
 };
 
 const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",       "LlamaForCausalLM",       "MistralForCausalLM",    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",      "MixtralForCausalLM",     "Qwen3MoeForCausalLM",   "Phi3ForCausalLM",
-    "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",    "Olmo2ForCausalLM",      "Gemma3ForCausalLM",
-    "Gemma2ForCausalLM",     "GptOssForCausalLM",      "Glm4MoeForCausalLM",    "DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniMaxM2ForCausalLM",  "Olmo3ForCausalLM",
-    "GemmaForCausalLM",      "GraniteForCausalLM",     "OlmoeForCausalLM",      "SeedOssForCausalLM",
-    "GlmForCausalLM",        "Glm4ForCausalLM",        "Ernie4_5ForCausalLM",   "Exaone4ForCausalLM",
-    "Ministral3ForCausalLM", "GPTNeoXForCausalLM",     "OPTForCausalLM",        "Starcoder2ForCausalLM",
-    "StableLmForCausalLM",   "Qwen3_5ForCausalLM",     "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM",
-    "Gemma4ForCausalLM",     "Dots1ForCausalLM",       "SolarOpenForCausalLM",  "Ernie4_5_MoeForCausalLM",
-    "HYV3ForCausalLM"};
+    "GPT2LMHeadModel",       "LlamaForCausalLM",          "MistralForCausalLM",     "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",      "MixtralForCausalLM",        "Qwen3MoeForCausalLM",    "Phi3ForCausalLM",
+    "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",       "Olmo2ForCausalLM",       "Gemma3ForCausalLM",
+    "Gemma2ForCausalLM",     "GptOssForCausalLM",         "Glm4MoeForCausalLM",     "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",    "MiniMaxM2ForCausalLM",   "Olmo3ForCausalLM",
+    "GemmaForCausalLM",      "GraniteForCausalLM",        "OlmoeForCausalLM",       "SeedOssForCausalLM",
+    "GlmForCausalLM",        "Glm4ForCausalLM",           "Ernie4_5ForCausalLM",    "Exaone4ForCausalLM",
+    "Ministral3ForCausalLM", "GPTNeoXForCausalLM",        "OPTForCausalLM",         "Starcoder2ForCausalLM",
+    "StableLmForCausalLM",   "Qwen3_5ForCausalLM",        "Qwen3_5MoeForCausalLM",  "Qwen3NextForCausalLM",
+    "Gemma4ForCausalLM",     "Dots1ForCausalLM",          "SolarOpenForCausalLM",   "Ernie4_5_MoeForCausalLM",
+    "HYV3ForCausalLM",       "HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

@@ -55,6 +55,8 @@ static const struct class
     [SPW_FAMILY_QWEN3_NEXT] = {2, 256, 1e-6, .fixed_bias = true, .qk_norm = true},
     [SPW_FAMILY_GEMMA4] = {4, 256, 1e-6, .out_bias = true},
     [SPW_FAMILY_DOTS1] = {32, 0, 1e-6, .out_bias = true, .qk_norm = true},
+    [SPW_FAMILY_HUNYUAN] = {0, 0, 1e-5, .out_bias = true, .qk_norm = true},
+    [SPW_FAMILY_HUNYUAN_MOE] = {0, 0, 1e-5, .out_bias = true, .qk_norm = true},
     [SPW_FAMILY_HY_V3] = {8, 128, 1e-5, .out_bias = true, .mlp_bias = true, .qk_norm = true},
     [SPW_FAMILY_SOLAR_OPEN] = {8, 128, 1e-5},
 };
@@ -134,6 +136,17 @@ read_gpt_oss(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
+/* Norms behind rope, which are what its classes do anyway. */
+static spw_status
+read_hunyuan(const source *s, spw_model_config *c)
+{
+    if (!spw__hf_is_hunyuan(c->family))
+        return SPW_OK;
+    c->qk_norm_last = true;
+    SPW_TRY(must_be(s, "use_qk_norm", true));
+    return must_be(s, "use_cla", false);
+}
+
 /* Its class looks at a window, which no file has. */
 static spw_status
 check_olmoe(const source *s)
@@ -208,6 +221,7 @@ spw__hf_read_llama(const source *s, spw_model_config *c)
     c->norms = of->norms;
     if (c->family == SPW_FAMILY_OLMOE)
         SPW_TRY(check_olmoe(s));
+    SPW_TRY(read_hunyuan(s, c));
     SPW_TRY(read_gpt_oss(s, c));
     SPW_TRY(read_granite(s, c));
     return read_gemma(s, c);

@@ -12,6 +12,15 @@ has_axes(const source *s, const spw_model_config *c)
     return s->axes || c->family == SPW_FAMILY_QWEN3_5 || c->family == SPW_FAMILY_QWEN3_5_MOE;
 }
 
+/* HunYuan's, which its files call dynamic: theta is larger, whatever the text's length; 0: it is none. */
+static double
+alpha_of(const source *s, const spw_model_config *c)
+{
+    const char *kind = json_string_value(get(s, get(s, "rope_type") != NULL ? "rope_type" : "type"));
+    bool dynamic = kind != NULL && strcmp(kind, "dynamic") == 0;
+    return dynamic && spw__hf_is_hunyuan(c->family) && c->head_dim > 2 ? json_number_value(get(s, "alpha")) : 0;
+}
+
 static spw_status
 read_rope_kind(const source *s, spw_model_config *c)
 {
@@ -25,7 +34,8 @@ read_rope_kind(const source *s, spw_model_config *c)
         c->rope = SPW_ROPE_LONG; /* by all of its class's names */
         return SPW_OK;
     }
-    if (v == NULL || (kind != NULL && (strcmp(kind, "default") == 0 || (has_axes(s, c) && strcmp(kind, "mrope") == 0))))
+    if (v == NULL || alpha_of(s, c) > 0 ||
+        (kind != NULL && (strcmp(kind, "default") == 0 || (has_axes(s, c) && strcmp(kind, "mrope") == 0))))
         return SPW_OK;
     if (c->family == SPW_FAMILY_GEMMA4 && kind != NULL && strcmp(kind, "proportional") == 0) {
         c->rope = SPW_ROPE_PROPORTIONAL;
@@ -221,6 +231,7 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
             found || (has_axes(s, c) && (strcmp(name, "mrope_section") == 0 || strcmp(name, "mrope_interleaved") == 0));
         found = found || (c->family == SPW_FAMILY_MINISTRAL3 &&
                           (strcmp(name, "llama_4_scaling_beta") == 0 || strcmp(name, "max_position_embeddings") == 0));
+        found = found || (strcmp(name, "alpha") == 0 && alpha_of(rope, c) > 0);
         if (!found && c->rope == SPW_ROPE_YARN && strcmp(name, "attn_factor") == 0 && json_is_number(v))
             return refuse_factor(rope, v);
         if (!found && !json_is_null(v))
@@ -233,6 +244,8 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
     if (!(c->rope_theta > 0))
         return wrong(top != NULL ? s : rope, top != NULL ? theta : "rope_theta", "number above 0",
                      top != NULL ? top : get(rope, "rope_theta"));
+    if (alpha_of(rope, c) > 0)
+        c->rope_theta *= pow(alpha_of(rope, c), (double)c->head_dim / (double)(c->head_dim - 2));
     return read_rope_scale(rope, s, c);
 }
 

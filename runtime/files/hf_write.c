@@ -363,6 +363,11 @@ write_llama(json_t *o, const spw_model_config *c)
         write_hy_experts(o, c);
         return;
     }
+    if (c->family == SPW_FAMILY_HUNYUAN_MOE) {
+        set_size(o, "num_experts", c->experts);
+        set_size(o, "moe_topk", c->choices);
+        return;
+    }
     if (c->experts > 0 && !c->experts_beside) {
         set_size(o,
                  c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_MINIMAX_M2 || c->experts_paired

@@ -6,12 +6,13 @@
 #include <math.h>
 
 static const char *const family_names[SPW_FAMILY_COUNT] = {
-    "gpt2",       "llama",       "mistral",     "qwen2",         "qwen3",        "mixtral",      "qwen3_moe",
-    "phi3",       "smollm3",     "qwen2_moe",   "olmo2",         "gemma3_text",  "gemma2",       "gpt_oss",
-    "glm4_moe",   "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2",   "olmo3",        "gemma",
-    "granite",    "olmoe",       "seed_oss",    "glm",           "glm4",         "ernie4_5",     "exaone4",
-    "ministral3", "gpt_neox",    "opt",         "starcoder2",    "stablelm",     "qwen3_5_text", "qwen3_5_moe_text",
-    "qwen3_next", "gemma4_text", "dots1",       "solar_open",    "ernie4_5_moe", "hy_v3",        "custom"};
+    "gpt2",           "llama",       "mistral",     "qwen2",         "qwen3",        "mixtral",      "qwen3_moe",
+    "phi3",           "smollm3",     "qwen2_moe",   "olmo2",         "gemma3_text",  "gemma2",       "gpt_oss",
+    "glm4_moe",       "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2",   "olmo3",        "gemma",
+    "granite",        "olmoe",       "seed_oss",    "glm",           "glm4",         "ernie4_5",     "exaone4",
+    "ministral3",     "gpt_neox",    "opt",         "starcoder2",    "stablelm",     "qwen3_5_text", "qwen3_5_moe_text",
+    "qwen3_next",     "gemma4_text", "dots1",       "solar_open",    "ernie4_5_moe", "hy_v3",        "hunyuan_v1_dense",
+    "hunyuan_v1_moe", "custom"};
 
 const char *
 spw_family_name(spw_family family)

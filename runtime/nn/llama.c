@@ -71,20 +71,25 @@ spw__nn_norm(const spw_call *call, uint32_t *at, spw_value *x)
                              : spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps);
 }
 
-/* Norm and rope of so many heads; the part's output k. */
+static spw_value *
+normed(const spw_call *call, uint32_t *at, spw_value *x, uint32_t k)
+{
+    spw_nn_into(call->tape, k);
+    return spw__nn_norm(call, at, x);
+}
+
+/* Norm and rope of so many heads, or rope and norm; the part's output k. */
 static spw_value *
 turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_t k)
 {
     const spw_model_config *c = &call->model->config;
     uint64_t l = call->block->layer_idx;
-    if (c->qk_norm) {
-        spw_nn_into(call->tape, k);
-        x = spw__nn_norm(call, at, x);
-    }
-    if (!spw_model_has_rope(c, l))
-        return x;
-    return spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, call->batch->positions, heads,
-                       spw_model_head_dim(c, l), spw_model_rope_width(c, spw_model_rope_table(c, l)), c->rope_paired);
+    if (c->qk_norm && !c->qk_norm_last)
+        x = normed(call, at, x, k);
+    if (spw_model_has_rope(c, l))
+        x = spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, call->batch->positions, heads,
+                        spw_model_head_dim(c, l), spw_model_rope_width(c, spw_model_rope_table(c, l)), c->rope_paired);
+    return c->qk_norm_last ? normed(call, at, x, k) : x;
 }
 
 /* Queries or keys, or both and values after them: linear, norm, rope of so many heads; the part's output k. */
@@ -568,9 +573,10 @@ own_router(spw_model *m, spw_block *b, const char *prefix, const char *mlp)
     char name[48];
     spw_param *p;
     snprintf(name, sizeof name, "%s.%s", mlp,
-             c->experts_paired               ? "router"
-             : c->family == SPW_FAMILY_HY_V3 ? "router.gate"
-                                             : "gate");
+             c->experts_paired                     ? "router"
+             : c->family == SPW_FAMILY_HY_V3       ? "router.gate"
+             : c->family == SPW_FAMILY_HUNYUAN_MOE ? "gate.wg"
+                                                   : "gate");
     own_linear(m, b, prefix, name, c->experts, c->width, c->experts_paired);
     if (!c->sigmoid && !c->softmax_biased)
         return;
@@ -624,9 +630,9 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
     }
     if (c->shared_width > 0)
         own_gated(m, b, prefix,
-                  c->family == SPW_FAMILY_HY_V3 ? "mlp.shared_mlp"
-                  : c->shared_gated             ? "mlp.shared_expert"
-                                                : "mlp.shared_experts",
+                  c->family == SPW_FAMILY_HY_V3 || c->family == SPW_FAMILY_HUNYUAN_MOE ? "mlp.shared_mlp"
+                  : c->shared_gated                                                    ? "mlp.shared_expert"
+                                                                                       : "mlp.shared_experts",
                   c->shared_width, c->mlp_bias);
     if (c->shared_width > 0 && c->shared_gated)
         own_linear(m, b, prefix, "mlp.shared_expert_gate", 1, c->width, false);
@@ -702,12 +708,14 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
     }
     own_linear(m, b, prefix, names->q, c->attention_gated ? 2 * Q : Q, H, c->qkv_bias);
     if (c->qk_norm)
-        own_norm(m, b, prefix, "self_attn.q_norm", c->qk_norm_whole ? Q : D);
+        own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.query_layernorm" : "self_attn.q_norm",
+                 c->qk_norm_whole ? Q : D);
     if (spw_model_keys_of(c, l) != l)
         return;
     own_linear(m, b, prefix, names->k, KV, H, c->qkv_bias);
     if (c->qk_norm)
-        own_norm(m, b, prefix, "self_attn.k_norm", c->qk_norm_whole ? KV : D);
+        own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.key_layernorm" : "self_attn.k_norm",
+                 c->qk_norm_whole ? KV : D);
     if (!c->values_of_keys || spw_model_window(c, l) > 0)
         own_linear(m, b, prefix, names->v, KV, H, c->qkv_bias);
     if (c->sinks)

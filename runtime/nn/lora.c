@@ -60,7 +60,8 @@ ends_with(const char *name, const char *end)
 static bool
 is_router(const char *name)
 {
-    return ends_with(name, ".gate") || ends_with(name, ".router") || ends_with(name, ".router.proj");
+    return ends_with(name, ".gate") || ends_with(name, ".router") || ends_with(name, ".gate.wg") ||
+           ends_with(name, ".router.proj");
 }
 
 /* A layer's router, or the gate of its shared expert. */

@@ -351,6 +351,8 @@ typedef enum spw_family {
     SPW_FAMILY_SOLAR_OPEN,
     SPW_FAMILY_ERNIE_MOE,
     SPW_FAMILY_HY_V3,
+    SPW_FAMILY_HUNYUAN,
+    SPW_FAMILY_HUNYUAN_MOE,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -383,6 +385,7 @@ typedef struct spw_model_config {
     bool qkv_bias, out_bias, mlp_bias; /* of q, k and v; of the projection after attention; of the three in the MLP */
     bool qk_norm;                      /* RMSNorm over each head of q and k, before rope */
     bool qk_norm_whole;                /* and over all heads together */
+    bool qk_norm_last;                 /* but behind rope */
     /*
      * Latent attention: keys and values are made of kv_rank numbers of a row, but for rope_dim of each key, which all heads share; queries of
      * q_rank numbers, or of the row. Only the last rope_dim of head_dim elements are turned.
