@@ -287,7 +287,7 @@ void spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *
 void spw_gpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t first,
                                 uint64_t M, uint64_t V, uint64_t C);
 
-/* y = (x - mean) * rstd * g + b over rows of C. mean, rstd (M) fp32 out. */
+/* y = (x - mean) * rstd * g + b over rows of C. b NULL: zeros. mean, rstd (M) fp32 out. */
 void spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
                        uint64_t M, uint64_t C, float eps);
 /* dx = onto + the gradient of x; onto NULL: nothing. It may be dx. dg, db NULL: frozen. */

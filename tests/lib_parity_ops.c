@@ -342,6 +342,16 @@ run_layernorm(const subject *s, spw_gpu_queue *q, void **p)
 }
 
 static void
+run_layernorm_unbiased(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], C = s->d[1];
+    float *mean = p[6], *rstd = mean + M;
+    spw_gpu_layernorm(q, p[2], mean, rstd, p[0], p[1], NULL, M, C, 0.01f);
+    spw_gpu_layernorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, p[7], NULL, p[3], p[0], p[1], mean, rstd, M,
+                               C);
+}
+
+static void
 run_rmsnorm(const subject *s, spw_gpu_queue *q, void **p)
 {
     uint64_t M = s->d[0], C = s->d[1];
@@ -378,11 +388,11 @@ parity_norms(const parity *p)
     static const uint64_t sizes[][2] = {{1, 1},    {1, 8},    {5, 3},    {7, 33},   {3, 200},    {70, 45},
                                         {70, 264}, {6, 1030}, {4200, 9}, {90, 520}, {100, 8192}, {4100, 768}};
     for (size_t i = 0; i < (p->large ? 12 : 10); i++)
-        for (unsigned f = 0; f < 9; f++) {
+        for (unsigned f = 0; f < 12; f++) {
             static const uint64_t onto[] = {8, 4, 0}; /* nothing, dx, x */
-            static const char *const names[] = {"layernorm", "rmsnorm", "rmsnorm, plain"};
-            static void (*const runs[])(const subject *, spw_gpu_queue *, void **) = {run_layernorm, run_rmsnorm,
-                                                                                      run_plain_norm};
+            static const char *const names[] = {"layernorm", "rmsnorm", "rmsnorm, plain", "layernorm, unbiased"};
+            static void (*const runs[])(const subject *, spw_gpu_queue *,
+                                        void **) = {run_layernorm, run_rmsnorm, run_plain_norm, run_layernorm_unbiased};
             uint64_t M = sizes[i][0], C = sizes[i][1];
             if (f == 0)
                 subject_examine(p, &(subject){.name = "add_gated",
@@ -395,17 +405,17 @@ parity_norms(const parity *p)
                                                     {ACT, M * C, 0, 0}},
                                               .d = {M, C},
                                               .run = run_gated});
-            subject_examine(p, &(subject){.name = names[f % 3],
+            subject_examine(p, &(subject){.name = names[f % 4],
                                           .a = {{ACT, M * C, 0, 0},
                                                 {ACT, C, 0, 0},
                                                 {ACT_OUT, M * C, 0, 0},
                                                 {ACT, M * C, 0, 0},
-                                                {f / 3 == 1 ? ACT : ACT_OUT, M * C, 0, 0},
+                                                {f / 4 == 1 ? ACT : ACT_OUT, M * C, 0, 0},
                                                 {ACT, C, 0, 0},
                                                 {FP32_OUT, 2 * M, 0, 0},
                                                 {FP32, 2 * C, 0, 0}},
-                                          .d = {M, C, onto[f / 3], i % 2},
-                                          .run = runs[f % 3]});
+                                          .d = {M, C, onto[f / 4], i % 2},
+                                          .run = runs[f % 4]});
         }
 }
 

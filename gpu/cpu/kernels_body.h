@@ -388,8 +388,10 @@ k_layernorm_row(float *restrict y, float *mean, float *rstd, const float *restri
 {
     float mu = k_sum(x, C) / (float)C;
     float r = 1.0f / sqrtf(sumsq_around(x, mu, C) / (float)C + eps);
-    for (uint64_t i = 0; i < C; i++)
+    for (uint64_t i = 0; i < C && b != NULL; i++)
         y[i] = (x[i] - mu) * r * g[i] + b[i];
+    for (uint64_t i = 0; i < C && b == NULL; i++)
+        y[i] = (x[i] - mu) * r * g[i];
     *mean = mu;
     *rstd = r;
 }

@@ -451,7 +451,7 @@ spw__cpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, cons
         embedding_backward_part);
 }
 
-/* ---------------------------------------------------------------- norms; b NULL means rmsnorm */
+/* ---------------------------------------------------------------- norms; without means they are rmsnorm */
 
 static void
 norm_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
@@ -461,7 +461,7 @@ norm_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     (void)worker_idx;
     for (uint64_t r = first; r < first + n; r++) {
         uint64_t o = r * g->cols;
-        if (g->c != NULL)
+        if (g->fout != NULL)
             g->k->layernorm_row((float *)g->out + o, g->fout + r, g->fout2 + r, g->a + o, g->b, g->c, g->cols, g->eps);
         else
             g->k->rmsnorm_row((float *)g->out + o, g->fout2 + r, g->a + o, g->b, g->offset, g->cols, g->eps);

@@ -10,7 +10,7 @@ spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float ep
     spw_value *y;
     float *mean, *rstd;
     spw__op *o;
-    if (x == NULL || g == NULL || b == NULL || g->cols != x->cols || b->cols != x->cols)
+    if (x == NULL || g == NULL || g->cols != x->cols || (b != NULL && b->cols != x->cols))
         return spw__tape_fail(t);
     y = spw__tape_value(t, x->rows, x->cols, NULL);
     mean = spw__tape_take(t, x->rows * sizeof(float));
@@ -18,7 +18,8 @@ spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float ep
     if (y == NULL || mean == NULL || rstd == NULL || (o = spw__tape_op(t, T_LAYERNORM, y)) == NULL)
         return spw__tape_fail(t);
     if (spw__tape_computes(t))
-        spw_gpu_layernorm(t->queue, y->data, mean, rstd, x->data, g->data, b->data, x->rows, x->cols, eps);
+        spw_gpu_layernorm(t->queue, y->data, mean, rstd, x->data, g->data, b != NULL ? b->data : NULL, x->rows, x->cols,
+                          eps);
     o->in[0] = x;
     o->param[0] = g;
     o->param[1] = b;
