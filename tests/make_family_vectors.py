@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -233,6 +233,18 @@ def hunyuan_keys(folder):
     c = json.load(open(path))
     c |= {"moe_intermediate_size": [c["intermediate_size"]] * 2, "num_shared_expert": [1, 1], "moe_layer_num_skipped": 0, "use_mixed_mlp_moe": True, "use_qk_norm": True,
           "use_cla": False, "cla_share_factor": 2, "norm_type": "rms", "mlp_bias": False}
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As Command R7B's folder has it.
+def cohere_keys(folder):
+    older_rope(folder)
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    del c["layer_types"]
+    c |= {"sliding_window_pattern": 4, "head_dim": c["hidden_size"] // c["num_attention_heads"], "cache_implementation": "hybrid", "order_of_interleaved_layers": "local_attn_first",
+          "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True,
+          "use_parallel_embedding": True}
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -570,6 +582,14 @@ def random_case(rng, family):
         experts = rng.choice([1, 2, 3, 6, 9])
         choices = rng.randrange(1, 1 + min(experts, 4))
         return HunYuanMoEV1Config(**more, num_experts=experts, moe_topk=rng.choice([choices, [choices] * layers]))
+    if family.startswith("cohere"):
+        more |= dict(hidden_size=heads * 2 * rng.randrange(4, 9), layer_norm_eps=more.pop("rms_norm_eps"), pad_token_id=None, attention_bias=rng.random() < 0.3,
+                     logit_scale=rng.choice([0.0625, 0.25, 0.8333333]))
+        del more["head_dim"]
+        if family == "cohere":
+            return CohereConfig(**more)
+        pattern = rng.choice([1, 2, 3, 4])
+        return Cohere2Config(**more, sliding_window=window, layer_types=["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)])
     if family == "exaone4":
         more["head_dim"] += 6
         types = ["sliding_attention" if rng.random() < 0.5 else "full_attention"] * layers
@@ -704,7 +724,8 @@ def make_random(seed, count, out):
                 "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3", "gemma", "granite", "olmoe", "seed_oss",
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
-                "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe"]
+                "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
+                "cohere", "cohere2"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -903,6 +924,10 @@ elif __name__ == "__main__":
     make("hunyuan_v1_dense", HunYuanDenseV1Config(**hunyuan, tie_word_embeddings=True, rope_parameters=alpha), bf16, rewrite=older_rope)
     make("hunyuan_v1_dense_bias", HunYuanDenseV1Config(**hunyuan | dict(num_key_value_heads=1, head_dim=12), attention_bias=True, rope_parameters=rope(500.0)), f32)
     make("hunyuan_v1_moe", HunYuanMoEV1Config(**hunyuan | dict(intermediate_size=13), num_experts=6, moe_topk=[3, 3], rope_parameters=alpha), bf16, rewrite=hunyuan_keys)
+    cohere = common | dict(hidden_size=24, pad_token_id=None)
+    make("cohere", CohereConfig(**cohere | dict(num_key_value_heads=4), rope_parameters=rope(1000.0)), bf16, rewrite=older_rope)
+    make("cohere_bias", CohereConfig(**cohere, attention_bias=True, logit_scale=0.25, tie_word_embeddings=False, rope_parameters=rope(500.0, "linear", factor=2.5)), f32)
+    make("cohere2", Cohere2Config(**cohere | dict(num_hidden_layers=4), logit_scale=0.25, sliding_window=5, rope_parameters=rope(1000.0)), bf16, rewrite=cohere_keys)
     make("exaone4", Exaone4Config(**common | dict(pad_token_id=None), head_dim=12, sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True,
                                   rope_parameters=rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                                        original_max_position_embeddings=48)), bf16)

@@ -244,6 +244,11 @@ test_refusals(void **state)
         {"hunyuan_v1_dense", "\"use_cla\":true", "not supported yet: use_cla true"},
         {"hunyuan_v1_moe", "\"moe_topk\":[2,1,2]", "not supported yet: moe_topk [2,1,2]"},
         {"hunyuan_v1_moe", "\"moe_topk\":[2,2]", "not supported yet: moe_topk [2,2]"},
+        {"cohere", "\"use_qk_norm\":true", "not supported yet: use_qk_norm true"},
+        {"cohere", "\"logit_scale\":0", "logit_scale: expected number above 0, got 0"},
+        {"cohere", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
+        {"cohere", "\"head_dim\":8", "not supported yet: head_dim 8"},
+        {"cohere2", "\"sliding_window\":null", "sliding_window: expected integer, got null"},
         {"minimax_m2", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
         {"minimax_m2", "\"qk_norm_type\":\"per_head\"", "not supported yet: qk_norm_type \"per_head\""},
         {"minimax_m2", "\"use_qk_norm\":false", "not supported yet: use_qk_norm false"},
@@ -725,6 +730,11 @@ test_defaults(void **state)
     assert_true(m.rope == SPW_ROPE_PLAIN && m.rope_theta == 1e4 * pow(1000, 1.5));
     DONE(parse("hunyuan_v1_moe", "\"moe_topk\":[2,2,2],\"num_experts\":4,\"output_router_logits\":true", &m, &err));
     assert_true(m.experts == 4 && m.choices == 2 && m.mlp_width == 7 && m.shared_width == 7 && m.sum_to_one);
+    DONE(parse("cohere", "", &m, &err));
+    assert_true(m.layer_norm && m.norm_unbiased && m.parallel && m.rope_paired && m.tied && m.rope_theta == 5e5);
+    assert_true(m.logit_divisor == 16 && m.kv_heads == 2 && m.head_dim == 6 && m.norm_eps == 1e-5 && m.window == 0);
+    DONE(parse("cohere2", "\"sliding_window_pattern\":2,\"head_dim\":6", &m, &err));
+    assert_true(m.window == 4096 && m.full_every == 2 && m.rope_skip_every == 2 && m.rope_theta == 1e4);
     DONE(parse("exaone4", "", &m, &err));
     assert_true(m.window == 4096 && m.full_every == 0 && m.rope_skip_every == 0 && m.kv_heads == 32 && !m.tied);
     assert_true(m.norms == SPW_NORMS_AFTER && m.qk_norm && !m.qk_norm_whole && m.norm_eps == 1e-5);

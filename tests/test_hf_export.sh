@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -74,6 +74,8 @@ train hy_v3 true "\"model_type\":\"hy_v3\",$small,\"head_dim\":8,\"num_experts\"
 hunyuan="$small,\"head_dim\":8,\"rope_scaling\":{\"type\":\"dynamic\",\"alpha\":16,\"factor\":1}"
 train hunyuan_v1_dense true "\"model_type\":\"hunyuan_v1_dense\",$hunyuan,\"attention_bias\":true"
 train hunyuan_v1_moe false "\"model_type\":\"hunyuan_v1_moe\",$hunyuan,\"num_experts\":6,\"moe_topk\":3,\"rope_theta\":100"
+train cohere true "\"model_type\":\"cohere\",$small,\"logit_scale\":0.25,\"attention_bias\":true,\"rope_theta\":1e4"
+train cohere2 false "\"model_type\":\"cohere2\",$small,\"sliding_window\":7,\"sliding_window_pattern\":2"
 train exaone4 true "\"model_type\":\"exaone4\",$small,\"sliding_window\":null"
 train ministral3 true "\"model_type\":\"ministral3\",$small,\"head_dim\":6,\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":16,\"original_max_position_embeddings\":8,
     \"rope_theta\":1e6,\"llama_4_scaling_beta\":0.1,\"mscale\":1,\"mscale_all_dim\":1}"
@@ -181,6 +183,10 @@ want = {
     "glm4": dict(attention_bias=False, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.5}),
     "hunyuan_v1_dense": dict(attention_bias=True, head_dim=8, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 1e4 * 16 ** (8 / 6)}),
     "hunyuan_v1_moe": dict(num_experts=6, moe_topk=3, num_key_value_heads=2, rope_parameters={"rope_type": "default", "rope_theta": 100 * 16 ** (8 / 6)}),
+    "cohere": dict(attention_bias=True, logit_scale=0.25, num_key_value_heads=2, tie_word_embeddings=True, layer_norm_eps=1e-5, use_qk_norm=False,
+                   rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+    "cohere2": dict(attention_bias=False, logit_scale=0.0625, sliding_window=7, layer_types=["sliding_attention", "full_attention"],
+                    rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
     "hy_v3": dict(num_experts=6, num_experts_per_tok=3, num_shared_experts=1, moe_intermediate_size=11, router_scaling_factor=2.826, attention_bias=False,
                   mlp_bias=True, mlp_layer_types=["dense", "sparse"], head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 11158840}),
     "ernie4_5_moe": dict(moe_num_experts=6, moe_k=3, moe_intermediate_size=11, moe_num_shared_experts=1, moe_layer_start_index=1, moe_layer_end_index=1,

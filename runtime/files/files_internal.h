@@ -119,7 +119,8 @@ bool spw__hf_has_images(const struct json_t *root);
 static inline bool
 spw__hf_has_layer_norm(spw_family family)
 {
-    return family >= SPW_FAMILY_NEOX && family <= SPW_FAMILY_STABLELM;
+    return (family >= SPW_FAMILY_NEOX && family <= SPW_FAMILY_STABLELM) || family == SPW_FAMILY_COHERE ||
+           family == SPW_FAMILY_COHERE2;
 }
 /* Those with layers of linear attention (hf_linear.c). */
 static inline bool

@@ -211,7 +211,8 @@ read_config(const source *s, bool section, const struct with_images *kind, spw_m
     c->positions = kind != NULL && kind->positions > 0 ? kind->positions : 1024;
     c->init_std = c->family == SPW_FAMILY_STARCODER2 ? 0.018042 : 0.02;
     c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || spw__hf_is_ernie(c->family) ||
-              c->family == SPW_FAMILY_OPT || c->family == SPW_FAMILY_STARCODER2 || spw__hf_is_gemma(c->family);
+              c->family == SPW_FAMILY_OPT || c->family == SPW_FAMILY_STARCODER2 || c->family == SPW_FAMILY_COHERE ||
+              c->family == SPW_FAMILY_COHERE2 || spw__hf_is_gemma(c->family);
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied));

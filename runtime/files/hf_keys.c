@@ -58,7 +58,9 @@
 #define OPT        OF(OPT)
 #define STARCODER2 OF(STARCODER2)
 #define STABLELM   OF(STABLELM)
-#define LAYER_NORM (NEOX | OPT | STARCODER2 | STABLELM)
+#define COHERE2    OF(COHERE2)
+#define COHERE     (OF(COHERE) | COHERE2)
+#define LAYER_NORM (NEOX | OPT | STARCODER2 | STABLELM | COHERE)
 #define ALL        (GPT2 | LLAMAS | LAYER_NORM)
 _Static_assert(SPW_FAMILY_COUNT <= 64, "a bit for each family");
 
@@ -78,8 +80,8 @@ static const struct {
     {"hidden_size", LLAMAS | LAYER_NORM},
     {"num_hidden_layers", LLAMAS | LAYER_NORM},
     {"num_attention_heads", LLAMAS | LAYER_NORM},
-    {"num_key_value_heads", LLAMAS | STARCODER2 | STABLELM},
-    {"head_dim", LLAMAS},
+    {"num_key_value_heads", LLAMAS | STARCODER2 | STABLELM | COHERE},
+    {"head_dim", LLAMAS | COHERE},
     {"intermediate_size", (LLAMAS & ~(OF(QWEN3_5_MOE) | SOLAR)) | (LAYER_NORM & ~OPT)},
     {"max_position_embeddings", LLAMAS | LAYER_NORM},
     {"original_max_position_embeddings", LLAMAS & ~GEMMA4},
@@ -89,7 +91,7 @@ static const struct {
     {"hidden_activation", GEMMA | GEMMA1 | GEMMA4},
     {"layer_norm_epsilon", GPT2},
     {"rms_norm_eps", LLAMAS},
-    {"layer_norm_eps", NEOX | STABLELM},
+    {"layer_norm_eps", NEOX | STABLELM | COHERE},
     {"norm_epsilon", STARCODER2},
     {"ffn_dim", OPT},
     {"init_std", OPT},
@@ -102,7 +104,7 @@ static const struct {
     {"qk_layernorm", STABLELM},
     {"initializer_range", ALL & ~OPT},
     {"tie_word_embeddings", ALL},
-    {"rope_theta", (LLAMAS & ~GEMMA4) | STARCODER2 | STABLELM},
+    {"rope_theta", (LLAMAS & ~GEMMA4) | STARCODER2 | STABLELM | COHERE},
     {"rope_scaling", (LLAMAS & ~GEMMA4) | (LAYER_NORM & ~OPT)},
     {"rope_parameters", LLAMAS | (LAYER_NORM & ~OPT)},
     {"partial_rotary_factor", (LLAMAS & ~GEMMA4) | STABLELM},
@@ -112,12 +114,12 @@ static const struct {
     {"no_rope_layers", SMOLLM3},
     {"no_rope_layer_interval", SMOLLM3},
     {"rope_local_base_freq", GEMMA3},
-    {"attention_bias", LLAMAS | NEOX},
+    {"attention_bias", LLAMAS | NEOX | COHERE},
     {"mlp_bias", LLAMAS},
-    {"sliding_window", (LLAMAS & ~FULL) | STARCODER2},
+    {"sliding_window", (LLAMAS & ~FULL) | STARCODER2 | COHERE2},
     {"use_sliding_window", LLAMAS & ~(FULL | DOTS | GEMMA | GEMMA4 | GPT_OSS | OLMO3 | EXAONE)},
     {"max_window_layers", QWEN | QWEN_MOE | DOTS},
-    {"sliding_window_pattern", GEMMA3 | EXAONE},
+    {"sliding_window_pattern", GEMMA3 | EXAONE | COHERE2},
     {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
     {"query_pre_attn_scalar", GEMMA},
     {"attn_logit_softcapping", GEMMA},
@@ -152,7 +154,7 @@ static const struct {
     {"n_group", SHARED},
     {"topk_group", SHARED},
     {"routed_scaling_factor", SHARED},
-    {"use_qk_norm", GLM | MINIMAX | HUNYUAN},
+    {"use_qk_norm", GLM | MINIMAX | HUNYUAN | OF(COHERE)},
     {"kv_lora_rank", LATENT},
     {"q_lora_rank", LATENT},
     {"qk_nope_head_dim", LATENT},
@@ -184,6 +186,7 @@ static const struct {
     {"enable_moe_fp32_combine", HY},
     {"moe_topk", HUNYUAN_MOE},
     {"use_cla", HUNYUAN},
+    {"logit_scale", COHERE},
     {"swiglu_limit", GPT_OSS},
     {"swiglu_alpha", GPT_OSS},
     {"moe_intermediate_size", QWEN_MOE | SHARED | LINEAR_MOE | GEMMA4 | ERNIE_MOE | HY},
@@ -193,7 +196,7 @@ static const struct {
     {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | HY | HUNYUAN_MOE},
     {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE},
     {"router_jitter_noise", MIXTRAL | MINIMAX},
-    {"layer_types", LLAMAS},
+    {"layer_types", LLAMAS | COHERE2},
     {"full_attention_interval", LINEAR},
     {"linear_num_value_heads", LINEAR},
     {"linear_num_key_heads", LINEAR},
@@ -230,17 +233,18 @@ static const struct {
 };
 
 const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",       "LlamaForCausalLM",          "MistralForCausalLM",     "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",      "MixtralForCausalLM",        "Qwen3MoeForCausalLM",    "Phi3ForCausalLM",
-    "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",       "Olmo2ForCausalLM",       "Gemma3ForCausalLM",
-    "Gemma2ForCausalLM",     "GptOssForCausalLM",         "Glm4MoeForCausalLM",     "DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",    "MiniMaxM2ForCausalLM",   "Olmo3ForCausalLM",
-    "GemmaForCausalLM",      "GraniteForCausalLM",        "OlmoeForCausalLM",       "SeedOssForCausalLM",
-    "GlmForCausalLM",        "Glm4ForCausalLM",           "Ernie4_5ForCausalLM",    "Exaone4ForCausalLM",
-    "Ministral3ForCausalLM", "GPTNeoXForCausalLM",        "OPTForCausalLM",         "Starcoder2ForCausalLM",
-    "StableLmForCausalLM",   "Qwen3_5ForCausalLM",        "Qwen3_5MoeForCausalLM",  "Qwen3NextForCausalLM",
-    "Gemma4ForCausalLM",     "Dots1ForCausalLM",          "SolarOpenForCausalLM",   "Ernie4_5_MoeForCausalLM",
-    "HYV3ForCausalLM",       "HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM"};
+    "GPT2LMHeadModel",       "LlamaForCausalLM",          "MistralForCausalLM",      "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",      "MixtralForCausalLM",        "Qwen3MoeForCausalLM",     "Phi3ForCausalLM",
+    "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",       "Olmo2ForCausalLM",        "Gemma3ForCausalLM",
+    "Gemma2ForCausalLM",     "GptOssForCausalLM",         "Glm4MoeForCausalLM",      "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",    "MiniMaxM2ForCausalLM",    "Olmo3ForCausalLM",
+    "GemmaForCausalLM",      "GraniteForCausalLM",        "OlmoeForCausalLM",        "SeedOssForCausalLM",
+    "GlmForCausalLM",        "Glm4ForCausalLM",           "Ernie4_5ForCausalLM",     "Exaone4ForCausalLM",
+    "Ministral3ForCausalLM", "GPTNeoXForCausalLM",        "OPTForCausalLM",          "Starcoder2ForCausalLM",
+    "StableLmForCausalLM",   "Qwen3_5ForCausalLM",        "Qwen3_5MoeForCausalLM",   "Qwen3NextForCausalLM",
+    "Gemma4ForCausalLM",     "Dots1ForCausalLM",          "SolarOpenForCausalLM",    "Ernie4_5_MoeForCausalLM",
+    "HYV3ForCausalLM",       "HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM", "CohereForCausalLM",
+    "Cohere2ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

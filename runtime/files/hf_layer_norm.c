@@ -68,6 +68,15 @@ write_sizes(json_t *o, const char *mlp_width, const spw_model_config *c)
     set_size(o, "max_position_embeddings", c->positions);
 }
 
+/* They have a gate, as Llama's. */
+static spw_status
+check_silu(const source *s)
+{
+    const json_t *v = get(s, "hidden_act");
+    const char *name = json_string_value(v);
+    return v == NULL || (name != NULL && strcmp(name, "silu") == 0) ? SPW_OK : refuse(s, "hidden_act", v);
+}
+
 /* ---------------------------------------------------------------- GPT-NeoX */
 
 static spw_status
@@ -182,13 +191,10 @@ write_starcoder2(json_t *o, const spw_model_config *c)
 static spw_status
 read_stablelm(const source *s, spw_model_config *c)
 {
-    const json_t *v = get(s, "hidden_act");
-    const char *name = json_string_value(v);
     SPW_TRY(read_sizes(s, "intermediate_size", c));
     SPW_TRY(read_kv_heads(s, 32, c));
     SPW_TRY(read_real(s, "layer_norm_eps", &c->norm_eps));
-    if (v != NULL && (name == NULL || strcmp(name, "silu") != 0))
-        return refuse(s, "hidden_act", v);
+    SPW_TRY(check_silu(s));
     SPW_TRY(spw__hf_read_rope(s, c));
     SPW_TRY(read_bool(s, "use_qkv_bias", &c->qkv_bias));
     if (json_is_true(get(s, "qk_layernorm")))
@@ -209,6 +215,46 @@ write_stablelm(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "use_parallel_residual", json_boolean(c->parallel));
 }
 
+/* ---------------------------------------------------------------- Cohere, Cohere 2 */
+
+/* Logits are multiplied by a number. The first class norms heads by weights of each where use_qk_norm is true. */
+static spw_status
+read_cohere(const source *s, spw_model_config *c)
+{
+    double scale = 0.0625;
+    uint64_t head_dim;
+    c->parallel = c->norm_unbiased = c->rope_paired = true;
+    SPW_TRY(read_sizes(s, "intermediate_size", c));
+    SPW_TRY(read_kv_heads(s, c->heads, c));
+    SPW_TRY(read_real(s, "layer_norm_eps", &c->norm_eps));
+    SPW_TRY(check_silu(s));
+    head_dim = c->head_dim;
+    SPW_TRY(read_size(s, "head_dim", 1, &head_dim));
+    if (head_dim != c->head_dim)
+        return refuse(s, "head_dim", get(s, "head_dim"));
+    SPW_TRY(spw__hf_read_rope(s, c));
+    if (c->family == SPW_FAMILY_COHERE2)
+        SPW_TRY(spw__hf_read_window(s, c));
+    SPW_TRY(must_be(s, "use_qk_norm", false));
+    SPW_TRY(read_bool(s, "attention_bias", &c->qkv_bias));
+    c->out_bias = c->qkv_bias;
+    SPW_TRY(read_real(s, "logit_scale", &scale));
+    c->logit_divisor = 1 / scale;
+    return scale > 0 ? SPW_OK : wrong(s, "logit_scale", "number above 0", get(s, "logit_scale"));
+}
+
+static void
+write_cohere(json_t *o, const spw_model_config *c)
+{
+    write_usual(o, c);
+    json_object_set_new(o, "hidden_act", json_string("silu"));
+    json_object_set_new(o, "layer_norm_eps", json_real(c->norm_eps));
+    json_object_set_new(o, "attention_bias", json_boolean(c->qkv_bias));
+    json_object_set_new(o, "logit_scale", json_real(1 / c->logit_divisor));
+    if (c->family == SPW_FAMILY_COHERE2)
+        spw__hf_write_rope_windows(o, c);
+}
+
 /* ---------------------------------------------------------------- all of them */
 
 spw_status
@@ -218,6 +264,8 @@ spw__hf_read_layer_norm(const source *s, spw_model_config *c)
     case SPW_FAMILY_OPT: return read_opt(s, c);
     case SPW_FAMILY_STARCODER2: return read_starcoder2(s, c);
     case SPW_FAMILY_STABLELM: return read_stablelm(s, c);
+    case SPW_FAMILY_COHERE:
+    case SPW_FAMILY_COHERE2: return read_cohere(s, c);
     default: return read_neox(s, c);
     }
 }
@@ -229,6 +277,8 @@ spw__hf_write_layer_norm(json_t *o, const spw_model_config *c)
     case SPW_FAMILY_OPT: write_opt(o, c); break;
     case SPW_FAMILY_STARCODER2: write_starcoder2(o, c); break;
     case SPW_FAMILY_STABLELM: write_stablelm(o, c); break;
+    case SPW_FAMILY_COHERE:
+    case SPW_FAMILY_COHERE2: write_cohere(o, c); break;
     default: write_neox(o, c);
     }
 }

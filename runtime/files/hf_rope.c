@@ -302,12 +302,12 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
                     : c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_GEMMA3 ||
                             c->family == SPW_FAMILY_GEMMA4 || c->family == SPW_FAMILY_SOLAR_OPEN || s->qwen_vl
                         ? 1e6
-                    : s->axes || by_layer || spw__hf_is_ernie(c->family) ? 5e5
-                    : minimax                                            ? 5e6
-                    : c->family == SPW_FAMILY_HY_V3                      ? 11158840
-                    : c->family == SPW_FAMILY_SMOLLM3                    ? 2e6
-                    : c->family == SPW_FAMILY_GPT_OSS                    ? 150000
-                                                                         : 10000;
+                    : s->axes || by_layer || spw__hf_is_ernie(c->family) || c->family == SPW_FAMILY_COHERE ? 5e5
+                    : minimax                                                                              ? 5e6
+                    : c->family == SPW_FAMILY_HY_V3                                                        ? 11158840
+                    : c->family == SPW_FAMILY_SMOLLM3                                                      ? 2e6
+                    : c->family == SPW_FAMILY_GPT_OSS                                                      ? 150000
+                                                                                                           : 10000;
     c->rope_paired = c->rope_paired || spw__hf_is_ernie(c->family) || spw__hf_is_glm_dense(c->family);
     c->rope_part = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family)        ? 0.5
                    : neox || c->family == SPW_FAMILY_STABLELM || spw__hf_is_linear(c->family) ? 0.25

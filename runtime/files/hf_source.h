@@ -142,6 +142,8 @@ void spw__hf_write_gemma4(json_t *o, const spw_model_config *c);
 spw_status spw__hf_read_llama(const source *s, spw_model_config *c);
 /* hf_llama.c: a number above 0 that logits or scores come to at most; of a missing key otherwise, of null 0: none. */
 spw_status spw__hf_read_cap(const source *s, const char *key, double otherwise, double *out);
+/* hf_write.c: the windows of who has no rope without one. */
+void spw__hf_write_rope_windows(json_t *o, const spw_model_config *c);
 /* hf_write.c: what is done to frequencies, under its older key, if anything is. */
 void spw__hf_write_scaling(json_t *o, const spw_model_config *c);
 

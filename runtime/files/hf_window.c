@@ -50,29 +50,29 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
 }
 
 /*
- * Gemma's, gpt-oss's, OLMo 3's and EXAONE 4's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's and
- * EXAONE's by sliding_window_pattern. EXAONE's layers without one have no rope, unless none has one.
+ * Gemma's, gpt-oss's, OLMo 3's, EXAONE 4's and Cohere 2's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's and
+ * the last two's by sliding_window_pattern. Their layers without one have no rope, EXAONE's unless none has one.
  */
 static spw_status
 read_windows_between(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "layer_types"), *said = json_object_get(s->object, "sliding_window");
-    bool exaone = c->family == SPW_FAMILY_EXAONE4;
+    bool exaone = c->family == SPW_FAMILY_EXAONE4, skips = exaone || c->family == SPW_FAMILY_COHERE2;
     if (exaone && json_is_null(said))
         return read_layer_types(s, c, false);
     c->window = c->family == SPW_FAMILY_GPT_OSS  ? 128 /* the classes' defaults */
                 : c->family == SPW_FAMILY_GEMMA4 ? (is_unified(s) ? 1024 : 512)
                                                  : 4096;
     c->full_every = c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_GEMMA2 ? 2
-                    : c->family == SPW_FAMILY_OLMO3 || exaone                         ? 4
+                    : c->family == SPW_FAMILY_OLMO3 || skips                          ? 4
                                                                                       : 6;
     SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
-    if (c->family == SPW_FAMILY_GEMMA3 || (exaone && list == NULL)) /* else a text, "LLLG" */
+    if (c->family == SPW_FAMILY_GEMMA3 || (skips && list == NULL)) /* else a text, "LLLG" */
         SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
     if (json_is_array(list))
         c->full_every = first_full(list);
     SPW_TRY(read_layer_types(s, c, false));
-    if (exaone)
+    if (skips)
         c->rope_skip_every = c->full_every > c->layers ? 0 : c->full_every;
     if (c->full_every == 1) {
         c->window = c->full_every = 0;
@@ -113,7 +113,7 @@ spw__hf_read_window(const source *s, spw_model_config *c)
     if (spw__hf_is_full(c->family))
         return read_layer_types(s, c, false);
     if (spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_OLMO3 ||
-        c->family == SPW_FAMILY_EXAONE4)
+        c->family == SPW_FAMILY_EXAONE4 || c->family == SPW_FAMILY_COHERE2)
         return read_windows_between(s, c);
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));

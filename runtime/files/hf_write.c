@@ -204,8 +204,8 @@ write_granite(json_t *o, const spw_model_config *c)
 }
 
 /* A window of null is none, and then all layers have rope; with one those without it have none, even if that is all of them. */
-static void
-write_exaone(json_t *o, const spw_model_config *c)
+void
+spw__hf_write_rope_windows(json_t *o, const spw_model_config *c)
 {
     bool none = c->window == 0 && c->rope_skip_every == 0;
     json_object_set_new(o, "layer_types", layer_types(c));
@@ -395,7 +395,7 @@ write_llama(json_t *o, const spw_model_config *c)
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
     }
     if (exaone)
-        write_exaone(o, c);
+        spw__hf_write_rope_windows(o, c);
     else if (c->family == SPW_FAMILY_OLMO3)
         write_windows(o, c);
     else if (c->family != SPW_FAMILY_LLAMA && c->family != SPW_FAMILY_OLMO2 && c->family != SPW_FAMILY_GPT_OSS &&

@@ -12,7 +12,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {
     "granite",        "olmoe",       "seed_oss",    "glm",           "glm4",         "ernie4_5",     "exaone4",
     "ministral3",     "gpt_neox",    "opt",         "starcoder2",    "stablelm",     "qwen3_5_text", "qwen3_5_moe_text",
     "qwen3_next",     "gemma4_text", "dots1",       "solar_open",    "ernie4_5_moe", "hy_v3",        "hunyuan_v1_dense",
-    "hunyuan_v1_moe", "custom"};
+    "hunyuan_v1_moe", "cohere",      "cohere2",     "custom"};
 
 const char *
 spw_family_name(spw_family family)

@@ -66,7 +66,7 @@ spw__nn_norm(const spw_call *call, uint32_t *at, spw_value *x)
     const spw_model_config *c = &call->model->config;
     spw_value *w = call->params[(*at)++];
     if (c->layer_norm)
-        return spw_nn_layernorm(call->tape, x, w, call->params[(*at)++], (float)c->norm_eps);
+        return spw_nn_layernorm(call->tape, x, w, c->norm_unbiased ? NULL : call->params[(*at)++], (float)c->norm_eps);
     return c->norms_from_one ? spw_nn_rmsnorm_from_one(call->tape, x, w, (float)c->norm_eps)
                              : spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps);
 }
@@ -548,7 +548,7 @@ own_norm(spw_model *m, spw_block *b, const char *prefix, const char *name, uint6
     snprintf(full, sizeof full, "%s.weight", name);
     spw__nn_own(m, b, prefix, full, 1, cols, 1, m->config.norms_from_one ? SPW_INIT_ZEROS : SPW_INIT_ONES, 0);
     snprintf(full, sizeof full, "%s.bias", name);
-    if (m->config.layer_norm)
+    if (m->config.layer_norm && !m->config.norm_unbiased)
         spw__nn_own(m, b, prefix, full, 1, cols, 1, SPW_INIT_ZEROS, 0);
 }
 

@@ -142,6 +142,7 @@ spw_value *spw_nn_linear_gelu(spw_tape *t, spw_value *x, spw_value *w, spw_value
 spw_value *spw_nn_embedding(spw_tape *t, const int32_t *ids, uint64_t count, spw_value *table);
 /* x + table[before + ids], in x's memory. */
 spw_value *spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, spw_value *table, uint64_t before);
+/* b NULL: zeros. */
 spw_value *spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float eps);
 /* Over each row, or over each head of g's size when a row holds several. */
 spw_value *spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps);
@@ -353,6 +354,8 @@ typedef enum spw_family {
     SPW_FAMILY_HY_V3,
     SPW_FAMILY_HUNYUAN,
     SPW_FAMILY_HUNYUAN_MOE,
+    SPW_FAMILY_COHERE,
+    SPW_FAMILY_COHERE2,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -412,6 +415,7 @@ typedef struct spw_model_config {
     uint64_t readers;
     bool readers_double; /* whose MLP is twice as wide */
     bool layer_norm;     /* they are LayerNorms, with biases; then before halves, of no head, and not from one */
+    bool norm_unbiased;  /* but for the biases */
     bool
         parallel; /* the MLP reads what attention reads, and what both give is added to it; then norms before, and no experts */
     bool parallel_norm; /* by a norm of its own */
