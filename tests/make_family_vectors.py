@@ -212,6 +212,26 @@ def ernie_keys(folder):
     save_file(t, path, metadata={"format": "pt"})
 
 
+# As who saves what transformers 5 has in memory: other names, and a layer's experts in two tensors.
+def names_in_memory(folder):
+    path = os.path.join(folder, "model.safetensors")
+    t, experts = {}, {}
+    for name, x in load_file(path).items():
+        name = name.replace(".mlp.moe_statics.", ".mlp.gate.moe_statics.").replace(".router.gate.", ".gate.")
+        name = name.replace(".mlp.expert_bias", ".mlp.e_score_correction_bias").replace(".shared_mlp.", ".shared_experts.")
+        if ".experts." in name:
+            layer, rest = name.split(".experts.")
+            e, kind, _ = rest.split(".")
+            experts.setdefault(f"{layer}.experts.", {})[int(e), kind] = x
+        else:
+            t[name] = x
+    for name, each in experts.items():
+        count = 1 + max(e for e, _ in each)
+        t[name + "gate_up_proj"] = torch.stack([torch.cat([each[e, "gate_proj"], each[e, "up_proj"]]) for e in range(count)])
+        t[name + "down_proj"] = torch.stack([each[e, "down_proj"] for e in range(count)])
+    save_file(t, path, metadata={"format": "pt"})
+
+
 # As Hy3's folders have it: what its class does anyway, and a layer that predicts further tokens.
 def hy_keys(folder):
     path = os.path.join(folder, "config.json")
@@ -914,11 +934,12 @@ elif __name__ == "__main__":
     ernie = common | dict(hidden_size=24, num_hidden_layers=3, pad_token_id=None, moe_num_experts=6, moe_intermediate_size=11)
     make("ernie4_5_moe", Ernie4_5_MoeConfig(**ernie, moe_k=3, rope_parameters=rope(1000.0)), bf16, rewrite=ernie_keys)
     make("ernie4_5_moe_each", Ernie4_5_MoeConfig(**ernie | dict(num_hidden_layers=4, num_key_value_heads=1, moe_num_experts=4), head_dim=8, moe_k=2, moe_num_shared_experts=0,
-                                                 moe_layer_start_index=0, moe_layer_interval=2, tie_word_embeddings=False, rope_parameters=rope(500.0, "linear", factor=2.5)), f32)
+                                                 moe_layer_start_index=0, moe_layer_interval=2, tie_word_embeddings=False, rope_parameters=rope(500.0, "linear", factor=2.5)), f32,
+         rewrite=names_in_memory)
     hy = common | dict(num_hidden_layers=3, pad_token_id=None, head_dim=8, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11)
     make("hy_v3", HYV3Config(**hy, rope_parameters=rope(1000.0)), bf16, rewrite=hy_keys)
     make("hy_v3_bias", HYV3Config(**hy | dict(num_hidden_layers=2, num_key_value_heads=1, num_experts=4, num_experts_per_tok=2), num_shared_experts=2, attention_bias=True,
-                                  mlp_bias=True, router_scaling_factor=1.3, mlp_layer_types=["sparse"] * 2, tie_word_embeddings=True, rope_parameters=rope(500.0)), f32)
+                                  mlp_bias=True, router_scaling_factor=1.3, mlp_layer_types=["sparse"] * 2, tie_word_embeddings=True, rope_parameters=rope(500.0)), f32, rewrite=names_in_memory)
     hunyuan = common | dict(pad_token_id=None, head_dim=8)
     alpha = rope(100.0, "dynamic", alpha=50.0, beta_fast=32, beta_slow=1, factor=1.0, mscale=1.0, mscale_all_dim=0.0)
     make("hunyuan_v1_dense", HunYuanDenseV1Config(**hunyuan, tie_word_embeddings=True, rope_parameters=alpha), bf16, rewrite=older_rope)

@@ -23,6 +23,15 @@ has_older_experts(spw_family family)
     return family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_MINIMAX_M2;
 }
 
+/* What transformers 5 has in memory under other names than in files: who saves that writes those, and it reads both. */
+static const struct {
+    spw_family family;
+    const char *there, *here;
+} in_memory[] = {{SPW_FAMILY_ERNIE_MOE, ".mlp.gate.moe_statics.", ".mlp.moe_statics."},
+                 {SPW_FAMILY_HY_V3, ".mlp.gate.", ".mlp.router.gate."},
+                 {SPW_FAMILY_HY_V3, ".mlp.e_score_correction_bias", ".mlp.expert_bias"},
+                 {SPW_FAMILY_HY_V3, ".mlp.shared_experts.", ".mlp.shared_mlp."}};
+
 /* GPT-2's files may have a prefix, and the text part of a model with images has, older or newer ("model.language_model.norm.weight"). */
 const char *
 spw__hf_name_here(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
@@ -32,6 +41,13 @@ spw__hf_name_here(const char *name, spw_family family, char room[SPW_TENSOR_NAME
         snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s.block_sparse_moe.%s", (int)(mlp - name), name,
                  mlp + strlen(".mlp."));
         return room;
+    }
+    for (size_t i = 0; mlp != NULL && i < sizeof in_memory / sizeof in_memory[0]; i++) {
+        if (in_memory[i].family == family && begins_with(mlp, in_memory[i].there)) {
+            snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s%s%s", (int)(mlp - name), name, in_memory[i].here,
+                     mlp + strlen(in_memory[i].there));
+            return room;
+        }
     }
     if (family == SPW_FAMILY_OPT && begins_with(name, "decoder.")) { /* of the class without a head */
         snprintf(room, SPW_TENSOR_NAME_BYTES, "model.%s", name);
