@@ -128,6 +128,9 @@ check "gpt_oss's router has none" [ "$(grep -c 'proj"' "$dir/gpt_oss/step-6/adap
 check "gpt_oss exports" run export "$dir/gpt_oss" --to "$dir/gpt_oss-merged" --dtype fp32
 mixture qwen3_moe '"num_experts":4,"moe_intermediate_size":16,"mlp_only_layers":[0]' '["down_proj"]'
 check "qwen3_moe is told of" grep -q "does not load adapters of MLPs beside experts, such as base_model.model.model.layers.0.mlp.down_proj" "$dir/err"
+mixture hy_v3 '"num_experts":4,"moe_intermediate_size":16,"tie_word_embeddings":true' '["shared_mlp.*"]'
+check "hy_v3's are called as transformers has them in memory" [ "$(grep -c 'layers.1.mlp.shared_experts.[a-z]*_proj"' "$dir/hy_v3/step-6/adapter_config.json")" = 3 ]
+check "hy_v3 exports" run export "$dir/hy_v3" --to "$dir/hy_v3-merged" --dtype fp32
 moe='"hidden_size":32,"head_dim":16,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"vocab_size":256,"max_position_embeddings":64,"full_attention_interval":2,
   "linear_num_key_heads":2,"linear_num_value_heads":4,"linear_key_head_dim":8,"linear_value_head_dim":16,"num_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":16,"shared_expert_intermediate_size":24'
 mixture qwen3_5_moe_text '"tie_word_embeddings":true' '["*", "shared_expert_gate"]'

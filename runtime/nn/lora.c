@@ -137,13 +137,19 @@ count_targets(const spw_model *m, const char *const *targets, uint32_t count)
     return n;
 }
 
+/* By the name that peft finds the linear layer by, which of Hy3's shared experts is not the one in files. */
 static void
 add_matrix(spw_model *m, spw_block *b, const char *linear, char letter, uint64_t rows, uint64_t cols)
 {
+    static const char *const of_files = ".shared_mlp.", *const in_memory = ".shared_experts.";
+    const char *shared = m->config.family == SPW_FAMILY_HY_V3 ? strstr(linear, of_files) : NULL;
+    const char *rest = shared != NULL ? shared + strlen(of_files) : "";
     char name[sizeof m->params->name + 64];
     uint32_t id;
-    snprintf(name, sizeof name, "base_model.model.%s%s.lora_%c.weight",
-             m->config.family == SPW_FAMILY_GPT2 ? "transformer." : "", linear, letter);
+    snprintf(name, sizeof name, "base_model.model.%s%.*s%s%s.lora_%c.weight",
+             m->config.family == SPW_FAMILY_GPT2 ? "transformer." : "",
+             (int)(shared != NULL ? (size_t)(shared - linear) : strlen(linear)), linear,
+             shared != NULL ? in_memory : "", rest, letter);
     SPW_ASSERT(strlen(name) < sizeof m->params->name);
     id = spw_model_add_param(m, name, rows, cols, 2, letter == 'A' ? SPW_INIT_NORMAL : SPW_INIT_ZEROS,
                              letter == 'A' ? (float)(1 / sqrt(3 * (double)cols)) : 0);
