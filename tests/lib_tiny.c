@@ -2,6 +2,7 @@
 #include "lib_tiny.h"
 #include "runtime_internal.h"
 #include "spw_data.h"
+#include "spw_files.h"
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -98,9 +99,43 @@ tiny_muon(spw_config *c)
     c->optimizer.ns_steps = 5;
 }
 
+/* By the reader of config.json, behind what all of them have. */
+static bool
+read_small(spw_model_config *m, spw_family family)
+{
+    static const struct {
+        spw_family family;
+        const char *keys;
+    } small[] = {
+        {SPW_FAMILY_ERNIE_MOE,
+         "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"moe_num_experts\":6,\"moe_k\":2,"
+         "\"moe_layer_start_index\":1,\"moe_num_shared_experts\":1"},
+        {SPW_FAMILY_HY_V3, "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"num_experts\":6,\"head_dim\":8,"
+                           "\"num_experts_per_tok\":2,\"num_shared_experts\":1,\"first_k_dense_replace\":1"},
+        {SPW_FAMILY_HUNYUAN, "\"intermediate_size\":128"},
+        {SPW_FAMILY_HUNYUAN_MOE, "\"intermediate_size\":24,\"num_experts\":6,\"moe_topk\":2,\"num_shared_expert\":1"},
+        {SPW_FAMILY_COHERE2, "\"intermediate_size\":128,\"sliding_window\":5,\"sliding_window_pattern\":2"}};
+    for (size_t i = 0; i < sizeof small / sizeof small[0]; i++) {
+        char text[800];
+        spw_error err = {0};
+        if (small[i].family != family)
+            continue;
+        snprintf(text, sizeof text,
+                 "{\"model_type\":\"%s\",\"vocab_size\":61,\"hidden_size\":32,\"num_hidden_layers\":3,"
+                 "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"max_position_embeddings\":40,"
+                 "\"initializer_range\":0.05,\"tie_word_embeddings\":true,%s}",
+                 spw_family_name(family), small[i].keys);
+        DONE(spw_hf_config_parse(m, text, "tiny", false, &err));
+        return true;
+    }
+    return false;
+}
+
 void
 tiny_model_config(spw_model_config *m, spw_family family)
 {
+    if (read_small(m, family))
+        return;
     if (family == TINY_GEMMA4_SMALL) {
         tiny_model_config(m, SPW_FAMILY_GEMMA4);
         make_small(m);
