@@ -19,4 +19,7 @@ void random_paths(uint64_t at, spw_config *c, const char *dir);
 void random_says(unsigned seconds, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void random_done(void); /* no alarm any more */
 
+/* A family that lib_tiny makes small; GPT-2 is drawn twice as often. */
+spw_family random_family(uint64_t run, uint32_t what);
+
 #endif

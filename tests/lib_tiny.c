@@ -57,6 +57,34 @@ tiny_family_name(spw_family family)
     return family == TINY_GEMMA4_SMALL ? "gemma4_text with embeddings of each layer" : spw_family_name(family);
 }
 
+static int
+by_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+const char *const *
+tiny_family_vectors(uint32_t *count)
+{
+    enum { MOST = 200 };
+    static char names[MOST][48];
+    static const char *sorted[MOST];
+    const struct dirent *entry;
+    DIR *dir = opendir("tests/vectors/families");
+    assert_non_null(dir);
+    for (*count = 0; (entry = readdir(dir)) != NULL;) {
+        if (entry->d_name[0] == '.')
+            continue;
+        assert_true(*count < MOST && strlen(entry->d_name) < sizeof names[0]);
+        snprintf(names[*count], sizeof names[0], "%.47s", entry->d_name);
+        sorted[*count] = names[*count];
+        ++*count;
+    }
+    closedir(dir);
+    qsort(sorted, *count, sizeof *sorted, by_name);
+    return sorted;
+}
+
 static bool
 all_read(const spw_model_config *m)
 {

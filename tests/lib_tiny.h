@@ -31,6 +31,8 @@ void tiny_model_config(spw_model_config *m, spw_family family);
 /* Of Gemma 4 that is its mixture; this is the size with embeddings of each layer and layers that read another's keys. */
 #define TINY_GEMMA4_SMALL SPW_FAMILY_COUNT
 const char *tiny_family_name(spw_family family);
+/* What folders tests/vectors/families has, in the order of their names. */
+const char *const *tiny_family_vectors(uint32_t *count);
 /* Once layers and vocabulary were changed: as many of the last layers read another's keys as can. */
 void tiny_model_fit(spw_model_config *m);
 /* Token t of sequence position i of step s: a fixed pseudo-text. */

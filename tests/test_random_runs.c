@@ -61,19 +61,11 @@ draw_rule(uint64_t run, spw_config *c)
 static void
 draw_model(uint64_t run, rig *r)
 {
-    static const spw_family families[] = {
-        SPW_FAMILY_GPT2,        SPW_FAMILY_GPT2,        SPW_FAMILY_LLAMA,     SPW_FAMILY_PHI3,
-        SPW_FAMILY_OLMO2,       SPW_FAMILY_GEMMA3,      SPW_FAMILY_MIXTRAL,   SPW_FAMILY_QWEN3_MOE,
-        SPW_FAMILY_QWEN2_MOE,   SPW_FAMILY_GPT_OSS,     SPW_FAMILY_GLM4_MOE,  SPW_FAMILY_DEEPSEEK_V2,
-        SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_MINIMAX_M2,  SPW_FAMILY_OLMO3,     SPW_FAMILY_NEOX,
-        SPW_FAMILY_OPT,         SPW_FAMILY_STABLELM,    SPW_FAMILY_QWEN3_5,   SPW_FAMILY_QWEN3_NEXT,
-        SPW_FAMILY_GEMMA4,      TINY_GEMMA4_SMALL,      SPW_FAMILY_ERNIE_MOE, SPW_FAMILY_HY_V3,
-        SPW_FAMILY_HUNYUAN,     SPW_FAMILY_HUNYUAN_MOE, SPW_FAMILY_COHERE2};
     static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD", "Adagrad"};
     static const char *const codes[] = {"", "int8", "int4"};
     spw_state_format format = (spw_state_format)random_pick(run, 0, SPW_STATE_COUNT);
     spw_config *c = &r->c;
-    rig_config(r, families[random_pick(run, 1, sizeof families / sizeof families[0])], format, SPW_TIER_HOST);
+    rig_config(r, random_family(run, 1), format, SPW_TIER_HOST);
     snprintf(c->optimizer.type, sizeof c->optimizer.type, "%s", optimizers[random_pick(run, 2, 5)]);
     c->optimizer.momentum = 0.9;
     c->optimizer.lr = 1e-3;

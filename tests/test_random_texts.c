@@ -35,18 +35,10 @@ static uint32_t told, refused;
 static void
 draw_model(uint64_t run, spw_config *c, spw_model_config *m)
 {
-    static const spw_family families[] = {
-        SPW_FAMILY_GPT2,        SPW_FAMILY_LLAMA,      SPW_FAMILY_PHI3,        SPW_FAMILY_OLMO2,
-        SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,     SPW_FAMILY_MIXTRAL,     SPW_FAMILY_QWEN3_MOE,
-        SPW_FAMILY_QWEN2_MOE,   SPW_FAMILY_GPT_OSS,    SPW_FAMILY_GLM4_MOE,    SPW_FAMILY_DEEPSEEK_V2,
-        SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_MINIMAX_M2, SPW_FAMILY_OLMO3,       SPW_FAMILY_NEOX,
-        SPW_FAMILY_OPT,         SPW_FAMILY_STARCODER2, SPW_FAMILY_STABLELM,    SPW_FAMILY_QWEN3_5,
-        SPW_FAMILY_QWEN3_NEXT,  SPW_FAMILY_GEMMA4,     TINY_GEMMA4_SMALL,      SPW_FAMILY_ERNIE_MOE,
-        SPW_FAMILY_HY_V3,       SPW_FAMILY_HUNYUAN,    SPW_FAMILY_HUNYUAN_MOE, SPW_FAMILY_COHERE2};
     static const spw_state_format formats[] = {SPW_STATE_FP32, SPW_STATE_MIXED, SPW_STATE_SPLIT};
     static const char *const codes[] = {"", "int8", "int4"};
     tiny_config(c, formats[random_pick(run, 0, 3)]);
-    tiny_model_config(m, families[random_pick(run, 1, sizeof families / sizeof families[0])]);
+    tiny_model_config(m, random_family(run, 1));
     m->layers = 1 + (uint32_t)random_pick(run, 2, 5);
     m->vocab = 61 + random_pick(run, 3, VOCAB_MAX - 61);
     m->mlp_width = m->experts > 0 ? 24 + 8 * random_pick(run, 4, 8) : 64 + 8 * random_pick(run, 4, 40);
