@@ -299,13 +299,15 @@ is_auto(const json_t *v)
     return json_is_string(v) && strcmp(json_string_value(v), "auto") == 0;
 }
 
-/* Nothing in it switches anything on, however deep: {"autotp_size": 0}, {"shared": {"enabled": false, "bits": 8}}. */
+/* Nothing in it switches anything on, however deep: {"autotp_size": 0}, {"enabled": false, "bits": 8}, and what the groups of a
+ * technique of compression say while what they share does not. */
 static bool
 is_off(const json_t *v)
 {
     const char *name;
     json_t *member;
-    if (!json_is_object(v) || json_is_false(json_object_get(v, "enabled")))
+    if (!json_is_object(v) || json_is_false(json_object_get(v, "enabled")) ||
+        json_is_false(json_object_get(json_object_get(v, "shared_parameters"), "enabled")))
         return json_is_null(v) || json_is_false(v) || json_is_object(v) ||
                (json_is_number(v) && json_number_value(v) == 0);
     json_object_foreach((json_t *)(uintptr_t)v, name, member)

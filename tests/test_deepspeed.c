@@ -150,9 +150,13 @@ test_without_effect(void **state)
     assert_string_equal(heard, "");
     takes("{" NEEDED MICRO RATE
           "\"compile\":{\"deepcompile\":false},\"checkpoint\":{\"parallel_write\":{\"pipeline_stage\":false}},"
-          "\"compression_training\":{\"weight_quantization\":{\"shared_parameters\":{\"enabled\":false,\"bits\":8}}},"
+          "\"compression_training\":{\"weight_quantization\":{\"shared_parameters\":{\"enabled\":false,\"bits\":8},"
+          "\"different_groups\":{\"wq1\":{\"params\":{\"start_bits\":8},\"modules\":[\"*\"]}}}},"
           "\"timers\":{\"throughput\":{\"enabled\":true}}}");
     assert_string_equal(heard, "");
+    refuses("{" NEEDED MICRO "\"compression_training\":{\"head_pruning\":{\"shared_parameters\":{\"enabled\":true},"
+            "\"different_groups\":{\"a\":{\"params\":{\"dense_ratio\":0.5}}}}}}",
+            "not supported yet: compression_training");
     takes("{" NEEDED MICRO RATE
           "\"tensorboard\":{\"enabled\":true,\"output_path\":\"runs\",\"job_name\":\"a\"},\"csv_monitor\":{}}");
     assert_true(c.tensorboard.enabled && !c.csv_monitor.enabled);
