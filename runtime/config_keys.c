@@ -72,7 +72,7 @@ const key_row spw__config_rows[] = {
     TEXT("optimizer.type", optimizer.type, "\"AdamW\"", NULL, "Adam, AdamW, Adagrad, Lion, SGD or Muon"),
     SECTION("optimizer.params", "its hyper-parameters"),
     REAL("optimizer.params.lr", NULL, optimizer.lr, 0, 1e6, "0.001",
-         "learning rate per step; where it is not given, muon_lr or else 0.02 of Muon"),
+         "learning rate per step; where it is not given, 0.01 of Adagrad, muon_lr or else 0.02 of Muon"),
     {"optimizer.params.betas", NULL, K_BETAS, C_BUILT, 0, 0, 0, 1, "[0.9, 0.999]",
      "Adam, Lion: decay of the moments; where it is not given, [0.9, 0.95] of Muon's AdamW", NULL},
     REAL("optimizer.params.eps", NULL, optimizer.eps, 1e-30, 1, "1e-08",
@@ -532,9 +532,10 @@ spw__config_fallback(const key_row *row, const char *optimizer)
 {
     static const struct {
         const char *type, *key, *fallback;
-    } own[] = {{"Adagrad", "optimizer.params.eps", "1e-10"},      {"Muon", "optimizer.params.lr", "0.02"},
-               {"Muon", "optimizer.params.betas", "[0.9, 0.95]"}, {"Muon", "optimizer.params.eps", "1e-10"},
-               {"Muon", "optimizer.params.momentum", "0.95"},     {"Muon", "optimizer.params.nesterov", "true"}};
+    } own[] = {{"Adagrad", "optimizer.params.lr", "0.01"},   {"Adagrad", "optimizer.params.eps", "1e-10"},
+               {"Muon", "optimizer.params.lr", "0.02"},      {"Muon", "optimizer.params.betas", "[0.9, 0.95]"},
+               {"Muon", "optimizer.params.eps", "1e-10"},    {"Muon", "optimizer.params.momentum", "0.95"},
+               {"Muon", "optimizer.params.nesterov", "true"}};
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
         if (strcasecmp(own[i].type, optimizer) == 0 && strcmp(own[i].key, row->key) == 0)
             return own[i].fallback;

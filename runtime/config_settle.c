@@ -376,7 +376,7 @@ settle_by_type(const config_reader *r, const json_t *root)
 {
     spw_config *c = r->out;
     const json_t *params = json_object_get(json_object_get(root, "optimizer"), "params");
-    if (strncmp(c->optimizer.type, "Adam", 4) == 0 && c->optimizer.adam_w_mode &&
+    if (strncasecmp(c->optimizer.type, "Adam", 4) == 0 && c->optimizer.adam_w_mode &&
         json_is_true(json_object_get(params, "torch_adam")) && json_object_get(params, "weight_decay") == NULL)
         c->optimizer.weight_decay = 0.01; /* torch.optim.AdamW's; "auto" is a Trainer's, which has none */
     if (strcmp(c->scheduler.type, "WarmupDecayLR") == 0)

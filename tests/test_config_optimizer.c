@@ -199,6 +199,8 @@ test_defaults_by_type(void **state)
     assert_true(spw_schedule_lr(&c, 4) == 1e-5);
     parse_both("optimizer.type=Adagrad", "optimizer.params={\"lr\":0.1}");
     assert_true(c.optimizer.eps == 1e-10);
+    parse_both("optimizer.type=Adagrad", "optimizer.params={}");
+    assert_true(c.optimizer.lr == 0.01);
     parse_both("optimizer.type=Adagrad", "optimizer.params={\"lr\":0.1,\"eps\":1e-7}");
     assert_true(c.optimizer.eps == 1e-7);
     parse_both("optimizer.type=adagrad", "optimizer.params={\"lr\":0.1,\"eps\":\"auto\"}");
@@ -212,6 +214,8 @@ test_defaults_by_type(void **state)
     assert_true(c.optimizer.weight_decay == 0.01);
     parse_both("optimizer.type=Adam", "optimizer.params={\"torch_adam\":true,\"adam_w_mode\":false}");
     assert_true(c.optimizer.weight_decay == 0);
+    parse_both("optimizer.type=adamw", "optimizer.params={\"torch_adam\":true}");
+    assert_true(c.optimizer.weight_decay == 0.01);
     parse_both("optimizer.type=AdamW", "optimizer.params={\"torch_adam\":true,\"weight_decay\":0.1}");
     assert_true(c.optimizer.weight_decay == 0.1);
     parse_both("optimizer.type=AdamW", "optimizer.params={\"torch_adam\":true,\"weight_decay\":\"auto\"}");
