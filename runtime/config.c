@@ -123,15 +123,6 @@ check_said_once(const config_reader *r, const key_row *row, const json_t *object
     return SPW_OK;
 }
 
-static spw_status
-set_default(const config_reader *r, const key_row *row, const char *fallback)
-{
-    json_t *v = json_loads(fallback, JSON_DECODE_ANY, NULL);
-    spw_status st = spw__config_read_value(r, row, v);
-    json_decref(v);
-    return st;
-}
-
 /* Those that are of this type only: its parameters come later. */
 static spw_status
 set_optimizer_defaults(const config_reader *r)
@@ -140,7 +131,7 @@ set_optimizer_defaults(const config_reader *r)
         const key_row *row = &spw__config_rows[i];
         const char *fallback = spw__config_fallback(row, r->out->optimizer.type);
         if (fallback != row->fallback)
-            SPW_TRY(set_default(r, row, fallback));
+            SPW_TRY(spw__config_set_default(r, row, fallback));
     }
     return SPW_OK;
 }
@@ -223,7 +214,7 @@ set_defaults(const config_reader *r)
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
         const key_row *row = &spw__config_rows[i];
         if (row->fallback != NULL && row->offset != SPW_CONFIG_NOWHERE && row->class != C_UNBUILT)
-            SPW_TRY(set_default(r, row, row->fallback));
+            SPW_TRY(spw__config_set_default(r, row, row->fallback));
     }
     return SPW_OK;
 }

@@ -52,6 +52,8 @@ extern const uint32_t spw__config_row_count;
 
 /* The default as JSON text: this type of optimizer's own, or else the row's; NULL: none. */
 const char *spw__config_fallback(const key_row *row, const char *optimizer);
+/* What transformers' Trainer puts where "auto" is, if its argument is not given either, as JSON text; NULL: nothing. */
+const char *spw__config_trainer_default(const char *key);
 
 enum { SPW_CONFIG_KEY_BYTES = 256, SPW_CONFIG_TEXT_BYTES = 4 << 20, SPW_REMARK_BYTES = 600 };
 const key_row *spw__config_find_row(const char *key); /* by key or alias; NULL: none (config_names.c) */
@@ -108,8 +110,9 @@ spw__config_path(char out[2 * SPW_PATH_BYTES], const char *name, const char *key
 spw_status spw__config_unknown_key(const config_reader *r, const char *key);
 /* SPW_ECONFIG: expected this, got v. */
 spw_status spw__config_bad_value(const config_reader *r, const char *key, const char *expected, const json_t *v);
-/* Into r->out, by the row; null and "auto" leave what is there (config_values.c). */
+/* Into r->out, by the row; null leaves what is there, and "auto" where a Trainer has no argument (config_values.c). */
 spw_status spw__config_read_value(const config_reader *r, const key_row *row, json_t *v);
+spw_status spw__config_set_default(const config_reader *r, const key_row *row, const char *fallback); /* JSON text */
 /* One more of the same kind; what no longer fits is dots. */
 __attribute__((format(printf, 2, 3))) void spw__config_remark(char list[SPW_REMARK_BYTES], const char *format, ...);
 /*

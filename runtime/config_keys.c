@@ -542,3 +542,20 @@ spw__config_fallback(const key_row *row, const char *optimizer)
     }
     return row->fallback;
 }
+
+const char *
+spw__config_trainer_default(const char *key)
+{
+    static const char *const arguments[][2] = {{"gradient_clipping", "1.0"},
+                                               {"optimizer.params.lr", "5e-05"},
+                                               {"optimizer.params.betas", "[0.9, 0.999]"},
+                                               {"optimizer.params.eps", "1e-08"},
+                                               {"optimizer.params.weight_decay", "0.0"},
+                                               {"scheduler.params.warmup_min_lr", "0.0"},
+                                               {"scheduler.params.warmup_num_steps", "0"}};
+    for (size_t i = 0; i < sizeof arguments / sizeof arguments[0]; i++) {
+        if (strcmp(arguments[i][0], key) == 0)
+            return arguments[i][1];
+    }
+    return NULL;
+}

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <strings.h>
 
 void
@@ -289,7 +290,7 @@ is_auto(const json_t *object, const char *key)
 static void
 settle_rates(spw_config *c, const json_t *params)
 {
-    bool lr = given(params, "lr");
+    bool lr = given(params, "lr") || is_auto(params, "lr");
     if (!is_muon(c->optimizer.type))
         return;
     if (isnan(c->optimizer.adam_lr))
@@ -426,8 +427,8 @@ rate_is_given(const spw_config *c, const json_t *root)
 }
 
 /*
- * transformers' Trainer would put its arguments where "auto" is. The number of steps is known here; the rest is said, and a
- * learning rate that nobody chose in any case.
+ * transformers' Trainer would put its arguments where "auto" is, and bring optimizer and schedule where there is none. The number
+ * of steps is known here; the rest is said, and a learning rate that nobody chose in any case.
  */
 static void
 settle_autos(const config_reader *r, const json_t *root)
@@ -435,7 +436,7 @@ settle_autos(const config_reader *r, const json_t *root)
     spw_config *c = r->out;
     const json_t *params = json_object_get(json_object_get(root, "scheduler"), "params");
     const json_t *optimizer = json_object_get(json_object_get(root, "optimizer"), "params");
-    bool typed = c->bf16 || c->fp16, rate = rate_is_given(c, root);
+    bool typed = c->bf16 || c->fp16, rate = rate_is_given(c, root), trainer;
     char others[40] = "";
     if (is_muon(c->optimizer.type))
         snprintf(others, sizeof others, ", adam_lr %g", c->optimizer.adam_lr);
@@ -444,11 +445,16 @@ settle_autos(const config_reader *r, const json_t *root)
     if (!typed &&
         (is_auto(json_object_get(root, "bf16"), "enabled") || is_auto(json_object_get(root, "fp16"), "enabled")))
         spw__config_remark(r->remarks->autos, "bf16.enabled and fp16.enabled false (so fp32)");
-    if (r->remarks->autos[0] != '\0' && !rate && !is_auto(optimizer, "lr"))
+    trainer = r->remarks->autos[0] != '\0';
+    if (trainer && !given(root, "optimizer") && !rate)
+        c->optimizer.lr = strtod(spw__config_trainer_default("optimizer.params.lr"), NULL);
+    if (trainer && !rate && !is_auto(optimizer, "lr"))
         spw__config_remark(r->remarks->autos, "optimizer.params.lr %g", c->optimizer.lr);
-    if (r->remarks->autos[0] != '\0')
-        spw_log(SPW_LOG_WARN, "%s: \"auto\" is not filled in from a Trainer's arguments here, these stand: %s", r->name,
-                r->remarks->autos);
+    if (trainer && c->scheduler.type[0] == '\0')
+        spw__config_remark(r->remarks->autos, "a constant rate (a Trainer's falls to 0, as WarmupDecayLR's)");
+    if (trainer)
+        spw_log(SPW_LOG_WARN, "%s: \"auto\" is not filled in from a Trainer's arguments here, their defaults stand: %s",
+                r->name, r->remarks->autos);
     else if (!rate)
         spw_log(SPW_LOG_WARN, "%s: no learning rate is given, this stands: optimizer.type %s, optimizer.params.lr %g%s",
                 r->name, c->optimizer.type, c->optimizer.lr, others);

@@ -360,6 +360,26 @@ trainer_fills(const char *key)
            (strncmp(key, "scheduler.params.", 17) == 0 && strcmp(key + 17, "total_num_steps") != 0);
 }
 
+/* A Trainer's argument, as it is by default; other defaults stand. */
+static spw_status
+read_auto(const config_reader *r, const key_row *row)
+{
+    const char *argument = spw__config_trainer_default(row->key);
+    const char *stands = argument != NULL ? argument : spw__config_fallback(row, r->out->optimizer.type);
+    if (stands != NULL && trainer_fills(row->key))
+        spw__config_remark(r->remarks->autos, "%s %s", row->key, stands);
+    return argument != NULL ? spw__config_set_default(r, row, argument) : SPW_OK;
+}
+
+spw_status
+spw__config_set_default(const config_reader *r, const key_row *row, const char *fallback)
+{
+    json_t *v = json_loads(fallback, JSON_DECODE_ANY, NULL);
+    spw_status st = spw__config_read_value(r, row, v);
+    json_decref(v);
+    return st;
+}
+
 spw_status
 spw__config_read_value(const config_reader *r, const key_row *row, json_t *v)
 {
@@ -374,12 +394,8 @@ spw__config_read_value(const config_reader *r, const key_row *row, json_t *v)
     if (row->type == K_ANY)
         return SPW_OK;
     if (is_auto(v) && row->type != K_BYTES && row->type != K_TEXT && row->type != K_PATH && row->type != K_BACKEND &&
-        row->type != K_PLACE) {
-        const char *stands = spw__config_fallback(row, r->out->optimizer.type);
-        if (stands != NULL && trainer_fills(row->key))
-            spw__config_remark(r->remarks->autos, "%s %s", row->key, stands);
-        return SPW_OK; /* the default stands */
-    }
+        row->type != K_PLACE)
+        return read_auto(r, row);
     switch (row->type) {
     case K_BOOL:
         if (!json_is_boolean(v))

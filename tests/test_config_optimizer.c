@@ -204,7 +204,7 @@ test_defaults_by_type(void **state)
     parse_both("optimizer.type=Adagrad", "optimizer.params={\"lr\":0.1,\"eps\":1e-7}");
     assert_true(c.optimizer.eps == 1e-7);
     parse_both("optimizer.type=adagrad", "optimizer.params={\"lr\":0.1,\"eps\":\"auto\"}");
-    assert_true(c.optimizer.eps == 1e-10);
+    assert_true(c.optimizer.eps == 1e-8);
     parse_both("optimizer.type=AdamW", "optimizer.params={\"lr\":0.1}");
     assert_true(c.optimizer.eps == 1e-8);
     assert_true(c.optimizer.weight_decay == 0);
@@ -230,7 +230,7 @@ test_muon(void **state)
         const char *params;
         double lr, muon_lr, adam_lr;
     } rates[] = {{"{}", 0.02, 0.02, 3e-4},
-                 {"{\"lr\":\"auto\",\"muon_lr\":null}", 0.02, 0.02, 3e-4},
+                 {"{\"lr\":\"auto\",\"muon_lr\":null}", 5e-5, 5e-5, 5e-5},
                  {"{\"lr\":0.5}", 0.5, 0.5, 0.5},
                  {"{\"muon_lr\":0.25}", 0.25, 0.25, 3e-4},
                  {"{\"adam_lr\":0.125}", 0.02, 0.02, 0.125},

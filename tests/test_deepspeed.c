@@ -228,7 +228,7 @@ test_missing(void **state)
             "train_batch_size 7 is not a multiple of gradient_accumulation_steps 2 times 1 rank");
 }
 
-/* Where a Trainer would fill in an argument, what stands instead is said once; the number of steps is known. */
+/* Where a Trainer would fill in an argument, its default stands and is said once; the number of steps is known. */
 static void
 test_trainer(void **state)
 {
@@ -240,13 +240,19 @@ test_trainer(void **state)
           "\"auto\"}},"
           "\"zero_optimization\":{\"stage3_max_live_parameters\":\"auto\"}}");
     assert_int_equal(c.scheduler.total_num_steps, 40);
-    assert_true(c.optimizer.lr == 0.001 && c.scheduler.warmup_max_lr == 0.001);
+    assert_true(c.optimizer.lr == 5e-5 && c.scheduler.warmup_max_lr == 5e-5 && c.scheduler.warmup_num_steps == 0);
+    assert_true(c.gradient_clipping == 1);
     assert_string_equal(heard,
-                        "ds.json: \"auto\" is not filled in from a Trainer's arguments here, these stand: "
-                        "gradient_clipping 0.0; optimizer.params.lr 0.001; optimizer.params.betas [0.9, 0.999]; "
-                        "scheduler.params.warmup_num_steps 1000; bf16.enabled and fp16.enabled false (so fp32)\n");
-    takes("{" NEEDED MICRO "\"gradient_clipping\":\"auto\"}"); /* the optimizer is the Trainer's */
-    assert_non_null(strstr(heard, "these stand: gradient_clipping 0.0; optimizer.params.lr 0.001\n"));
+                        "ds.json: \"auto\" is not filled in from a Trainer's arguments here, their defaults stand: "
+                        "gradient_clipping 1.0; optimizer.params.lr 5e-05; optimizer.params.betas [0.9, 0.999]; "
+                        "scheduler.params.warmup_num_steps 0; bf16.enabled and fp16.enabled false (so fp32)\n");
+    takes("{" NEEDED MICRO "\"gradient_clipping\":\"auto\"}"); /* optimizer and schedule are the Trainer's */
+    assert_true(c.optimizer.lr == 5e-5);
+    assert_non_null(strstr(heard, "defaults stand: gradient_clipping 1.0; optimizer.params.lr 5e-05; a constant rate "
+                                  "(a Trainer's falls to 0, as WarmupDecayLR's)\n"));
+    takes("{" NEEDED MICRO "\"gradient_clipping\":\"auto\",\"optimizer\":{\"type\":\"AdamW\"}}"); /* DeepSpeed's */
+    assert_true(c.optimizer.lr == 0.001);
+    assert_non_null(strstr(heard, "; optimizer.params.lr 0.001;"));
     takes("{" NEEDED MICRO RATE "\"bf16\":{\"enabled\":true},\"fp16\":{\"enabled\":\"auto\"},"
           "\"zero_optimization\":{\"stage\":3,\"reduce_bucket_size\":\"auto\"}}");
     assert_string_equal(heard, "");
@@ -287,7 +293,7 @@ test_no_rate(void **state)
     takes("{" NEEDED MICRO "\"optimizer\":{\"type\":\"Muon\",\"params\":{\"muon_lr\":0.1}}}");
     assert_string_equal(heard, "");
     takes("{" NEEDED MICRO "\"optimizer\":{\"type\":\"Muon\",\"params\":{\"lr\":\"auto\",\"momentum\":\"auto\"}}}");
-    assert_non_null(strstr(heard, "these stand: optimizer.params.lr 0.02; optimizer.params.momentum 0.95\n"));
+    assert_non_null(strstr(heard, "stand: optimizer.params.lr 5e-05; optimizer.params.momentum 0.95; a constant"));
     takes("{" NEEDED MICRO "\"gradient_clipping\":\"auto\",\"scheduler\":{\"type\":\"LRRangeTest\"}}");
     assert_null(strstr(heard, "optimizer.params.lr"));
 }
