@@ -547,6 +547,7 @@ const char *
 spw__config_trainer_default(const char *key)
 {
     static const char *const arguments[][2] = {{"gradient_clipping", "1.0"},
+                                               {"zero_optimization.stage", "2"},
                                                {"optimizer.params.lr", "5e-05"},
                                                {"optimizer.params.betas", "[0.9, 0.999]"},
                                                {"optimizer.params.eps", "1e-08"},

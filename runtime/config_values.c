@@ -352,11 +352,12 @@ read_deprecated(const config_reader *r, const key_row *row, const json_t *v)
     return SPW_OK;
 }
 
-/* Where "auto" is transformers' own argument, and the result hangs on it. bf16 and fp16 are looked at together, later. */
+/* Where "auto" is an argument of transformers or accelerate, and the result or a tier hangs on it. bf16 and fp16 are looked at together, later. */
 static bool
 trainer_fills(const char *key)
 {
     return strcmp(key, "gradient_clipping") == 0 || strncmp(key, "optimizer.params.", 17) == 0 ||
+           strcmp(key, "zero_optimization.stage") == 0 || strcmp(spw__config_last_part(key), "device") == 0 ||
            (strncmp(key, "scheduler.params.", 17) == 0 && strcmp(key + 17, "total_num_steps") != 0);
 }
 

@@ -260,6 +260,22 @@ test_trainer(void **state)
             "is needed, as a number: \"auto\" is for transformers' Trainer");
 }
 
+/* Accelerate fills in stage and places, too. */
+static void
+test_accelerate(void **state)
+{
+    (void)state;
+    takes("{" NEEDED MICRO RATE "\"zero_optimization\":{\"stage\":\"auto\",\"offload_optimizer\":{\"device\":\"auto\"},"
+          "\"offload_param\":{\"device\":\"auto\"},\"stage3_gather_16bit_weights_on_model_save\":\"auto\"}}");
+    assert_int_equal(c.zero.stage, 2);
+    assert_non_null(strstr(heard,
+                           "stand: zero_optimization.stage 2; zero_optimization.offload_optimizer.device \"none\"; "
+                           "zero_optimization.offload_param.device \"none\";"));
+    takes("{" NEEDED MICRO RATE
+          "\"zero_optimization\":{\"stage\":\"auto\",\"offload_optimizer\":{\"device\":\"cpu\"}}}");
+    assert_true(c.zero.stage == 2 && c.zero.offload_optimizer == SPW_TIER_HOST);
+}
+
 /* A learning rate that nobody chose is said, unless a schedule has one of its own. */
 static void
 test_no_rate(void **state)
@@ -397,6 +413,7 @@ main(void)
                                        cmocka_unit_test(test_grad_accum),       cmocka_unit_test(test_without_effect),
                                        cmocka_unit_test(test_all_at_once),      cmocka_unit_test(test_missing),
                                        cmocka_unit_test(test_trainer),          cmocka_unit_test(test_weights),
-                                       cmocka_unit_test(test_unread_tokenizer), cmocka_unit_test(test_no_rate)};
+                                       cmocka_unit_test(test_unread_tokenizer), cmocka_unit_test(test_no_rate),
+                                       cmocka_unit_test(test_accelerate)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
