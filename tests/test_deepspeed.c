@@ -148,8 +148,9 @@ test_without_effect(void **state)
     takes("{" NEEDED MICRO RATE
           "\"tensorboard\":{\"enabled\":true,\"output_path\":\"runs\",\"job_name\":\"a\"},\"csv_monitor\":{}}");
     assert_string_equal(heard, "");
-    takes("{" NEEDED MICRO RATE
-          "\"compile\":{\"deepcompile\":false},\"checkpoint\":{\"parallel_write\":{\"pipeline_stage\":false}},"
+    takes("{" NEEDED MICRO RATE "\"compile\":{\"deepcompile\":false},\"log_level\":\"warning\","
+          "\"checkpoint\":{\"parallel_write\":{\"pipeline_stage\":true},\"checkpoint_serialization\":false,\"writer\":"
+          "{\"type\":\"fast\"}},"
           "\"compression_training\":{\"weight_quantization\":{\"shared_parameters\":{\"enabled\":false,\"bits\":8},"
           "\"different_groups\":{\"wq1\":{\"params\":{\"start_bits\":8},\"modules\":[\"*\"]}}}},"
           "\"timers\":{\"throughput\":{\"enabled\":true}}}");
