@@ -176,6 +176,8 @@ read_member(const config_reader *r, const char *prefix, json_t *object, const ch
     SPW_TRY(check_said_once(&at, row, object));
     if (row->class == C_INERT)
         spw_log(SPW_LOG_INFO, "%s: %s has no effect here: %s", at.name, row->key, row->help);
+    if (row->class == C_INERT && !spw__config_says_default(row, v))
+        spw__config_remark(r->remarks->inert, "%s", row->key);
     if (row->type != K_SECTION)
         return spw__config_read_value(&at, row, v);
     if (strcmp(key, "model") == 0)
@@ -282,6 +284,8 @@ spw_config_parse(spw_config *out, const char *json_text, const char *name, const
         st = spw__config_note(&r, SPW_RAISE(r.err, SPW_ECONFIG, "%s; --set KEY=null leaves one out", said.unbuilt));
     if (st == SPW_OK)
         st = spw__config_settle(&r, root);
+    if (st == SPW_OK && said.inert[0] != '\0')
+        spw_log(SPW_LOG_NOTE, "%s: these change nothing here, as spillway help config explains: %s", name, said.inert);
     json_decref(root);
     spw__config_layers_deinit(&layers);
     return st;

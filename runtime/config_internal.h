@@ -86,6 +86,7 @@ void spw__config_layers_deinit(config_layers *layers);
 typedef struct config_remarks {
     char unbuilt[SPW_REMARK_BYTES]; /* the refusal of every key whose feature is missing */
     char autos[SPW_REMARK_BYTES];   /* defaults that stand where "auto" was said */
+    char inert[SPW_REMARK_BYTES];   /* keys that change nothing here */
     char wrong[SPW_REMARK_BYTES];   /* mistakes, a line each, as many as have room */
     uint32_t wrong_count, wrong_shown;
     spw_error first_wrong;
@@ -112,6 +113,7 @@ spw_status spw__config_unknown_key(const config_reader *r, const char *key);
 spw_status spw__config_bad_value(const config_reader *r, const char *key, const char *expected, const json_t *v);
 /* Into r->out, by the row; null leaves what is there, and "auto" where a Trainer has no argument (config_values.c). */
 spw_status spw__config_read_value(const config_reader *r, const key_row *row, json_t *v);
+bool spw__config_says_default(const key_row *row, const json_t *v); /* "auto" does, too */
 spw_status spw__config_set_default(const config_reader *r, const key_row *row, const char *fallback); /* JSON text */
 /* One more of the same kind; what no longer fits is dots. */
 __attribute__((format(printf, 2, 3))) void spw__config_remark(char list[SPW_REMARK_BYTES], const char *format, ...);

@@ -318,6 +318,16 @@ is_off(const json_t *v)
     return true;
 }
 
+bool
+spw__config_says_default(const key_row *row, const json_t *v)
+{
+    json_t *usual = row->fallback != NULL ? json_loads(row->fallback, JSON_DECODE_ANY, NULL) : NULL;
+    bool same = is_auto(v) || json_equal(usual, v) ||
+                (json_is_number(v) && json_is_number(usual) && json_number_value(v) == json_number_value(usual));
+    json_decref(usual);
+    return same;
+}
+
 static spw_status
 read_unbuilt(const config_reader *r, const key_row *row, const json_t *v)
 {

@@ -21,24 +21,25 @@
 
 static spw_config c;
 static spw_error err;
-static char heard[4000];
+static char heard[4000], noted[4000];
 
 static void
 hear(void *ctx, spw_log_level level, const char *line)
 {
-    size_t n = strlen(heard);
+    char *to = level == SPW_LOG_NOTE ? noted : heard;
+    size_t n = strlen(to);
     (void)ctx;
-    if (level == SPW_LOG_WARN)
-        snprintf(heard + n, sizeof heard - n, "%s\n", line);
+    if (level == SPW_LOG_WARN || level == SPW_LOG_NOTE)
+        snprintf(to + n, sizeof heard - n, "%s\n", line);
 }
 
-/* Parses, with the warnings in heard. */
+/* Parses, with the warnings in heard and what is worth a note in noted. */
 static spw_status
 parse(const char *text)
 {
     spw_status st;
     err = (spw_error){0};
-    heard[0] = '\0';
+    heard[0] = noted[0] = '\0';
     spw_log_set(hear, NULL);
     st = spw_config_parse(&c, text, "ds.json", NULL, 0, &err);
     spw_log_set(NULL, NULL);
@@ -163,6 +164,27 @@ test_without_effect(void **state)
     assert_true(c.tensorboard.enabled && !c.csv_monitor.enabled);
     assert_string_equal(c.tensorboard.output_path, "runs");
     assert_string_equal(c.csv_monitor.job_name, "DeepSpeedJobName");
+}
+
+/* Keys that change nothing here are named once, unless they say what is so without them. */
+static void
+test_named_without_effect(void **state)
+{
+    (void)state;
+    takes(
+        "{" NEEDED MICRO RATE
+        "\"zero_optimization\":{\"stage\":3,\"overlap_comm\":true,\"reduce_bucket_size\":2e8,\"contiguous_gradients\":"
+        "true,\"stage3_max_reuse_distance\":1e9,\"stage3_param_persistence_threshold\":\"auto\",\"sub_group_size\":1e9}"
+        ","
+        "\"wall_clock_breakdown\":false,\"steps_per_print\":null,"
+        "\"checkpoint\":{\"tag_validation\":\"Ignore\",\"checkpoint_serialization\":false,\"writer\":{\"type\":"
+        "\"fast\"}}}");
+    assert_string_equal(heard, "");
+    assert_string_equal(noted, "ds.json: these change nothing here, as spillway help config explains: "
+                               "zero_optimization.overlap_comm; zero_optimization.reduce_bucket_size; "
+                               "checkpoint.tag_validation; checkpoint.checkpoint_serialization; checkpoint.writer\n");
+    takes("{" NEEDED MICRO RATE "\"zero_optimization\":{\"stage\":2,\"overlap_comm\":false}}");
+    assert_string_equal(noted, "");
 }
 
 /* Every mistake is said in one go, a line each: of keys, of values, of what is missing, and of what contradicts another. */
@@ -410,11 +432,12 @@ test_unread_tokenizer(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments),         cmocka_unit_test(test_older),
-                                       cmocka_unit_test(test_grad_accum),       cmocka_unit_test(test_without_effect),
-                                       cmocka_unit_test(test_all_at_once),      cmocka_unit_test(test_missing),
-                                       cmocka_unit_test(test_trainer),          cmocka_unit_test(test_weights),
-                                       cmocka_unit_test(test_unread_tokenizer), cmocka_unit_test(test_no_rate),
-                                       cmocka_unit_test(test_accelerate)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_comments),         cmocka_unit_test(test_older),
+        cmocka_unit_test(test_grad_accum),       cmocka_unit_test(test_without_effect),
+        cmocka_unit_test(test_all_at_once),      cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_trainer),          cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_unread_tokenizer), cmocka_unit_test(test_no_rate),
+        cmocka_unit_test(test_accelerate),       cmocka_unit_test(test_named_without_effect)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
