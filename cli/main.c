@@ -232,10 +232,9 @@ static const char bench_adam_usage[] =
     "time of a step over that of one that can be taken back, as those ahead of the gradient's norm, and of that.\n"
     "\n"
     "  --check           Adam's rows have limits: 0.90 of the stream's rate in fp32, mixed and split, 0.80 in\n"
-    "                    split-bf16, and split's parameters per second in split-int8 and split24-int8 (0.90 of them\n"
-    "                    on one thread), in the time of the best quarter of the repetitions; and 70 % logged, 40 in\n"
-    "                    packed formats. A row below is measured again, up to two times, and then makes the exit\n"
-    "                    code 1\n"
+    "                    split-bf16, and split's parameters per second in split-int8 and split24-int8, in the time\n"
+    "                    of the best quarter of the repetitions; and 70 % logged, 40 in packed formats. A row below\n"
+    "                    is measured again, up to two times, and then makes the exit code 1\n"
     "  --check-factor X  the same, with every limit multiplied by X\n"
     "  --json, --smoke   one JSON object per row; few parameters: shows that it runs, measures nothing\n";
 
