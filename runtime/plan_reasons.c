@@ -231,6 +231,10 @@ explain_device(spw_plan *p, const plan_input *in)
         decide(p, "gradient_clipping", "none",
                "0, which it also is where the key is missing: gradients are not clipped (DeepSpeed 0.19.8 takes 1.0 "
                "then)");
+    if (c->bf16 && c->gradient_clipping <= 0 && !c->bf16_check_overflow && !in->inference)
+        decide(p, "bf16.check_grad_overflow", "false",
+               "which it also is where the key is missing: unclipped, a gradient that is not finite ends the run "
+               "(DeepSpeed 0.19.8 skips such a step then)");
     if (p->grad_nvme > 0)
         decide(p, "spillway.gradients", spw_format_bytes(value, sizeof value, p->grad_nvme),
                "%swait on nvme for their updates, through %s; %s stay in host memory",

@@ -238,6 +238,39 @@ test_decisions(void **state)
     spw_model_destroy(model);
 }
 
+static bool
+decides(const spw_config *c, const spw_model *model, const char *name)
+{
+    static spw_plan p;
+    bool said = false;
+    assert_int_equal(plan_of(c, model, &p, NULL), SPW_OK);
+    for (uint32_t k = 0; k < p.decision_count; k++)
+        said = said || strcmp(p.decisions[k].name, name) == 0;
+    return said;
+}
+
+/* What this program leaves out by default and DeepSpeed does: clipping, and in bf16 without it a look at every gradient. */
+static void
+test_left_out(void **state)
+{
+    static spw_config c;
+    spw_model *model = plan_make_model();
+    (void)state;
+    plan_nvme_config(&c, SPW_STATE_SPLIT);
+    c.bf16 = true;
+    c.gradient_clipping = 0;
+    assert_true(decides(&c, model, "gradient_clipping") && decides(&c, model, "bf16.check_grad_overflow"));
+    c.bf16_check_overflow = true;
+    assert_true(decides(&c, model, "gradient_clipping") && !decides(&c, model, "bf16.check_grad_overflow"));
+    c.bf16_check_overflow = false;
+    c.gradient_clipping = 1;
+    assert_true(!decides(&c, model, "gradient_clipping") && !decides(&c, model, "bf16.check_grad_overflow"));
+    c.gradient_clipping = 0;
+    c.bf16 = false;
+    assert_false(decides(&c, model, "bf16.check_grad_overflow"));
+    spw_model_destroy(model);
+}
+
 /* So many swap folders as there can be: each one's share is said. */
 static void
 test_decisions_of_paths(void **state)
@@ -399,16 +432,11 @@ test_targeted(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_monotonic),
-                                       cmocka_unit_test(test_filling_order),
-                                       cmocka_unit_test(test_room),
-                                       cmocka_unit_test(test_room_of_device),
-                                       cmocka_unit_test(test_activations),
-                                       cmocka_unit_test(test_decisions),
-                                       cmocka_unit_test(test_decisions_of_paths),
-                                       cmocka_unit_test(test_no_memory),
-                                       cmocka_unit_test(test_single_gradient),
-                                       cmocka_unit_test(test_least_budget),
-                                       cmocka_unit_test(test_targeted)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_monotonic),    cmocka_unit_test(test_filling_order),
+                                       cmocka_unit_test(test_room),         cmocka_unit_test(test_room_of_device),
+                                       cmocka_unit_test(test_activations),  cmocka_unit_test(test_decisions),
+                                       cmocka_unit_test(test_left_out),     cmocka_unit_test(test_decisions_of_paths),
+                                       cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_single_gradient),
+                                       cmocka_unit_test(test_least_budget), cmocka_unit_test(test_targeted)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }
