@@ -299,17 +299,21 @@ is_auto(const json_t *v)
     return json_is_string(v) && strcmp(json_string_value(v), "auto") == 0;
 }
 
-/* Nothing in it switches anything on, however deep: {"autotp_size": 0}, {"enabled": false, "bits": 8}, and what the groups of a
- * technique of compression say while what they share does not. */
+/*
+ * Nothing in it switches anything on, however deep: {"enabled": false, "bits": 8}, what the groups of a technique of compression say
+ * while what they share does not, tensor parallelism over one rank.
+ */
 static bool
 is_off(const json_t *v)
 {
+    const json_t *ranks = json_object_get(v, "autotp_size");
     const char *name;
     json_t *member;
-    if (!json_is_object(v) || json_is_false(json_object_get(v, "enabled")) ||
+    if (!json_is_object(v))
+        return json_is_null(v) || json_is_false(v) || (json_is_number(v) && json_number_value(v) == 0);
+    if (json_is_false(json_object_get(v, "enabled")) || (json_is_number(ranks) && json_number_value(ranks) <= 1) ||
         json_is_false(json_object_get(json_object_get(v, "shared_parameters"), "enabled")))
-        return json_is_null(v) || json_is_false(v) || json_is_object(v) ||
-               (json_is_number(v) && json_number_value(v) == 0);
+        return true;
     json_object_foreach((json_t *)(uintptr_t)v, name, member)
     {
         if (!is_off(member))

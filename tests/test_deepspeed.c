@@ -156,6 +156,15 @@ test_without_effect(void **state)
           "\"different_groups\":{\"wq1\":{\"params\":{\"start_bits\":8},\"modules\":[\"*\"]}}}},"
           "\"timers\":{\"throughput\":{\"enabled\":true}}}");
     assert_string_equal(heard, "");
+    for (int size = 0; size < 3; size++) {
+        char text[400];
+        snprintf(text, sizeof text,
+                 "{" NEEDED MICRO RATE "\"tensor_parallel\":{\"autotp_size\":%d,\"tp_grain_size\":64}}", size);
+        if (size < 2)
+            takes(text);
+        else
+            refuses(text, "not supported yet: tensor_parallel");
+    }
     refuses("{" NEEDED MICRO "\"compression_training\":{\"head_pruning\":{\"shared_parameters\":{\"enabled\":true},"
             "\"different_groups\":{\"a\":{\"params\":{\"dense_ratio\":0.5}}}}}}",
             "not supported yet: compression_training");
