@@ -204,7 +204,13 @@ compare_config(differences *x, const spw_config *now, const spw_foreign *d, cons
     char *text = saved != NULL ? their_config(now, d) : NULL;
     spw_error refusal = {0};
     uint32_t count = 0;
+    const char *name = spw_foreign_get_about(d)->config_name;
     spw_status st = text != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "configuration of %s", folder);
+    if (name[0] != '\0')
+        spw_log(SPW_LOG_WARN,
+                "of its configuration %s has the name alone, %.200s: batch and scheduler are not compared with what "
+                "they were, and of the optimizer only what it kept",
+                folder, name);
     if (st == SPW_OK && spw_config_parse(saved, text, "ds_config", NULL, 0, &refusal) != SPW_OK)
         spw_log(SPW_LOG_WARN, "the configuration in %s is not compared with this one: %s", folder, refusal.message);
     else if (st == SPW_OK)

@@ -831,6 +831,31 @@ patch(const char *path, const char *old, const char *new, size_t n, bool every)
     free(text);
 }
 
+/* A client that gives DeepSpeed its configuration's file has that name in each checkpoint, and nothing else of it. */
+static void
+test_config_named(void **state)
+{
+    char dir[256], path[400];
+    spw_foreign *d;
+    spw_config c;
+    (void)state;
+    tiny_dir_make(dir);
+    copy_checkpoint(&checkpoints[STAGE2], dir);
+    snprintf(path, sizeof path, "%s/zero_pp_rank_0_mp_rank_00_optim_states.pt", dir);
+    patch(path, "X\n\0\0\0ds_version", "U\tds_configN0N0", 15, false); /* the last one of that name counts: "0.19.8" */
+    need(spw_foreign_open(&d, dir, &err));
+    assert_null(spw_foreign_config(d));
+    assert_string_equal(spw_foreign_get_about(d)->config_name, "0.19.8");
+    spw_foreign_close(d);
+    configure(&c, &checkpoints[STAGE2], 1, "", "");
+    c.train_batch_size = 6; /* which nobody knows */
+    c.accumulation = 2;
+    c.optimizer.beta2 = 0.999;
+    c.gradient_clipping = 0;
+    compares_in(dir, &c, 2, "optimizer.params.betas: [0.9,0.95] in the checkpoint, [0.9,0.999] now\n");
+    tiny_dir_remove(dir);
+}
+
 /* A vector that was decayed beside others that were not, as A_log is by a Trainer: the key for all vectors would be no help. */
 static void
 test_uneven_decay(void **state)
@@ -1213,8 +1238,9 @@ main(void)
         cmocka_unit_test(test_weights),      cmocka_unit_test(test_state),        cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_goes_on),      cmocka_unit_test(test_loss_scale),   cmocka_unit_test(test_compare),
         cmocka_unit_test(test_faults),       cmocka_unit_test(test_refused),      cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_uneven_decay), cmocka_unit_test(test_fsdp_refused), cmocka_unit_test(test_full_refused),
-        cmocka_unit_test(test_uneven),       cmocka_unit_test(test_turned),       cmocka_unit_test(test_averages),
+        cmocka_unit_test(test_config_named), cmocka_unit_test(test_uneven_decay), cmocka_unit_test(test_fsdp_refused),
+        cmocka_unit_test(test_full_refused), cmocka_unit_test(test_uneven),       cmocka_unit_test(test_turned),
+        cmocka_unit_test(test_averages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

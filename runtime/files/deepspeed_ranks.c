@@ -273,15 +273,18 @@ read_groups(spw_foreign *d, const spw__py *optimizer)
     }
 }
 
+/* What its client gave DeepSpeed: a dict, or a file's name, which is all there is of it then. */
 static spw_status
 keep_config(spw_foreign *d, const spw__py *config, spw_error *err)
 {
-    json_t *o = spw__py_json(config);
+    json_t *o = config != NULL && config->kind == SPW__PY_DICT ? spw__py_json(config) : NULL;
     char *text = o != NULL ? json_dumps(o, 0) : NULL;
     d->config = text != NULL ? spw_mem_strdup(text) : NULL;
     free(text);
+    if (spw__py_text(config) != NULL)
+        snprintf(d->about.config_name, sizeof d->about.config_name, "%s", spw__py_text(config));
     json_decref(o);
-    return config == NULL || d->config != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "configuration in %s", d->folder);
+    return o == NULL || d->config != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "configuration in %s", d->folder);
 }
 
 spw_status

@@ -276,6 +276,7 @@ typedef struct spw_foreign_about {
     double scale;
     int64_t hysteresis, scaler_steps, last_overflow;
     double clip, beta1, beta2, eps; /* of gradients' norm; of the first group. NAN: it does not say */
+    char config_name[200];          /* of DeepSpeed's configuration, where that is all it has of one; "": it is there */
 } spw_foreign_about;
 bool spw_foreign_find(const char *path, char *found, uint64_t bytes);
 spw_status spw_foreign_open(spw_foreign **out, const char *found, spw_error *err);
