@@ -67,6 +67,8 @@ bool cli_train_has_reference(const spw_config *c);
 uint64_t cli_train_reference_bytes(const spw_config *c, const spw_data *data);
 /* Sequences that it is asked about: each that is drawn or evaluated, once. */
 uint64_t cli_train_reference_sequences(const spw_config *c, const spw_data *data);
+/* Refused: this run's would replace the one that checkpoints of another, in the folder that it saves to, are nothing without. */
+spw_status cli_train_check_reference(const train_run *r, const char *found, spw_error *err);
 /* Makes room for it, and reads what it said before the first step of the run that is gone on from. With the other ranks, whose data are these. */
 spw_status cli_train_find_reference(train_run *r, const char *found, spw_error *err);
 /* Else asks it, of weights that were just filled in; and keeps what it says for those who go on. With the other ranks. */

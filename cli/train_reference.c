@@ -5,6 +5,7 @@
 #include "train.h"
 #include <math.h>
 #include <stdio.h>
+#include <unistd.h>
 
 static const char FILE_NAME[] = "reference.bin";
 
@@ -124,6 +125,47 @@ beside(const char *checkpoint, char path[SPW_PATH_BYTES])
              slash != NULL ? checkpoint : ".", FILE_NAME);
 }
 
+static void
+in_folder(const char *folder, char path[SPW_PATH_BYTES])
+{
+    snprintf(path, SPW_PATH_BYTES, "%.*s/%s", (int)(SPW_PATH_BYTES - sizeof FILE_NAME - 1), folder, FILE_NAME);
+}
+
+static bool
+have_same_contents(const char *a, const char *b)
+{
+    void *x = NULL, *y = NULL;
+    uint64_t n, m;
+    spw_error ignored = {0};
+    bool same = spw_file_read(a, INT64_MAX, &x, &n, &ignored) == SPW_OK &&
+                spw_file_read(b, INT64_MAX, &y, &m, &ignored) == SPW_OK && n == m && memcmp(x, y, n) == 0;
+    spw_mem_free(x);
+    spw_mem_free(y);
+    return same;
+}
+
+spw_status
+cli_train_check_reference(const train_run *r, const char *found, spw_error *err)
+{
+    const char *folder = r->config.run.checkpoint_dir;
+    char here[SPW_PATH_BYTES], from[SPW_PATH_BYTES], other[SPW_PATH_BYTES];
+    spw_error ignored = {0};
+    if (!cli_train_has_reference(&r->config) || folder[0] == '\0' || !spw_dir_has(folder, FILE_NAME) ||
+        spw_checkpoint_find(folder, other, &ignored) != SPW_OK)
+        return SPW_OK;
+    in_folder(folder, here);
+    if (r->resumed) {
+        beside(found, from);
+        if (access(from, F_OK) != 0 || have_same_contents(from, here)) /* none is refused when it is read */
+            return SPW_OK;
+    }
+    return SPW_RAISE(err, SPW_ECONFIG,
+                     "spillway.checkpoint_dir holds %s of another run, and in %s what its reference found, without "
+                     "which it cannot be gone on from and which this run would replace: take another folder, or "
+                     "remove both (--resume %s goes on from it)",
+                     other, here, folder);
+}
+
 /* Before the first step, not when it comes to what is not there. */
 static spw_status
 check_asked(const train_run *r, spw_error *err)
@@ -168,7 +210,7 @@ cli_train_ask_reference(train_run *r, spw_error *err)
         return SPW_OK;
     if (!r->resumed)
         SPW_TRY(ask(r, err));
-    snprintf(path, sizeof path, "%.*s/%s", (int)(sizeof path - sizeof FILE_NAME - 1), folder, FILE_NAME);
+    in_folder(folder, path);
     if (r->rank == 0 && folder[0] != '\0') {
         st = spw_dir_make(folder, &own);
         if (st == SPW_OK)

@@ -196,8 +196,10 @@ cli_train_open_first(train_run *r, const char *resume, char found[SPW_PATH_BYTES
 {
     SPW_TRY(check_outputs(r, err));
     SPW_TRY(resume != NULL ? find_checkpoint(r, resume, found, err) : spw_config_check_start(&r->config, err));
-    if (r->rank == 0 && r->config.run.checkpoint_dir[0] != '\0')
+    if (r->rank == 0 && r->config.run.checkpoint_dir[0] != '\0') {
         SPW_TRY(spw_checkpoint_check_names(r->config.run.checkpoint_dir, r->at.step, r->config.run.steps, err));
+        SPW_TRY(cli_train_check_reference(r, found, err));
+    }
     return spw_comm_get_info(r->comm)->local_rank == 0 ? spw_config_open_data(&r->data, &r->config, err) : SPW_OK;
 }
 

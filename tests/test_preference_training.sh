@@ -73,6 +73,14 @@ check "and keeps what was found" cmp -s "$dir/ckpt/reference.bin" "$dir/next/ref
 check "two ranks do" run train "$c" --resume "$dir/ckpt/step-9" --set spillway.run_log="$dir/d.log" --set spillway.checkpoint_dir= -n 2
 tail -n 15 <(grep '"loss"' "$dir/a.log") >"$dir/a9.log"
 check "to losses alike" near "$dir/d.log" "$dir/a9.log"
+# Checkpoints are nothing without what their own start found: no other run's takes its place.
+expects="run train $c"
+expect 2 "would replace: take another folder" "another start in their folder is refused" --set spillway.seed=2
+expects="run train $c --resume $dir/b2/step-2"
+check "a run elsewhere" run train "$c" --set spillway.seed=2 --set spillway.steps=2 --set spillway.reference_steps=24 --set spillway.checkpoint_dir="$dir/b2"
+expect 2 "would replace: take another folder" "and going on from there, into it" --set spillway.seed=2
+check "which changes nothing" cmp -s "$dir/ckpt/reference.bin" "$dir/next/reference.bin"
+check "but again into where it is the same" run train "$c" --resume "$dir/ckpt/step-18" --set spillway.checkpoint_dir="$dir/next"
 expects="run train $c --set spillway.checkpoint_dir= --resume $dir/ckpt/step-9"
 expect 2 "spillway.preference.beta" "with another rule only if that is meant" --set spillway.preference.beta=0.1
 cp "$dir/ckpt/reference.bin" "$dir/kept"
