@@ -92,8 +92,8 @@ check "to the same" cmp "$dir/wide-merged/model.safetensors" "$dir/narrow-merged
 check "alpha over the root is made" variant root 'c["use_rslora"], c["lora_alpha"] = True, 4 * 3 ** 0.5'
 check "and merged" merges root
 check "to the same" cmp "$dir/wide-merged/model.safetensors" "$dir/root-merged/model.safetensors"
-for key in use_dora alpha_pattern; do
-    check "$key is made" variant "$key" "c['$key'] = {'q_proj': 3} if '$key' == 'alpha_pattern' else True"
+for key in use_dora alpha_pattern layer_replication; do
+    check "$key is made" variant "$key" "c['$key'] = {'alpha_pattern': {'q_proj': 3}, 'layer_replication': [[0, 1], [0, 1]]}.get('$key', True)"
     check "and refused by its name" refuses "not supported yet: $key; peft's merge_and_unload" export "$dir/$key" --to "$dir/$key-merged"
 done
 for init in pissa olora; do

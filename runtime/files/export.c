@@ -60,9 +60,10 @@ static spw_status
 read_adapter_config(job *j, const json_t *root, const char *path, spw_error *err)
 {
     const json_t *init = json_object_get(root, "init_lora_weights");
-    const char *unread = json_is_true(json_object_get(root, "use_dora"))                ? "use_dora"
-                         : json_object_size(json_object_get(root, "alpha_pattern")) > 0 ? "alpha_pattern"
-                                                                                        : NULL;
+    const char *unread = json_is_true(json_object_get(root, "use_dora"))                   ? "use_dora"
+                         : json_object_size(json_object_get(root, "alpha_pattern")) > 0    ? "alpha_pattern"
+                         : json_array_size(json_object_get(root, "layer_replication")) > 0 ? "layer_replication"
+                                                                                           : NULL;
     j->alpha = json_number_value(json_object_get(root, "lora_alpha"));
     j->by_root = json_is_true(json_object_get(root, "use_rslora"));
     if (!(j->alpha > 0))
