@@ -1150,6 +1150,29 @@ test_averages(void **state)
     spw_foreign_close(d);
 }
 
+/* Without the optimizer's "step", of which torch.optim.SGD has none: a schedule and data would begin again. */
+static void
+test_uncounted(void **state)
+{
+    char dir[256], path[400], *text;
+    uint64_t bytes;
+    (void)state;
+    tiny_dir_make(dir);
+    copy_checkpoint(&checkpoints[FSDP], dir);
+    snprintf(path, sizeof path, "%s/.metadata", dir);
+    text = tiny_load(path, &bytes);
+    for (char *at = text; (at = memmem(at, bytes - (uint64_t)(at - text), ".step", 5)) != NULL; at++) {
+        char *key = at;
+        while (memcmp(key, "optim", 5) != 0)
+            key--;
+        *key = 'x'; /* no key of an optimizer's */
+    }
+    tiny_store(path, text, bytes);
+    free(text);
+    resumes_not(dir, SPW_EUNSUPPORTED, "its optimizer has not counted its updates");
+    tiny_dir_remove(dir);
+}
+
 /* Parameters count their updates each for itself: the most is what a schedule goes by, and that others have made fewer is told. */
 static void
 test_uneven(void **state)
@@ -1238,9 +1261,9 @@ main(void)
         cmocka_unit_test(test_weights),      cmocka_unit_test(test_state),        cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_goes_on),      cmocka_unit_test(test_loss_scale),   cmocka_unit_test(test_compare),
         cmocka_unit_test(test_faults),       cmocka_unit_test(test_refused),      cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_config_named), cmocka_unit_test(test_uneven_decay), cmocka_unit_test(test_fsdp_refused),
-        cmocka_unit_test(test_full_refused), cmocka_unit_test(test_uneven),       cmocka_unit_test(test_turned),
-        cmocka_unit_test(test_averages),
+        cmocka_unit_test(test_config_named), cmocka_unit_test(test_uncounted),    cmocka_unit_test(test_uneven_decay),
+        cmocka_unit_test(test_fsdp_refused), cmocka_unit_test(test_full_refused), cmocka_unit_test(test_uneven),
+        cmocka_unit_test(test_turned),       cmocka_unit_test(test_averages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

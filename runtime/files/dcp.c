@@ -558,6 +558,11 @@ read_params(reading *r)
             SPW_TRY(add_moment(r, e, name, moment + 1));
     }
     SPW_TRY(add_weights(r));
+    if (!r->d->counted && r->d->unread.status == SPW_OK)
+        (void)SPW_RAISE(&r->d->unread, SPW_EUNSUPPORTED,
+                        "%s: its optimizer has not counted its updates, as PyTorch's SGD does not: at which of them "
+                        "schedule and data would go on is not known",
+                        r->d->folder);
     return read_groups(r);
 }
 
