@@ -372,12 +372,15 @@ open_tensors(spw__checkpoint_sources *job, const char *path, bool with_optimizer
     return SPW_OK;
 }
 
-/* Would a save write the model's file as it is? */
+/* Would a save write the model's file as it is? What codes stand for is not what they were made of. */
 static bool
-same_types(const spw__checkpoint_sources *job)
+is_kept(const spw__checkpoint_sources *job, const spw_manifest *manifest)
 {
     const spw_model *m = spw_engine_model(job->e);
-    bool same = true;
+    const char *codes = spw__engine_config(job->e)->run.frozen_codes;
+    const char *then =
+        json_string_value(json_object_get(json_object_get(manifest->config, "spillway"), "frozen_codes"));
+    bool same = codes[0] == '\0' || strcmp(codes, "none") == 0 || (then != NULL && strcmp(codes, then) == 0);
     for (uint32_t id = 0; id < spw__base_count(m) && same; id++) {
         spw_st_extent at;
         spw_dtype dtype;
@@ -416,7 +419,7 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
     } else if (st == SPW_OK && spw__engine_rank(e) == 0) {
         warn_unchecked(path);
     }
-    if (st == SPW_OK && manifest.digests_known && same_types(&job))
+    if (st == SPW_OK && manifest.digests_known && is_kept(&job, &manifest))
         spw__checkpoint_saved(e, path, manifest.digests[SPW_DIGEST_MODEL], spw__checkpoint_contents(e));
     if (st == SPW_OK) {
         spw_engine_set_updates(e, manifest.state.updates);

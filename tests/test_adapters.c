@@ -108,6 +108,22 @@ test_checkpoints_share(void **state)
     rig_load(&other, &r, 8);
     rig_save(&other, 9);
     assert_int_not_equal(model_file(&other, 9).st_ino, model_file(&r, 8).st_ino);
+    /* codes for it: what they stand for is not what was loaded, and then it is */
+    rig_close(&other);
+    other.c.run.state_format = SPW_STATE_SPLIT;
+    snprintf(other.c.run.frozen_codes, sizeof other.c.run.frozen_codes, "int4");
+    rig_load(&other, &r, 8);
+    rig_save(&other, 10);
+    assert_int_not_equal(model_file(&other, 10).st_ino, model_file(&r, 8).st_ino);
+    rig_close(&other);
+    rig_load(&other, &other, 10);
+    rig_save(&other, 11);
+    assert_true(shared(&other, 10, 11));
+    rig_close(&other);
+    snprintf(other.c.run.frozen_codes, sizeof other.c.run.frozen_codes, "none");
+    rig_load(&other, &other, 11);
+    rig_save(&other, 12);
+    assert_true(shared(&other, 11, 12));
     r.c.run.keep_last = 0;
     r.c.run.checkpoint_links = false;
     rig_save(&r, 9);
