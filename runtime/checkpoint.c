@@ -24,6 +24,24 @@ spw__checkpoint_fits(const char *path, spw_error *err)
 }
 
 const char *
+spw__checkpoint_source(const spw_engine *e, const spw_config *c)
+{
+    char path[SPW_PATH_BYTES + 64];
+    snprintf(path, sizeof path, "%.1000s/config.json", c->model_path);
+    if (c->model_path[0] == '\0')
+        return NULL;
+    if (access(path, R_OK) == 0)
+        return c->model_path;
+    if (spw__engine_rank(e) == 0)
+        spw_log(
+            SPW_LOG_WARN,
+            "%s cannot be read any more: what is saved has a config.json without what else that says, such as where "
+            "texts end, and what model.path's folder had beside it (tokenizer, chat template) is not brought along",
+            path);
+    return NULL;
+}
+
+const char *
 spw__checkpoint_part_suffix(const spw_optimizer *o, int part)
 {
     return part == SPW_PART_MASTER ? "master" : o->moment_names[part - SPW_PART_EXP_AVG];

@@ -15,6 +15,8 @@
 
 enum { SPW_BLOCK_ELEMS = 16384 };
 
+/* Of model.path: what a save brings along beside the weights is there. NULL: nowhere; gone since the run began, which is told. */
+const char *spw__checkpoint_source(const spw_engine *e, const spw_config *c);
 /* A folder of checkpoints, or one of them: SPW_EINVAL where its files' names would be cut off. */
 spw_status spw__checkpoint_fits(const char *path, spw_error *err);
 

@@ -452,10 +452,7 @@ release(spw_checkpoint_job *job, bool remove)
 static spw_status
 prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
 {
-    char path[SPW_PATH_BYTES + 64];
-    const char *source;
-    snprintf(path, sizeof path, "%.1000s/config.json", config->model_path);
-    source = config->model_path[0] != '\0' && access(path, R_OK) == 0 ? config->model_path : NULL;
+    const char *source = spw__checkpoint_source(job->e, config);
     job->config = spw_config_dump(config);
     SPW_TRY(spw_hf_config_carry(&job->model_config, &spw_engine_model(job->e)->config, source,
                                 spw_state_weight_dtype(job->format), err));

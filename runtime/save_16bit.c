@@ -96,11 +96,9 @@ static spw_status
 write_config(const job *j, spw_error *err)
 {
     const spw_config *c = &j->e->config;
-    char path[SPW_PATH_BYTES + 64], *text;
-    const char *source;
+    const char *source = spw__checkpoint_source(j->e, c);
+    char *text;
     spw_status st;
-    snprintf(path, sizeof path, "%.1000s/config.json", c->model_path);
-    source = c->model_path[0] != '\0' && access(path, R_OK) == 0 ? c->model_path : NULL;
     SPW_TRY(spw_hf_config_carry(&text, &j->e->model->config, source, j->dtype, err));
     st = write_text(j, "config.json", text, err);
     spw_mem_free(text);

@@ -359,11 +359,51 @@ test_no_thread(void **state)
     tiny_dir_remove(dir);
 }
 
+static char heard[2000];
+
+static void
+hear(void *ctx, spw_log_level level, const char *line)
+{
+    size_t n = strlen(heard);
+    (void)ctx;
+    if (level == SPW_LOG_WARN)
+        snprintf(heard + n, sizeof heard - n, "%s\n", line);
+}
+
+/* A model's folder that goes while training lasts: checkpoints go on without what they took from there, and say so. */
+static void
+test_source_gone(void **state)
+{
+    char source[256], dir[256], path[400], *text;
+    spw_config c;
+    run r;
+    (void)state;
+    tiny_dir_make(source);
+    tiny_dir_make(dir);
+    tiny_config(&c, SPW_STATE_SPLIT);
+    snprintf(c.model_path, sizeof c.model_path, "%s", source);
+    run_open(&r, &c);
+    text = spw_hf_config_text(&r.mc, SPW_BF16);
+    snprintf(path, sizeof path, "%s/config.json", source);
+    expect_ok(&r, spw_file_write_text(path, text, &r.err));
+    spw_mem_free(text);
+    spw_log_set(hear, NULL);
+    expect_ok(&r, spw_checkpoint_save(r.e, &c, dir, &(spw_checkpoint_state){.step = 1}, NULL, &r.err));
+    assert_string_equal(heard, "");
+    assert_int_equal(unlink(path), 0);
+    expect_ok(&r, spw_checkpoint_save(r.e, &c, dir, &(spw_checkpoint_state){.step = 2}, NULL, &r.err));
+    spw_log_set(NULL, NULL);
+    assert_non_null(strstr(heard, "/config.json cannot be read any more: what is saved"));
+    run_close(&r);
+    tiny_dir_remove(source);
+    tiny_dir_remove(dir);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_left_out),
-                                       cmocka_unit_test(test_refusals), cmocka_unit_test(test_errors_meanwhile),
-                                       cmocka_unit_test(test_no_thread)};
+                                       cmocka_unit_test(test_refusals),   cmocka_unit_test(test_errors_meanwhile),
+                                       cmocka_unit_test(test_no_thread),  cmocka_unit_test(test_source_gone)};
     return cmocka_run_group_tests_name("snapshot", tests, NULL, NULL);
 }
