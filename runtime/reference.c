@@ -299,22 +299,29 @@ spw_reference_save(const spw_reference *r, const char *path, spw_error *err)
 }
 
 static spw_status
+uneven(const char *path, spw_error *err)
+{
+    return SPW_RAISE(err, SPW_ECORRUPT, "%s: its windows have not as many answers as it has sums", path);
+}
+
+static spw_status
 parse(spw_reference *r, const char *path, const unsigned char *file, uint64_t bytes, spw_error *err)
 {
     const unsigned char *counts = file + HEADER_BYTES, *sums = counts + 4 * r->windows;
+    uint64_t used;
     if (bytes < HEADER_BYTES || memcmp(file, "SPWREFER", 8) != 0 || spw_get_le(file + 8, 4) != VERSION)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: no reference of this version", path);
-    if (spw_get_le(file + 16, 8) != r->key || spw_get_le(file + 24, 8) != r->windows ||
-        spw_get_le(file + 32, 8) > r->answers_max)
+    used = spw_get_le(file + 32, 8);
+    if (spw_get_le(file + 16, 8) != r->key || spw_get_le(file + 24, 8) != r->windows || used > r->answers_max)
         return SPW_RAISE(err, SPW_EINVAL, "%s is of other data: a reference is asked about the pairs of one training",
                          path);
-    if (bytes != file_bytes(r->windows, spw_get_le(file + 32, 8)) ||
+    if (bytes != file_bytes(r->windows, used) ||
         spw_get_le(file + 40, 8) != spw_checksum_more(0, counts, bytes - HEADER_BYTES))
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: its contents are not what its checksum says", path);
     for (uint64_t w = 0; w < r->windows; w++) {
         const uint32_t count = (uint32_t)spw_get_le(counts + 4 * w, 4);
-        if (count > r->answers_max - r->used)
-            return SPW_RAISE(err, SPW_ECORRUPT, "%s: more answers than the data have", path);
+        if (count > used - r->used)
+            return uneven(path, err);
         r->first[w] = r->used;
         r->counts[w] = count;
         r->asked[w] = count > 0;
@@ -324,7 +331,7 @@ parse(spw_reference *r, const char *path, const unsigned char *file, uint64_t by
             memcpy(&r->sums[r->used++], &bits, sizeof bits);
         }
     }
-    return SPW_OK;
+    return r->used == used ? SPW_OK : uneven(path, err);
 }
 
 /* The first rank's file, on all of the channel. */

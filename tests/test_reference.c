@@ -133,6 +133,20 @@ test_file(void **state)
         assert_non_null(strstr(err.message, "again.bin"));
         spw_reference_destroy(cut);
     }
+    for (int64_t more = -2; more <= 2; more += 4) { /* whole, but with fewer or more sums than its windows have */
+        const uint64_t n = bytes + (uint64_t)(8 * more);
+        unsigned char *wrong = calloc(n + 16, 1);
+        spw_reference *damaged = make(ANSWERS);
+        memcpy(wrong, file, n < bytes ? n : bytes);
+        spw_put_le(wrong + 32, (uint64_t)(6 + more), 8);
+        spw_put_le(wrong + 40, spw_checksum_more(0, wrong + 48, n - 48), 8);
+        tiny_store(other, (char *)wrong, n);
+        err = (spw_error){0};
+        assert_int_equal(spw_reference_load(damaged, other, NULL, &err), SPW_ECORRUPT);
+        assert_non_null(strstr(err.message, "its windows have not as many answers as it has sums"));
+        spw_reference_destroy(damaged);
+        free(wrong);
+    }
     spw_reference_destroy(r);
     spw_reference_destroy(again);
     spw_reference_destroy(small);
