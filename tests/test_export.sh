@@ -78,6 +78,25 @@ check "so did the chat template" cmp -s "$dir/x3/chat_template.jinja" "$dir/x4/c
 check "and SentencePiece's model" cmp -s "$dir/x3/tokenizer.model" "$dir/x4/tokenizer.model"
 check "config.json names the type" grep -q '"torch_dtype": "bfloat16"' "$dir/x4/config.json"
 check "to fp16" run export "$dir/x3" --to "$dir/x5" --dtype fp16
+# What fp16 cannot hold would be infinity, and all that is computed with it no number.
+mkdir "$dir/large"
+cp "$dir/x3/config.json" "$dir/large"
+beyond() { python3 - "$dir" "$1" <<'PY'
+import json, struct, sys
+d, value = sys.argv[1], float(sys.argv[2])
+b = bytearray(open(d + "/x3/model.safetensors", "rb").read())
+n = struct.unpack("<Q", b[:8])[0]
+at = 8 + n + json.loads(b[8:8 + n])["ln_f.weight"]["data_offsets"][0]
+b[at + 12:at + 16] = struct.pack("<f", value)
+open(d + "/large/model.safetensors", "wb").write(b)
+PY
+}
+check "a weight that rounds to the largest is made" beyond -65519
+check "and goes to fp16" run export "$dir/large" --to "$dir/large16" --dtype fp16
+check "one beyond is made" beyond -65520
+expect 1 "ln_f.weight, element 3, is -65520, and fp16 ends at 65504" "and does not" export "$dir/large" --to "$dir/large16b" --dtype fp16
+check "nothing is left of it" test ! -e "$dir/large16b" -a ! -e "$dir/large16b.partial"
+check "bf16 has it" run export "$dir/large" --to "$dir/large16b" --dtype bf16
 rm "$dir/x5/tokenizer.json" "$dir/x5/tokenizer.model"
 check "trains from it" run train "$c" --set "$(folder "$dir/x5")" $still --set spillway.checkpoint_dir=
 

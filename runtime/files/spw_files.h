@@ -299,7 +299,8 @@ spw_status spw_foreign_moments(spw_foreign *f, const spw_hf_reader *weights, con
  *   fp32 and rounded once.
  *   config.json keeps what the source's says besides; tokenizer files come along. The folder appears when all is on disk.
  * Memory  3 MiB for each of up to four threads, the names and one adapter.
- * Errors  SPW_ESYS (EEXIST) when `to` exists, SPW_ENOSPC, and the readers'. Nothing is left behind.
+ * Errors  SPW_ESYS (EEXIST) when `to` exists, SPW_ENOSPC, SPW_EINVAL of a weight that fp16 has no number for, and the readers'. Nothing is left
+ *         behind.
  */
 typedef struct spw_export_options {
     const char *source, *to;
