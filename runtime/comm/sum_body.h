@@ -4,9 +4,7 @@
  * instruction set makes the same bits, payloads of NaN aside.
  */
 #include "comm_internal.h"
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
+#include "convert.h"
 
 static inline float
 widen_f32(float x)
@@ -39,31 +37,6 @@ widen_f32(float x)
 SUM_TYPE(add_f32, float, widen_f32)
 SUM_TYPE(add_bf16, uint16_t, spw_bf16_to_f32)
 
-static void
-widen_f16(float *dst, const uint16_t *src, uint64_t n)
-{
-    uint64_t i = 0;
-#ifdef __F16C__
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(src + i))));
-#endif
-    for (; i < n; i++)
-        dst[i] = spw_f16_to_f32(src[i]);
-}
-
-static void
-narrow_f16(uint16_t *dst, const float *src, uint64_t n)
-{
-    uint64_t i = 0;
-#ifdef __F16C__
-    for (; i + 8 <= n; i += 8)
-        _mm_storeu_si128((__m128i *)(void *)(dst + i),
-                         _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT));
-#endif
-    for (; i < n; i++)
-        dst[i] = spw_f32_to_f16(src[i]);
-}
-
 /* Stores rounded; wide then holds the elements as stored. */
 static void
 store(const spw__sum *s, uint64_t first, float *wide, uint64_t n)
@@ -77,15 +50,13 @@ store(const spw__sum *s, uint64_t first, float *wide, uint64_t n)
         else
             memcpy(sink, wide, n * sizeof *sink);
     } else if (s->sink_dtype == SPW_BF16) {
-        for (uint64_t i = 0; i < n; i++)
-            half[i] = spw_f32_to_bf16(wide[i]);
+        spw__narrow_bf16(half, wide, n);
         if (s->sumsq != NULL)
-            for (uint64_t i = 0; i < n; i++)
-                wide[i] = spw_bf16_to_f32(half[i]);
+            spw__widen_bf16(wide, half, n);
     } else {
-        narrow_f16(half, wide, n);
+        spw__narrow_f16(half, wide, n);
         if (s->sumsq != NULL)
-            widen_f16(wide, half, n);
+            spw__widen_f16(wide, half, n);
     }
 }
 
@@ -107,7 +78,7 @@ sum_block(const spw__sum *s, uint64_t first, uint64_t n)
         } else if (s->dtype == SPW_BF16) {
             add_bf16(dst, now, take, at == 0, n);
         } else {
-            widen_f16(at == 0 ? dst : more, now[0], n);
+            spw__widen_f16(at == 0 ? dst : more, now[0], n);
             if (at > 0)
                 for (uint64_t i = 0; i < n; i++)
                     dst[i] += more[i];
