@@ -85,11 +85,11 @@ spw__failure(spw_comm *comm, spw_error *err)
 {
     struct timespec until;
     spw_error failure;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += 3;
     pthread_mutex_lock(&comm->lock);
     while (comm->watch != NULL && !atomic_load(&comm->settled) &&
-           pthread_cond_timedwait(&comm->settled_cond, &comm->lock, &until) == 0) {
+           pthread_cond_clockwait(&comm->settled_cond, &comm->lock, CLOCK_MONOTONIC, &until) == 0) {
     }
     failure = atomic_load(&comm->settled) ? comm->failure : comm->cause;
     pthread_mutex_unlock(&comm->lock);
