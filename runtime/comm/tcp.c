@@ -243,12 +243,17 @@ list_missing(const spw__tcp *t, char *out, size_t out_bytes)
         snprintf(out + at, out_bytes - at, ", ...");
 }
 
-static bool
-has_ended(int fd)
+/* A rank that has come and ended since may be started again. */
+static void
+miss_ended(spw__tcp *t, uint32_t rank, uint32_t *come)
 {
     char byte;
-    ssize_t n = recv(fd, &byte, 1, MSG_PEEK);
-    return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+    ssize_t n = t->star[rank] >= 0 ? recv(t->star[rank], &byte, 1, MSG_PEEK) : 1;
+    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR)))
+        return;
+    close(t->star[rank]);
+    t->star[rank] = -1;
+    --*come;
 }
 
 /* Looks at a complete hello. A rank of ours gets its place, and a stranger is turned away; who is refused stays the caller's. */
@@ -265,11 +270,7 @@ admit(spw__tcp *t, spw__guest *g, uint32_t *come, spw_error *err)
     if (h.world != t->base.world || h.rank >= t->base.world)
         return SPW_RAISE(err, SPW_ECONFIG, "rank %u says that there are %u ranks, rank 0 that there are %u", h.rank,
                          h.world, t->base.world);
-    if (h.rank > 0 && t->star[h.rank] >= 0 && has_ended(t->star[h.rank])) { /* and was started again */
-        close(t->star[h.rank]);
-        t->star[h.rank] = -1;
-        --*come;
-    }
+    miss_ended(t, h.rank, come);
     if (h.rank == 0 || t->star[h.rank] >= 0)
         return SPW_RAISE(err, SPW_ECONFIG, "two processes say that they are rank %u", h.rank);
     t->star[h.rank] = g->fd;
@@ -321,6 +322,8 @@ receive_ranks(spw__tcp *t, uint64_t deadline_ns, double timeout_s, spw_error *wh
         st = spw__door_next(&door, left, &g, why);
         if (st == SPW_OK && g.fd >= 0 && (st = admit(t, &g, &come, why)) != SPW_OK)
             refuse(&door, &g, why);
+        for (uint32_t r = 1; r < t->base.world && come == t->base.world; r++)
+            miss_ended(t, r, &come);
     }
     spw__door_close(&door);
     return st;
