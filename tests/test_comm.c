@@ -962,6 +962,26 @@ test_missing(void **state)
               3);
 }
 
+static void
+body_elsewhere(const plan *p)
+{
+    spw_comm *comm = NULL;
+    spw_error e = {0};
+    setenv("MASTER_ADDR", "192.0.2.1", 1); /* of nobody (RFC 5737) */
+    CHECK(spw_comm_open(&comm, &p->options, &e) != SPW_OK && comm == NULL, "opened");
+    expect(&e, SPW_ETIMEDOUT, "did not come in 0.5 s (SPW_JOIN_TIMEOUT): 1",
+           "MASTER_ADDR 192.0.2.1 is no address of this host, where rank 0 runs");
+}
+
+/* Rank 0 on a host that MASTER_ADDR does not mean waits for ranks that look for it in another place, and says that. */
+static void
+test_elsewhere(void **state)
+{
+    (void)state;
+    plan_run(
+        (plan){.hosts = "ab", .present = 1, .body = body_elsewhere, .options = {.join_timeout_s = 0.5}, .killed = -1});
+}
+
 /* Said by rank 1 alone: there is one more. */
 static void
 body_refused(const plan *p)
@@ -1413,6 +1433,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_environment),   cmocka_unit_test(test_sharers),
         cmocka_unit_test(test_nested),        cmocka_unit_test(test_quiet),
         cmocka_unit_test(test_strangers),     cmocka_unit_test(test_signal_while_connecting),
+        cmocka_unit_test(test_elsewhere),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_started_again),
         cmocka_unit_test(test_late_greeting), cmocka_unit_test(test_unreachable),
         cmocka_unit_test(test_other_version), cmocka_unit_test(test_no_name),

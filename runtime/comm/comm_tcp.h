@@ -9,6 +9,7 @@
 typedef struct spw__tcp {
     spw__transport base; /* first */
     int listen_fd;
+    bool elsewhere;                     /* of rank 0: MASTER_ADDR is no address of this host */
     uint64_t cookie;                    /* what a connection must show */
     struct sockaddr_storage *addresses; /* (world) where each rank listens; one's own is not used */
     int *star; /* (world) while the world is made: rank 0's to all, theirs to rank 0; else -1 */

@@ -222,6 +222,7 @@ listen_as_master(spw__tcp *t, const spw__launch *launch, spw_error *err)
             struct sockaddr_storage any = {.ss_family = at.ss_family};
             set_port(&any, spw__tcp_port_of(&at));
             t->listen_fd = listen_at(&any);
+            t->elsewhere = true;
         }
     }
     freeaddrinfo(list);
@@ -230,17 +231,22 @@ listen_as_master(spw__tcp *t, const spw__launch *launch, spw_error *err)
     return SPW_OK;
 }
 
+/* Who has not come, and a reason that there may be. */
 static void
-list_missing(const spw__tcp *t, char *out, size_t out_bytes)
+list_missing(const spw__tcp *t, const spw__launch *launch, char *out, size_t out_bytes)
 {
+    enum { LIST = 200 };
     size_t at = 0;
     out[0] = '\0';
-    for (uint32_t r = 1; r < t->base.world && at + 16 < out_bytes; r++) {
+    for (uint32_t r = 1; r < t->base.world && at + 16 < LIST; r++) {
         if (t->star[r] < 0)
             at += (size_t)snprintf(out + at, out_bytes - at, "%s%u", at > 0 ? ", " : "", r);
     }
-    if (at + 16 >= out_bytes)
-        snprintf(out + at, out_bytes - at, ", ...");
+    if (at + 16 >= LIST)
+        at += (size_t)snprintf(out + at, out_bytes - at, ", ...");
+    if (t->elsewhere)
+        snprintf(out + at, out_bytes - at, "; MASTER_ADDR %.80s is no address of this host, where rank 0 runs",
+                 launch->host);
 }
 
 /* A rank that has come and ended since may be started again. */
@@ -298,26 +304,26 @@ refuse(spw__door *door, spw__guest *g, const spw_error *why)
 }
 
 static spw_status
-receive_ranks(spw__tcp *t, uint64_t deadline_ns, double timeout_s, spw_error *why)
+receive_ranks(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *why)
 {
     uint64_t tell_ns = spw_now_ns() + TELL_AFTER_S * 1000000000ull;
     uint32_t come = 1;
-    char missing[200];
+    char missing[400];
     spw__guest g = {.fd = -1};
     spw__door door;
     spw_status st = spw__door_open(&door, t->listen_fd, sizeof(hello), t->base.world, why);
     while (st == SPW_OK && come < t->base.world) {
         int left = spw__tcp_left_ms(deadline_ns);
         if (left == 0) {
-            list_missing(t, missing, sizeof missing);
+            list_missing(t, launch, missing, sizeof missing);
             st = SPW_RAISE(why, SPW_ETIMEDOUT, "of %u ranks, these did not come in %.1f s (SPW_JOIN_TIMEOUT): %s",
                            t->base.world, timeout_s, missing);
             break;
         }
         if (time_to_tell(&tell_ns)) {
-            list_missing(t, missing, sizeof missing);
-            spw_log(SPW_LOG_WARN, "rank 0 waits for ranks %s, up to %.0f s in all (SPW_JOIN_TIMEOUT)", missing,
-                    timeout_s);
+            list_missing(t, launch, missing, sizeof missing);
+            spw_log(SPW_LOG_WARN, "rank 0 waits, up to %.0f s in all (SPW_JOIN_TIMEOUT), for ranks %s", timeout_s,
+                    missing);
         }
         st = spw__door_next(&door, left, &g, why);
         if (st == SPW_OK && g.fd >= 0 && (st = admit(t, &g, &come, why)) != SPW_OK)
@@ -340,7 +346,7 @@ open_as_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, dou
         return st;
     if (getrandom(&t->cookie, sizeof t->cookie, 0) != sizeof t->cookie)
         t->cookie = spw_now_ns() * 0x9e3779b97f4a7c15u;
-    st = receive_ranks(t, deadline_ns, timeout_s, &why);
+    st = receive_ranks(t, launch, deadline_ns, timeout_s, &why);
     v = verdict_of(t->cookie, st, &why);
     for (uint32_t r = 1; r < t->base.world; r++) {
         int rc = t->star[r] < 0 ? 0 : spw__tcp_send_all(t->star[r], &v, sizeof v, spw_now_ns() + grace_ns);
