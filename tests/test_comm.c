@@ -982,6 +982,34 @@ test_elsewhere(void **state)
         (plan){.hosts = "ab", .present = 1, .body = body_elsewhere, .options = {.join_timeout_s = 0.5}, .killed = -1});
 }
 
+/* Rank 2 is admitted, and ends before it has said anything else. */
+static void
+body_ended_joining(const plan *p)
+{
+    spw_comm *comm = NULL;
+    spw_error e = {0};
+    spw__launch launch;
+    spw__transport *t;
+    OK(spw__launch_read(&launch, SPW_COMM_TCP, err));
+    if (launch.rank == 2) {
+        OK(spw__tcp_open(&t, &launch, spw_now_ns() + 60000000000u, 60, err));
+        t->close(t, true);
+        return;
+    }
+    CHECK(spw_comm_open(&comm, &p->options, &e) != SPW_OK && comm == NULL, "opened");
+    expect(&e, SPW_EIO, "rank 2 has ended", "");
+}
+
+/* A rank that ends while the world is made is named to all others. */
+static void
+test_ended_joining(void **state)
+{
+    (void)state;
+    plans_run((plan[]){{.hosts = "aaa", .body = body_ended_joining, .options = {.timeout_s = 60}, .killed = -1},
+                       {.hosts = "abcd", .body = body_ended_joining, .options = {.timeout_s = 60}, .killed = -1}},
+              2);
+}
+
 /* Said by rank 1 alone: there is one more. */
 static void
 body_refused(const plan *p)
@@ -1433,7 +1461,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_environment),   cmocka_unit_test(test_sharers),
         cmocka_unit_test(test_nested),        cmocka_unit_test(test_quiet),
         cmocka_unit_test(test_strangers),     cmocka_unit_test(test_signal_while_connecting),
-        cmocka_unit_test(test_elsewhere),
+        cmocka_unit_test(test_elsewhere),     cmocka_unit_test(test_ended_joining),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_started_again),
         cmocka_unit_test(test_late_greeting), cmocka_unit_test(test_unreachable),
         cmocka_unit_test(test_other_version), cmocka_unit_test(test_no_name),

@@ -21,12 +21,14 @@
 enum { HELLO_MAGIC = 0x53505721, TELL_AFTER_S = 30 };
 #define TRY_NS    3000000000u
 #define MOMENT_NS 500000000u
+#define GRACE_NS  2000000000u /* rank 0 says who is missing a little after the time is over */
 
 /* What a process says first to rank 0. */
 typedef struct hello {
     uint32_t magic, rank, world, port;
 } hello;
 
+/* What rank 0 answers, then and to everything that is gathered. */
 typedef struct verdict {
     uint32_t magic, status;
     uint64_t cookie;
@@ -39,6 +41,15 @@ verdict_of(uint64_t cookie, spw_status st, const spw_error *why)
     verdict v = {.magic = HELLO_MAGIC, .status = st, .cookie = cookie};
     snprintf(v.text, sizeof v.text, "%.399s", why->message);
     return v;
+}
+
+static spw_status
+raise_verdict(const verdict *v, spw_error *err)
+{
+    if (v->status == SPW_OK)
+        return SPW_OK;
+    return SPW_RAISE(err, v->status < SPW_STATUS_COUNT ? (spw_status)v->status : SPW_ESYS, "%.*s",
+                     (int)sizeof v->text - 1, v->text);
 }
 
 int
@@ -335,10 +346,22 @@ receive_ranks(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, doub
     return st;
 }
 
+/*
+ * The verdict to all others, and after a good one what they asked for. Whom it does not reach has ended: what is gathered next shows it,
+ * or, when all has been, the watcher.
+ */
+static void
+answer(const spw__tcp *t, const verdict *v, const void *more, uint64_t bytes, uint64_t deadline_ns)
+{
+    for (uint32_t r = 1; r < t->base.world; r++) {
+        if (t->star[r] >= 0 && spw__tcp_send_all(t->star[r], v, sizeof *v, deadline_ns) == 0 && v->status == SPW_OK)
+            (void)spw__tcp_send_all(t->star[r], more, bytes, deadline_ns);
+    }
+}
+
 static spw_status
 open_as_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *err)
 {
-    uint64_t table_bytes = t->base.world * sizeof *t->addresses, grace_ns = 1000000000u;
     verdict v;
     spw_error why = {0};
     spw_status st = listen_as_master(t, launch, err);
@@ -348,13 +371,7 @@ open_as_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, dou
         t->cookie = spw_now_ns() * 0x9e3779b97f4a7c15u;
     st = receive_ranks(t, launch, deadline_ns, timeout_s, &why);
     v = verdict_of(t->cookie, st, &why);
-    for (uint32_t r = 1; r < t->base.world; r++) {
-        int rc = t->star[r] < 0 ? 0 : spw__tcp_send_all(t->star[r], &v, sizeof v, spw_now_ns() + grace_ns);
-        if (rc == 0 && st == SPW_OK)
-            rc = spw__tcp_send_all(t->star[r], t->addresses, table_bytes, deadline_ns + grace_ns);
-        if (rc != 0 && st == SPW_OK)
-            return SPW_RAISE_SYS(err, rc, "rank 0 to rank %u", r);
-    }
+    answer(t, &v, t->addresses, t->base.world * sizeof *t->addresses, deadline_ns + GRACE_NS / 2);
     if (st != SPW_OK && err != NULL)
         *err = why;
     return st;
@@ -466,7 +483,6 @@ knock(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeo
 {
     struct sockaddr_storage own = {0};
     socklen_t len = sizeof own;
-    uint64_t grace_ns = 2000000000u; /* rank 0 says who is missing, a little after the time is over */
     hello h = {.magic = HELLO_MAGIC, .rank = t->base.rank, .world = t->base.world};
     SPW_TRY(reach_master(t, launch, deadline_ns, timeout_s, err));
     (void)getsockname(t->star[0], (struct sockaddr *)&own, &len);
@@ -478,7 +494,7 @@ knock(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeo
     h.port = spw__tcp_port_of(&own);
     *rc = spw__tcp_send_all(t->star[0], &h, sizeof h, deadline_ns);
     if (*rc == 0)
-        *rc = spw__tcp_recv_all(t->star[0], v, sizeof *v, deadline_ns + grace_ns);
+        *rc = spw__tcp_recv_all(t->star[0], v, sizeof *v, deadline_ns + GRACE_NS);
     if (*rc == 0 && v->magic != HELLO_MAGIC)
         return SPW_RAISE(err, SPW_ECONFIG, "what listens at %s:%s is not rank 0", launch->host, launch->port);
     return SPW_OK;
@@ -499,14 +515,12 @@ open_as_guest(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, doub
         spw_sleep_ns(20000000);
         SPW_TRY(knock(t, launch, deadline_ns, timeout_s, &v, &rc, err));
     }
-    if (rc == 0 && v.status != SPW_OK)
-        return SPW_RAISE(err, v.status < SPW_STATUS_COUNT ? (spw_status)v.status : SPW_ESYS, "%.*s",
-                         (int)sizeof v.text - 1, v.text);
+    if (rc == 0)
+        SPW_TRY(raise_verdict(&v, err));
     if (rc == 0) {
         t->cookie = v.cookie;
         master = t->addresses[0]; /* as seen from here */
-        rc = spw__tcp_recv_all(t->star[0], t->addresses, t->base.world * sizeof *t->addresses,
-                               deadline_ns + 2000000000u);
+        rc = spw__tcp_recv_all(t->star[0], t->addresses, t->base.world * sizeof *t->addresses, deadline_ns + GRACE_NS);
         t->addresses[0] = master;
         for (uint32_t r = 1; r < t->base.world; r++)
             see_from_here(&t->addresses[r], &master);
@@ -518,32 +532,46 @@ open_as_guest(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, doub
 
 /* ---------------------------------------------------------------- the transport */
 
+/* Rank 0's part of a gather. Once one is missed the others are heard for a moment still: what they said must not be in the way of the answer. */
+static spw_status
+collect(const spw__tcp *t, const void *mine, char *all, uint32_t bytes, uint64_t deadline_ns, spw_error *why)
+{
+    spw_status st = SPW_OK;
+    memcpy(all, mine, bytes);
+    for (uint32_t r = 1; r < t->base.world; r++) {
+        int rc = spw__tcp_recv_all(t->star[r], all + (uint64_t)r * bytes, bytes, deadline_ns);
+        if (rc == 0 || st != SPW_OK)
+            continue;
+        st = SPW_RAISE(why, rc == ETIMEDOUT ? SPW_ETIMEDOUT : SPW_EIO, "rank %u has ended, or did not come: %s", r,
+                       strerror(rc));
+        deadline_ns = spw_now_ns() + MOMENT_NS;
+    }
+    return st;
+}
+
 static spw_status
 gather(spw__transport *base, const void *mine, void *all, uint32_t bytes, uint64_t deadline_ns, spw_error *err)
 {
     spw__tcp *t = (spw__tcp *)base;
-    char *to = all;
-    uint32_t world = base->world;
-    int rc = 0;
-    if (base->rank > 0) {
-        rc = spw__tcp_send_all(t->star[0], mine, bytes, deadline_ns);
-        if (rc == 0)
-            rc = spw__tcp_recv_all(t->star[0], all, (uint64_t)bytes * world, deadline_ns);
-        return rc == 0 ? SPW_OK : SPW_RAISE_SYS(err, rc, "rank 0 has ended, or others did not come");
+    spw_error why = {0};
+    verdict v;
+    int rc;
+    if (base->rank == 0) {
+        spw_status st = collect(t, mine, all, bytes, deadline_ns, &why);
+        v = verdict_of(t->cookie, st, &why);
+        answer(t, &v, all, (uint64_t)bytes * base->world, deadline_ns + GRACE_NS / 2);
+        if (st != SPW_OK && err != NULL)
+            *err = why;
+        return st;
     }
-    memcpy(to, mine, bytes);
-    for (uint32_t r = 1; r < world; r++) {
-        rc = spw__tcp_recv_all(t->star[r], to + (uint64_t)r * bytes, bytes, deadline_ns);
-        if (rc != 0)
-            return SPW_RAISE(err, rc == ETIMEDOUT ? SPW_ETIMEDOUT : SPW_EIO, "rank %u has ended, or did not come: %s",
-                             r, strerror(rc));
-    }
-    for (uint32_t r = 1; r < world; r++) {
-        rc = spw__tcp_send_all(t->star[r], all, (uint64_t)bytes * world, deadline_ns);
-        if (rc != 0)
-            return SPW_RAISE_SYS(err, rc, "rank %u", r);
-    }
-    return SPW_OK;
+    rc = spw__tcp_send_all(t->star[0], mine, bytes, deadline_ns);
+    if (rc == 0)
+        rc = spw__tcp_recv_all(t->star[0], &v, sizeof v, deadline_ns + GRACE_NS);
+    if (rc == 0)
+        SPW_TRY(raise_verdict(&v, err));
+    if (rc == 0)
+        rc = spw__tcp_recv_all(t->star[0], all, (uint64_t)bytes * base->world, deadline_ns + GRACE_NS);
+    return rc == 0 ? SPW_OK : SPW_RAISE_SYS(err, rc, "rank 0 has ended, or others did not come");
 }
 
 static void
