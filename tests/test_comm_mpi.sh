@@ -38,6 +38,10 @@ for failure in 1:skipped 3:unit 5:abort 6:late; do
     [ "$(grep -c '^# rank' "$log")" -ge "$([ "$failure" = 6:late ] && echo 3 || echo 4)" ] && ! grep -q 'test_comm.c:' "$log"
     tell $? "every rank learns of a failure: ${failure#*:}"
 done
+timeout -s KILL 100 mpirun -n 2 --oversubscribe "$bin" link >"$log" 2>&1 </dev/null || grep -q 'exiting improperly' "$log"
+rc=$?
+grep -q '^ok 1' "$log" && [ "$(grep -c '^# finalized' "$log")" -eq 2 ] || rc=1
+tell $rc "nothing lands where a link that was closed was to receive"
 launch x SPW_MPI_PLUGIN=/nowhere/spillway-mpi.so
 grep -q 'MPI is not there: SPW_MPI_PLUGIN: /nowhere' "$log"
 tell $? "without the plugin ranks say what is missing"

@@ -48,7 +48,9 @@ struct spw__transport {
      * to a peer has ended: told once per peer, whose flows are then left as they were and not touched again.
      */
     int64_t (*progress)(spw__link *link, int wait_ms);
-    void (*link_close)(spw__link *link); /* NULL is fine */
+    /* What is under way is not gone on with, and its memory is the caller's again. NULL: nothing moves but in progress(). */
+    void (*link_stop)(spw__link *link);
+    void (*link_close)(spw__link *link); /* stops it first; NULL is fine */
     /* failed: others may never come; nothing is waited for. */
     void (*close)(spw__transport *t, bool failed);
 };

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { NAP_NS_MAX = 200000, POLLS_BEFORE_NAP = 50, LINGER_NS = 999999999 };
+enum { NAP_NS_MAX = 200000, POLLS_BEFORE_NAP = 50, LINGER_NS = 999999999, STOP_NS = 200000000 };
 
 typedef struct mpi_transport {
     spw__transport base; /* first */
@@ -100,12 +100,51 @@ gather(spw__transport *base, const void *mine, void *all, uint32_t bytes, uint64
     return rc == MPI_SUCCESS ? SPW_OK : complain(err, SPW_EIO, rc, "all-gather of addresses");
 }
 
+/* A request that does not end in time is left to itself. */
+static void
+await_end(MPI_Request *r, uint64_t until_ns)
+{
+    int done = *r == MPI_REQUEST_NULL, rc = MPI_SUCCESS;
+    while (!done && rc == MPI_SUCCESS && now_ns() < until_ns) {
+        enter();
+        rc = MPI_Test(r, &done, MPI_STATUS_IGNORE);
+        leave();
+        if (!done)
+            nap(20000);
+    }
+    *r = MPI_REQUEST_NULL;
+}
+
+/*
+ * A message that comes later, while another link moves, must not land in memory that has a new owner by then: receives are taken back. One
+ * whose message is on its way already comes to its end, as what is sent does where the other side takes it.
+ */
+static void
+link_stop(spw__link *base)
+{
+    mpi_link *l = (mpi_link *)base;
+    uint64_t until = now_ns() + STOP_NS;
+    for (uint32_t i = 0; i < base->peer_count; i++) {
+        enter();
+        if (l->recvs[i] != MPI_REQUEST_NULL)
+            (void)MPI_Cancel(&l->recvs[i]);
+        leave();
+    }
+    for (uint32_t i = 0; i < base->peer_count; i++) {
+        await_end(&l->recvs[i], until);
+        await_end(&l->sends[i], until);
+        base->send[i] = base->recv[i] = (spw__flow){.left = 0};
+    }
+}
+
 static void
 link_close(spw__link *base)
 {
     mpi_link *l = (mpi_link *)base;
     if (l == NULL)
         return;
+    if (l->base.send != NULL && l->base.recv != NULL && l->sends != NULL && l->recvs != NULL)
+        link_stop(base);
     free(l->sends);
     free(l->recvs);
     free(base->send);
@@ -131,6 +170,8 @@ link_create(spw__transport *base, spw__link **out, uint32_t id, const uint32_t *
         link_close(&l->base);
         return complain(err, SPW_ENOMEM, MPI_SUCCESS, "memory of a link");
     }
+    for (uint32_t i = 0; i < peer_count; i++)
+        l->sends[i] = l->recvs[i] = MPI_REQUEST_NULL;
     enter();
     (void)MPI_Comm_get_attr(((mpi_transport *)base)->comm, MPI_TAG_UB, &most, &found);
     leave();
@@ -138,8 +179,6 @@ link_create(spw__transport *base, spw__link **out, uint32_t id, const uint32_t *
         link_close(&l->base);
         return complain(err, SPW_EUNSUPPORTED, MPI_SUCCESS, "more channels were opened than it has tags");
     }
-    for (uint32_t i = 0; i < peer_count; i++)
-        l->sends[i] = l->recvs[i] = MPI_REQUEST_NULL;
     *out = &l->base;
     return SPW_OK;
 }
@@ -282,6 +321,7 @@ spw__mpi_open(spw__transport **out, const char *version, uint64_t sizes, uint64_
                                .link_create = link_create,
                                .link_join = link_join,
                                .progress = progress,
+                               .link_stop = link_stop,
                                .link_close = link_close,
                                .close = close_transport};
     library[strcspn(library, ",\n")] = '\0';

@@ -19,13 +19,22 @@ spw__chaos(spw_comm *comm)
         spw_sleep_ns(r[1] % (r[0] % 64 == 0 ? 3000000 : 200000));
 }
 
+/* The operation fails with the world, and its operands are the caller's again. */
+static spw_status
+give_up(spw_channel *ch, spw_error *err)
+{
+    if (ch->link != NULL && ch->link->transport->link_stop != NULL)
+        ch->link->transport->link_stop(ch->link);
+    return spw__failure(ch->comm, err);
+}
+
 static spw_status
 timed_out(spw_channel *ch, spw_error *err)
 {
     spw_comm *comm = ch->comm;
     spw__fail(comm, SPW_ETIMEDOUT, ch->link_id, "rank %u waited %.1f s for others on channel %s", comm->info.rank,
               ch->timeout_s, ch->name);
-    return spw__failure(comm, err);
+    return give_up(ch, err);
 }
 
 static bool
@@ -42,7 +51,7 @@ pass_gate(spw_channel *ch, spw_error *err)
     spw__gate_arrive(&ch->block->gate, ch->gate_target);
     while (!spw__gate_wait(&ch->block->gate, ch->gate_target, ch->comm->spin)) {
         if (spw__failed(ch->comm))
-            return spw__failure(ch->comm, err);
+            return give_up(ch, err);
         if (late(ch))
             return timed_out(ch, err);
     }
@@ -79,7 +88,7 @@ lost(spw_channel *ch, spw_error *err)
         spw__fail(comm, SPW_EIO, ch->link_id, "the connection to rank %u is gone%s%s", ch->far[ch->link->gone_idx],
                   ch->link->gone_errno != 0 ? ": " : "",
                   ch->link->gone_errno != 0 ? strerror(ch->link->gone_errno) : "");
-    return spw__failure(comm, err);
+    return give_up(ch, err);
 }
 
 spw_status
@@ -98,7 +107,7 @@ spw__op_pump(spw_channel *ch, bool wait, spw_error *err)
     if (moved > 0)
         spw_waiting_begin(&ch->waiting);
     else if (spw__failed(ch->comm))
-        return spw__failure(ch->comm, err);
+        return give_up(ch, err);
     else if (wait && late(ch))
         return timed_out(ch, err);
     return SPW_OK;
@@ -170,7 +179,7 @@ check_call(spw_channel *ch, const spw__call *other, uint32_t member, spw_error *
               "the calls of ranks on channel %s differ: %s of rank %u (%s, unit %u) and rank %u (%s, unit %u)",
               ch->name, what, ch->comm->info.rank, spw_collective_name(mine->op), mine->unit, ch->members[member],
               spw_collective_name(other->op), other->unit);
-    return spw__failure(ch->comm, err);
+    return give_up(ch, err);
 }
 
 spw_status
@@ -178,7 +187,7 @@ spw__op_begin(spw_channel *ch, const spw__call *call, spw_error *err)
 {
     spw_comm *comm = ch->comm;
     if (spw__failed(comm))
-        return spw__failure(comm, err);
+        return give_up(ch, err);
     ch->begin_ns = spw_now_ns();
     ch->call = *call;
     ch->call.number = ++ch->number;
