@@ -202,6 +202,31 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
     return spw_store_create(&e->store, &s, err);
 }
 
+/* What budgets and placements are about. */
+static spw_status
+take_own(spw_engine *e, const spw_topology *topology, spw_error *err)
+{
+    SPW_TRY(make_act(e, err));
+    return make_store(e, topology, err);
+}
+
+/* Ranks may have differently much of it, and so take differently long: who has it waits for the others, and all know when one cannot. */
+static spw_status
+take_together(spw_engine *e, const spw_topology *topology, spw_error *err)
+{
+    spw_channel *channel;
+    spw_error own = {0};
+    spw_status st;
+    if (e->comm == NULL)
+        return take_own(e, topology, err);
+    SPW_TRY(spw_channel_open(&channel, e->comm, NULL, 0, "memory", err));
+    spw_channel_set_timeout(channel, SPW__FILES_S);
+    st = take_own(e, topology, &own);
+    st = spw_agree(channel, st, &own, NULL, err);
+    spw_channel_close(channel);
+    return st;
+}
+
 /* ---------------------------------------------------------------- lifetime */
 
 /* Do matrices come in pieces, and has one of them a gradient that several blocks add to? */
@@ -409,9 +434,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     SPW_TRY(spw__make_ranges(e, err));
     SPW_TRY(take_memory(e, err));
     SPW_TRY(take_partials(e, err));
-    SPW_TRY(make_act(e, err));
     SPW_TRY(spw__orthogonal_open(e, err));
-    SPW_TRY(make_store(e, &topology, err));
+    SPW_TRY(take_together(e, &topology, err));
     return e->comm == NULL ? SPW_OK : spw__ranks_create(&e->ranks, e, e->comm, e->between + e->plan.grads_device, err);
 }
 

@@ -512,6 +512,10 @@ void spw__wire_count_grad(const spw_wire *x, uint32_t unit, bool add, uint64_t *
 
 /* ---------------------------------------------------------------- rank_channels.c: who talks to whom */
 
+enum {
+    SPW__FILES_S = 24 * 3600
+}; /* disks and memory take ranks differently long, and one may have work for all of them */
+
 /* How many; opened, collective, in out (zeroed); closed, also half of them. timeout_s 0: the world's. */
 uint32_t spw__ranks_channels(const engine_zeropp *z);
 spw_status

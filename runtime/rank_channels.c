@@ -4,8 +4,6 @@
  */
 #include "engine_internal.h"
 
-enum { FILES_S = 24 * 3600 }; /* one rank reads or sums all of a checkpoint while the others wait */
-
 static spw_status
 open_channel(spw_channel **out, spw_comm *comm, uint32_t color, const char *name, double timeout_s, spw_error *err)
 {
@@ -28,7 +26,7 @@ spw__ranks_open_channels(rank_channels *c, spw_comm *comm, const engine_zeropp *
     SPW_TRY(open_channel(&c->gathers, comm, group, "weights", timeout_s, err));
     SPW_TRY(open_channel(&c->reduces, comm, group, "gradients", timeout_s, err));
     SPW_TRY(open_channel(&c->control, comm, 0, "control", timeout_s, err));
-    SPW_TRY(open_channel(&c->saves, comm, 0, "saves", FILES_S, err));
+    SPW_TRY(open_channel(&c->saves, comm, 0, "saves", SPW__FILES_S, err));
     if (z->group > 1)
         SPW_TRY(open_channel(&c->group, comm, rank / z->group, "kept weights", timeout_s, err));
     if (z->grads) {

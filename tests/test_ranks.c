@@ -5,11 +5,15 @@
 #include "lib_tiny.h"
 #include "lib_worlds.h"
 #include "runtime_internal.h"
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -249,6 +253,76 @@ test_late_start(void **state)
     tiny_dir_remove(first_dir);
     outcome_free(early);
     outcome_free(late);
+}
+
+/* Rank 1's disk takes its time to give room, or has none. */
+static struct {
+    spw_comm *comm; /* NULL: disks are as they are */
+    bool full;
+} odd_disk;
+
+int
+fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    char link[64], path[512] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (odd_disk.comm == NULL || readlink(link, path, sizeof path - 1) < 0 || path[0] != '/' ||
+        strncmp(path, "/memfd:", 7) == 0)
+        return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
+    if (spw_comm_get_info(odd_disk.comm)->rank == 0) {
+        spw_comm_set_timeout(odd_disk.comm, 2.5);
+    } else if (odd_disk.full) {
+        errno = ENOSPC;
+        return -1;
+    } else {
+        usleep(4000000);
+    }
+    odd_disk.comm = NULL; /* the first of them is enough */
+    return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
+}
+
+static spw_status
+begin_on_odd_disk(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
+{
+    const char(*dirs)[256] = ctx;
+    spw_config c;
+    spw_model_config mc;
+    spw_model *model;
+    spw_engine *e;
+    spw_error why = {0};
+    spw_status st;
+    ranks_config(&c, SPW_STATE_FP32);
+    ranks_use_dir(&c, dirs[rank]);
+    c.run.ranks = 2;
+    c.zero.stage = 3;
+    c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_NVME;
+    tiny_model_config(&mc, SPW_FAMILY_GPT2);
+    SPW_TRY(spw_model_build(&model, &mc, err));
+    odd_disk.comm = comm;
+    st = spw_engine_create(&e, &(spw_engine_options){.config = &c, .model = model, .comm = comm}, &why);
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    if (odd_disk.full ? st != SPW_ENOSPC || strstr(why.message, "rank 1: ") == NULL ||
+                            strstr(why.message, "swap space in") == NULL
+                      : st != SPW_OK)
+        return SPW_RAISE(err, SPW_ESYS, "rank %u: %s %s", rank, spw_status_name(st), why.message);
+    return SPW_OK;
+}
+
+/* What a rank takes at the start is its own, and so is how long that takes; one that does not get it says so to all. */
+static void
+test_own_disks(void **state)
+{
+    char dirs[2][256];
+    (void)state;
+    for (int r = 0; r < 2; r++)
+        tiny_dir_make(dirs[r]);
+    for (int full = 0; full < 2; full++) {
+        odd_disk.full = full;
+        ranks_run(2, &(spw_comm_options){0}, begin_on_odd_disk, dirs);
+    }
+    for (int r = 0; r < 2; r++)
+        tiny_dir_remove(dirs[r]);
 }
 
 /* What a plan of one rank calls the least is enough for each, whichever matrices it makes orthogonal. */
@@ -641,7 +715,7 @@ main(void)
         cmocka_unit_test(test_late_start),      cmocka_unit_test(test_resume_exact),
         cmocka_unit_test(test_bytes),           cmocka_unit_test(test_held),
         cmocka_unit_test(test_overlap),         cmocka_unit_test(test_own_budgets),
-        cmocka_unit_test(test_copies_together),
+        cmocka_unit_test(test_copies_together), cmocka_unit_test(test_own_disks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
