@@ -67,30 +67,58 @@ static const struct with_images {
     const char *type, *architecture, *text_type;
     spw_family text;
     bool axes;
-    bool qwen_vl; /* then the text's keys may also stand beside the others */
-    uint64_t vocab, positions, width, layers, heads, mlp_width; /* of a missing key; 0: as in a model of text */
-    uint64_t kv_heads;
-    double norm_eps;
-} with_images[] = {{"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3, false, false, 262208,
-                    131072, 2304, 26, 8, 9216, 0, 0},
-                   {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, false, false, 0, 0,
-                    0, 0, 0, 0, 0, 0},
-                   {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, true,
-                    152064, 32768, 8192, 80, 64, 29568, 8, 1e-5},
-                   {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, true,
-                    152064, 32768, 8192, 80, 64, 29568, 8, 1e-5},
-                   {"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", SPW_FAMILY_QWEN3, true, false,
-                    151936, 128000, 4096, 32, 32, 22016, 0, 0},
-                   {"qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", SPW_FAMILY_QWEN3_MOE,
-                    true, false, 151936, 128000, 2048, 24, 16, 5632, 16, 0},
-                   {"qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", SPW_FAMILY_QWEN3_5, true, false,
-                    248320, 32768, 4096, 32, 16, 12288, 0, 0},
-                   {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", SPW_FAMILY_QWEN3_5_MOE,
-                    true, false, 248320, 32768, 2048, 40, 16, 0, 0, 0},
-                   {"gemma4", "Gemma4ForConditionalGeneration", "gemma4_text", SPW_FAMILY_GEMMA4, false, false, 262144,
-                    131072, 2304, 30, 8, 9216, 0, 0},
-                   {"gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", SPW_FAMILY_GEMMA4,
-                    false, false, 262144, 262144, 2304, 30, 8, 9216, 0, 0}};
+    bool qwen_vl;             /* then the text's keys may also stand beside the others */
+    spw_model_config missing; /* what a missing key is; 0: as in a model of text */
+} with_images[] = {
+    {"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3,
+     .missing = {.vocab = 262208, .positions = 131072, .width = 2304, .layers = 26, .heads = 8, .mlp_width = 9216}},
+    {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, .missing = {.vocab = 0}},
+    {"qwen2_vl",
+     "Qwen2VLForConditionalGeneration",
+     "qwen2_vl_text",
+     SPW_FAMILY_QWEN2,
+     true,
+     true,
+     {.vocab = 152064,
+      .positions = 32768,
+      .width = 8192,
+      .layers = 80,
+      .heads = 64,
+      .kv_heads = 8,
+      .mlp_width = 29568,
+      .norm_eps = 1e-5}},
+    {"qwen2_5_vl",
+     "Qwen2_5_VLForConditionalGeneration",
+     "qwen2_5_vl_text",
+     SPW_FAMILY_QWEN2,
+     true,
+     true,
+     {.vocab = 152064,
+      .positions = 32768,
+      .width = 8192,
+      .layers = 80,
+      .heads = 64,
+      .kv_heads = 8,
+      .mlp_width = 29568,
+      .norm_eps = 1e-5}},
+    {"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", SPW_FAMILY_QWEN3, .axes = true,
+     .missing = {.vocab = 151936, .positions = 128000, .width = 4096, .layers = 32, .heads = 32, .mlp_width = 22016}},
+    {"qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", SPW_FAMILY_QWEN3_MOE, .axes = true,
+     .missing = {.vocab = 151936,
+                 .positions = 128000,
+                 .width = 2048,
+                 .layers = 24,
+                 .heads = 16,
+                 .kv_heads = 16,
+                 .mlp_width = 5632}},
+    {"qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", SPW_FAMILY_QWEN3_5, .axes = true,
+     .missing = {.vocab = 248320, .positions = 32768, .width = 4096, .layers = 32, .heads = 16, .mlp_width = 12288}},
+    {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", SPW_FAMILY_QWEN3_5_MOE, .axes = true,
+     .missing = {.vocab = 248320, .positions = 32768, .width = 2048, .layers = 40, .heads = 16}},
+    {"gemma4", "Gemma4ForConditionalGeneration", "gemma4_text", SPW_FAMILY_GEMMA4,
+     .missing = {.vocab = 262144, .positions = 131072, .width = 2304, .layers = 30, .heads = 8, .mlp_width = 9216}},
+    {"gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", SPW_FAMILY_GEMMA4,
+     .missing = {.vocab = 262144, .positions = 262144, .width = 2304, .layers = 30, .heads = 8, .mlp_width = 9216}}};
 
 /* Relatives of what is computed here, and what of them is not. */
 static const char *
@@ -196,19 +224,13 @@ static spw_status
 read_config(const source *s, bool section, const struct with_images *kind, spw_model_config *c)
 {
     memset(c, 0, sizeof *c);
+    if (kind != NULL)
+        *c = kind->missing;
     SPW_TRY(kind != NULL ? read_text_family(s, kind, &c->family) : read_family(s, &c->family));
-    if (kind != NULL) {
-        c->width = kind->width;
-        c->layers = kind->layers;
-        c->heads = kind->heads;
-        c->mlp_width = kind->mlp_width;
-        c->kv_heads = kind->kv_heads;
-        c->norm_eps = kind->norm_eps;
-    }
     SPW_TRY(check_activation(s, c->family));
     SPW_TRY(check_quantization(s, c->family));
-    c->vocab = kind != NULL && kind->vocab > 0 ? kind->vocab : 256;
-    c->positions = kind != NULL && kind->positions > 0 ? kind->positions : 1024;
+    c->vocab = c->vocab > 0 ? c->vocab : 256;
+    c->positions = c->positions > 0 ? c->positions : 1024;
     c->init_std = c->family == SPW_FAMILY_STARCODER2 ? 0.018042 : 0.02;
     c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || spw__hf_is_ernie(c->family) ||
               c->family == SPW_FAMILY_OPT || c->family == SPW_FAMILY_STARCODER2 || c->family == SPW_FAMILY_COHERE ||
