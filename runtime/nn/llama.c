@@ -566,25 +566,53 @@ own_each(spw_model *m, spw_block *b, const char *prefix, const char *name, uint6
     }
 }
 
+/* What files call the parts of a mixture. */
+typedef struct mixture_names {
+    const char *mlp, *router, *bias, *shared;
+    const char *gate, *up, *down; /* of an expert */
+} mixture_names;
+
+static mixture_names
+names_of(const spw_model_config *c)
+{
+    mixture_names n = {"mlp",
+                       c->experts_paired ? "router" : "gate",
+                       "gate.e_score_correction_bias",
+                       c->shared_gated ? "shared_expert" : "shared_experts",
+                       "gate_proj",
+                       "up_proj",
+                       "down_proj"};
+    switch (c->family) {
+    case SPW_FAMILY_MIXTRAL:
+    case SPW_FAMILY_MINIMAX_M2:
+        n = (mixture_names){"block_sparse_moe", "gate", "e_score_correction_bias", NULL, "w1", "w3", "w2"};
+        break;
+    case SPW_FAMILY_ERNIE_MOE: n.bias = "moe_statics.e_score_correction_bias"; break;
+    case SPW_FAMILY_HY_V3:
+        n.router = "router.gate";
+        n.bias = "expert_bias";
+        n.shared = "shared_mlp";
+        break;
+    case SPW_FAMILY_HUNYUAN_MOE:
+        n.router = "gate.wg";
+        n.shared = "shared_mlp";
+        break;
+    default: break;
+    }
+    return n;
+}
+
 static void
-own_router(spw_model *m, spw_block *b, const char *prefix, const char *mlp)
+own_router(spw_model *m, spw_block *b, const char *prefix, const mixture_names *names)
 {
     const spw_model_config *c = &m->config;
     char name[48];
     spw_param *p;
-    snprintf(name, sizeof name, "%s.%s", mlp,
-             c->experts_paired                     ? "router"
-             : c->family == SPW_FAMILY_HY_V3       ? "router.gate"
-             : c->family == SPW_FAMILY_HUNYUAN_MOE ? "gate.wg"
-                                                   : "gate");
+    snprintf(name, sizeof name, "%s.%s", names->mlp, names->router);
     own_linear(m, b, prefix, name, c->experts, c->width, c->experts_paired);
     if (!c->sigmoid && !c->softmax_biased)
         return;
-    snprintf(name, sizeof name, "%s.%s", mlp,
-             c->family == SPW_FAMILY_MINIMAX_M2  ? "e_score_correction_bias"
-             : c->family == SPW_FAMILY_ERNIE_MOE ? "moe_statics.e_score_correction_bias"
-             : c->family == SPW_FAMILY_HY_V3     ? "expert_bias"
-                                                 : "gate.e_score_correction_bias");
+    snprintf(name, sizeof name, "%s.%s", names->mlp, names->bias);
     spw__nn_own(m, b, prefix, name, 1, SPW_TERMS * c->experts, 1, SPW_INIT_ZEROS, 0);
     p = &m->params[m->param_count - 1];
     p->in_terms = p->frozen = true;
@@ -607,12 +635,11 @@ own_gated(spw_model *m, spw_block *b, const char *prefix, const char *mlp, uint6
 static void
 own_experts(spw_model *m, spw_block *b, const char *prefix)
 {
-    static const char *const names[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
     const spw_model_config *c = &m->config;
-    bool mixtral = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_MINIMAX_M2;
-    const char *mlp = mixtral ? "block_sparse_moe" : "mlp";
+    const mixture_names names = names_of(c);
+    const char *const parts[3] = {names.gate, names.up, names.down};
     char name[48];
-    own_router(m, b, prefix, mlp);
+    own_router(m, b, prefix, &names);
     if (c->experts_paired) {
         own_each(m, b, prefix, "mlp.experts.gate_up_proj", c->width, 2 * c->mlp_width, 2);
         own_each(m, b, prefix, "mlp.experts.gate_up_proj_bias", 1, 2 * c->mlp_width, 1);
@@ -623,17 +650,15 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
     for (int k = 0; k < 3; k++) {
         uint64_t rows = k < 2 ? c->mlp_width : c->width, cols = k < 2 ? c->width : c->mlp_width;
         for (uint64_t e = 0; e < c->experts; e++) {
-            snprintf(name, sizeof name, "%s.experts.%u.%s", mlp, (unsigned)e, names[mixtral][k]);
+            snprintf(name, sizeof name, "%s.experts.%u.%s", names.mlp, (unsigned)e, parts[k]);
             own_linear(m, b, prefix, name, rows, cols, false);
             m->params[m->param_count - 1].expert = (uint32_t)e + 1;
         }
     }
-    if (c->shared_width > 0)
-        own_gated(m, b, prefix,
-                  c->family == SPW_FAMILY_HY_V3 || c->family == SPW_FAMILY_HUNYUAN_MOE ? "mlp.shared_mlp"
-                  : c->shared_gated                                                    ? "mlp.shared_expert"
-                                                                                       : "mlp.shared_experts",
-                  c->shared_width, c->mlp_bias);
+    if (c->shared_width > 0) {
+        snprintf(name, sizeof name, "%s.%s", names.mlp, names.shared);
+        own_gated(m, b, prefix, name, c->shared_width, c->mlp_bias);
+    }
     if (c->shared_width > 0 && c->shared_gated)
         own_linear(m, b, prefix, "mlp.shared_expert_gate", 1, c->width, false);
 }
