@@ -234,8 +234,9 @@ test_late_start(void **state)
     w.out = early;
     w.save = first_dir;
     world_run(&w);
-    c.run.comm_timeout = 8; /* a busy machine keeps ranks waiting, too: for more than 3 s under the sanitizers once */
-    w.late_s = 11;
+    c.run.comm_timeout =
+        SANITIZED ? 5 : 3; /* a busy machine keeps ranks waiting, too: more than 3 s under sanitizers once */
+    w.late_s = SANITIZED ? 7 : 4;
     w.out = late;
     w.save = NULL;
     world_run(&w);
