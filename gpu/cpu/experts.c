@@ -103,12 +103,10 @@ keys_of(const moe_args *g, const float *logits, float *room)
     float sum = 1;
     if (!rule->sigmoid && bias == NULL && rule->groups == 0)
         return logits;
-    if (rule->sigmoid || bias == NULL)
-        memcpy(room, logits, E * sizeof *room);
-    else
+    if (!rule->sigmoid && bias != NULL)
         sum = g->k->exp_sum(room, logits, largest(logits, E), E);
     for (uint64_t e = 0; e < E; e++) {
-        room[e] = rule->sigmoid ? sigmoid(room[e]) : room[e] / sum;
+        room[e] = rule->sigmoid ? sigmoid(logits[e]) : bias != NULL ? room[e] / sum : logits[e];
         if (bias != NULL)
             room[e] += sum_of_terms(bias + SPW_TERMS * e);
     }

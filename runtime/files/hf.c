@@ -62,6 +62,11 @@ read_dropout(const source *s, spw_model_config *c)
 
 /* ---------------------------------------------------------------- reading */
 
+#define QWEN2_VL                                                                                                       \
+    {                                                                                                                  \
+        .vocab = 152064, .positions = 32768, .width = 8192, .layers = 80, .heads = 64, .kv_heads = 8,                  \
+        .mlp_width = 29568, .norm_eps = 1e-5                                                                           \
+    }
 /* Models of text and images, as most sizes of Gemma 3, all of Gemma 4 and Mistral Small 3 are published, and what their text part is. */
 static const struct with_images {
     const char *type, *architecture, *text_type;
@@ -73,34 +78,8 @@ static const struct with_images {
     {"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3,
      .missing = {.vocab = 262208, .positions = 131072, .width = 2304, .layers = 26, .heads = 8, .mlp_width = 9216}},
     {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, .missing = {.vocab = 0}},
-    {"qwen2_vl",
-     "Qwen2VLForConditionalGeneration",
-     "qwen2_vl_text",
-     SPW_FAMILY_QWEN2,
-     true,
-     true,
-     {.vocab = 152064,
-      .positions = 32768,
-      .width = 8192,
-      .layers = 80,
-      .heads = 64,
-      .kv_heads = 8,
-      .mlp_width = 29568,
-      .norm_eps = 1e-5}},
-    {"qwen2_5_vl",
-     "Qwen2_5_VLForConditionalGeneration",
-     "qwen2_5_vl_text",
-     SPW_FAMILY_QWEN2,
-     true,
-     true,
-     {.vocab = 152064,
-      .positions = 32768,
-      .width = 8192,
-      .layers = 80,
-      .heads = 64,
-      .kv_heads = 8,
-      .mlp_width = 29568,
-      .norm_eps = 1e-5}},
+    {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, true, QWEN2_VL},
+    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, true, QWEN2_VL},
     {"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", SPW_FAMILY_QWEN3, .axes = true,
      .missing = {.vocab = 151936, .positions = 128000, .width = 4096, .layers = 32, .heads = 32, .mlp_width = 22016}},
     {"qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", SPW_FAMILY_QWEN3_MOE, .axes = true,
