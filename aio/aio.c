@@ -39,6 +39,7 @@ op_name(spw_aio_op op)
 
 /* ---------------------------------------------------------------- probe */
 
+/* Opened as real files are, O_DIRECT where it may be; without a name where the file system knows that, so that a kill leaves nothing behind. */
 static spw_status
 open_probe_file(const char *dir, int *fd_out, spw_error *err)
 {
@@ -48,7 +49,9 @@ open_probe_file(const char *dir, int *fd_out, spw_error *err)
         dir = getenv("TMPDIR");
     if (dir == NULL || dir[0] == '\0')
         dir = "/tmp";
-    *fd_out = -1;
+    *fd_out = SPW_CALL(EOPNOTSUPP, open(dir, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600));
+    if (*fd_out >= 0)
+        return SPW_OK;
     if ((size_t)snprintf(path, sizeof path, "%s/spw-probe-XXXXXX", dir) >= sizeof path)
         return SPW_RAISE(err, SPW_EINVAL, "probe folder %.64s...: the path is too long", dir);
     fd = SPW_CALL(EACCES, mkostemp(path, O_CLOEXEC));
@@ -57,7 +60,7 @@ open_probe_file(const char *dir, int *fd_out, spw_error *err)
         return SPW_RAISE(err, SPW_ENOENT, "folder %s does not exist; mkdir -p makes it, if its disk is mounted", dir);
     if (fd < 0)
         return SPW_RAISE_SYS(err, errno, "folder %s cannot be written to (probe file %s)", dir, path);
-    *fd_out = SPW_CALL(EINVAL, open(path, O_RDWR | O_DIRECT | O_CLOEXEC)); /* as real files are opened */
+    *fd_out = SPW_CALL(EINVAL, open(path, O_RDWR | O_DIRECT | O_CLOEXEC));
     unlink(path);
     if (*fd_out < 0)
         *fd_out = fd;
