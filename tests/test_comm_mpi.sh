@@ -34,7 +34,7 @@ done
 # A world that failed does not finalize, and mpirun ends with an error of its own: what ranks say is what counts. The
 # one that is late is ended by mpirun before it can say anything.
 for failure in 1:skipped 3:unit 5:abort 6:late; do
-    launch '$((OMPI_COMM_WORLD_RANK/3))' SPW_TEST_FAILURE="${failure%%:*}" SPW_TEST_SHOW=1
+    launch '$((OMPI_COMM_WORLD_RANK/3))' SPW_TEST_BRIEF=1 SPW_TEST_FAILURE="${failure%%:*}" SPW_TEST_SHOW=1
     [ "$(grep -c '^# rank' "$log")" -ge "$([ "$failure" = 6:late ] && echo 3 || echo 4)" ] && ! grep -q 'test_comm.c:' "$log"
     tell $? "every rank learns of a failure: ${failure#*:}"
 done
@@ -53,7 +53,7 @@ for set in 'PMI_SIZE=2 PMI_RANK=0' 'PMIX_RANK=0 SLURM_STEP_NUM_TASKS=2'; do
 done
 # Inside another launcher's process the inner mpirun counts.
 for ranks in 1 2; do
-    timeout -s KILL 200 env PMI_SIZE=3 PMI_RANK=0 mpirun -n $ranks --oversubscribe "$bin" rank >"$log" 2>&1 </dev/null ||
+    timeout -s KILL 200 env SPW_TEST_BRIEF=1 PMI_SIZE=3 PMI_RANK=0 mpirun -n $ranks --oversubscribe "$bin" rank >"$log" 2>&1 </dev/null ||
         grep -q 'exiting improperly' "$log"
     rc=$?
     grep -q '^ok 1' "$log" || rc=1
