@@ -1,6 +1,6 @@
 #!/bin/bash
-# The tests of aio again where it is tight: locked memory of 0, 64 and 8192 KiB without the right to exceed it, O_DIRECT
-# on and off, disks with sectors of 512 and of 4096 bytes. Each combination runs every file test on every backend.
+# The tests of aio again where it is tight: locked memory of 0, 64 and 8192 KiB without the right to exceed it, without
+# O_DIRECT, disks with sectors of 512 and of 4096 bytes. Each of these runs every file test on every backend.
 cd "$(dirname "$0")/.." || exit 1
 bin=${SPW_BUILD:-build/checked}/tests
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-limits-XXXXXX")
@@ -41,6 +41,7 @@ drop=
 [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null && drop="setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock"
 for kib in 0 64 8192; do
     for mode in $modes; do
+        [ $mode = direct ] || [ $kib = 64 ] || continue
         if [ "$(id -u)" = 0 ] && [ -z "$drop" ]; then
             say ok "memlock $kib KiB, $mode # skip root without setpriv exceeds every limit"
             continue

@@ -202,7 +202,7 @@ test_activations(void **state)
                 continue; /* with them, for two a pass */
             tiny_config(&c, SPW_STATE_SPLIT);
             c.accumulation = 4;
-            c.micro_batch = 16;
+            c.micro_batch = 8;
             c.aio.queue_depth = 4; /* transfers take memory too, and little is left to share */
             c.aio.thread_count = 1;
             c.data.seq_length = 40;
