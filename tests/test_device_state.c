@@ -56,6 +56,8 @@ test_same_bits(void **state)
             const double ratio[] = {1, 1, 1, 0.5, 1, 1, 0.4, 0.3}; /* the host updates so much of it */
             spw_config c;
             uint64_t sum;
+            if (SANITIZED && muon && k % 4 != 0 && k != 6)
+                continue;
             device_config(&c, f);
             snprintf(c.optimizer.type, sizeof c.optimizer.type, "%s", types[f % 4]);
             c.optimizer.momentum = 0.9;
@@ -320,7 +322,7 @@ static void
 test_snapshot(void **state)
 {
     (void)state;
-    for (uint64_t k = 4; k < (SANITIZED ? 12 : 28); k++) {
+    for (uint64_t k = 4; k < (SANITIZED ? 8 : 28); k++) {
         const uint64_t seed = k / 4;
         const bool muon = k % 4 > 1, snaps = k % 2;
         static double without;

@@ -99,7 +99,7 @@ compare_placements(const char *what, world w, const spw_config *c0)
 static void
 test_worlds(void **state)
 {
-    const uint32_t worlds[][2] = {{4, 2}, {4, 1}, {4, 4}, {8, 2}, {8, 4}, {6, 2}, {6, 3}};
+    const uint32_t worlds[][2] = {{4, 2}, {4, 1}, {4, 4}, {8, 2}, {6, 3}};
     outcome *one = run((world){.ranks = 1, .steps = STEPS, .family = SPW_FAMILY_GPT2}, 0);
     (void)state;
     for (size_t k = 0; k < (SANITIZED ? 2 : sizeof worlds / sizeof worlds[0]); k++) {
@@ -283,14 +283,14 @@ test_bytes(void **state)
 static void
 test_by_host(void **state)
 {
-    const uint32_t worlds[][3] = {{4, 4, 2}, {8, 4, 2}, {6, 6, 3}};
+    static const uint32_t all[][3] = {{8, 4, 2}, {6, 6, 3}, {0}}, few[][3] = {{4, 4, 2}, {0}};
     (void)state;
-    for (size_t k = 0; k < (SANITIZED ? 1 : sizeof worlds / sizeof worlds[0]); k++) {
-        world w = {.ranks = worlds[k][0], .steps = STEPS, .family = SPW_FAMILY_GPT2, .per_host = worlds[k][2]};
+    for (const uint32_t(*of)[3] = SANITIZED ? few : all; (*of)[0] > 0; of++) {
+        world w = {.ranks = (*of)[0], .steps = STEPS, .family = SPW_FAMILY_GPT2, .per_host = (*of)[2]};
         for (int coded = 0; coded < 2; coded++) {
             outcome *flat = outcome_new(), *once;
             spw_config c;
-            groups_config(&c, worlds[k][1]);
+            groups_config(&c, (*of)[1]);
             c.run.device_memory = 64 << 20; /* every generation is gathered once */
             c.zero.quantized_weights = coded > 0;
             w.config = &c;
