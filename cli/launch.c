@@ -30,20 +30,23 @@ pass_on(int number)
     }
 }
 
-/* A port that was free a moment ago; 0: there is none. */
+/*
+ * A port that is free, and stays so for nobody but rank 0, which shares it as it lets its address be used again: the socket is bound, never
+ * listens, and lives as long as this process. 0: there is none.
+ */
 static uint32_t
-free_port(void)
+hold_port(void)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t bytes = sizeof at;
-    uint32_t port = 0;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return 0;
-    if (bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && getsockname(fd, (struct sockaddr *)&at, &bytes) == 0)
-        port = ntohs(at.sin_port);
+    if (bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && getsockname(fd, (struct sockaddr *)&at, &bytes) == 0 &&
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0)
+        return ntohs(at.sin_port);
     close(fd);
-    return port;
+    return 0;
 }
 
 static void
@@ -160,7 +163,7 @@ pass_on_signals(void)
 static int
 launch(uint32_t count, char **argv)
 {
-    uint32_t port = free_port();
+    uint32_t port = hold_port();
     pid_t self = getpid();
     sigset_t all, before;
     if (port == 0) {

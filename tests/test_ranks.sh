@@ -253,6 +253,30 @@ train --set spillway.ranks=4
 check "ranks without a launcher" test $? -eq 2
 check "with the way to start them" says "spillway train -n 4"
 
+# Between choosing the port and rank 0's listening there somebody else wants it.
+cat >"$dir/thief.c" <<'C'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netinet/in.h>
+int bind(int fd, const struct sockaddr *at, socklen_t bytes)
+{
+    int (*real)(int, const struct sockaddr *, socklen_t) = (int (*)(int, const struct sockaddr *, socklen_t))dlsym(RTLD_NEXT, "bind");
+    if (at->sa_family == AF_INET && ((const struct sockaddr_in *)at)->sin_port != 0)
+        (void)real(socket(AF_INET, SOCK_STREAM, 0), at, bytes);
+    return real(fd, at, bytes);
+}
+C
+case $build in
+*asan | *tsan) skip "a port that somebody else wants" "sanitizers come first" ;;
+*)
+    if ${CC:-gcc} -O1 -shared -fPIC -o "$dir/thief.so" "$dir/thief.c" -ldl 2>"$dir/err"; then
+        LD_PRELOAD=$dir/thief.so train -n 2 --set spillway.steps=1
+        check "a port that somebody else wants is the ranks'" test $? -eq 0
+    else
+        skip "a port that somebody else wants" "no compiler"
+    fi ;;
+esac
+
 # What another launcher left in the environment.
 RANK=0 WORLD_SIZE=2 train -n 2
 check "-n inside another launcher's rank ends with 2" test $? -eq 2
