@@ -55,8 +55,8 @@ spw_status
 spw__disks_share(spw_engine *e, bool plan_only, spw_error *err)
 {
     const spw_path_list *lists[LISTS] = {&e->config.zero.param_path, &e->config.zero.optimizer_path};
-    spw_channel *channel = NULL;
-    offer mine = {0}, *all;
+    offer mine = {0};
+    void *all;
     spw_status st;
     for (uint32_t k = 0; k < LISTS; k++) {
         for (uint32_t i = 0; i < lists[k]->count; i++) {
@@ -68,11 +68,7 @@ spw__disks_share(spw_engine *e, bool plan_only, spw_error *err)
     if (e->comm == NULL || plan_only)
         return SPW_OK;
     mine.host = spw_comm_get_info(e->comm)->machine;
-    all = spw_mem_calloc(e->world, sizeof *all);
-    st = all != NULL ? spw_channel_open(&channel, e->comm, NULL, 0, "disks", err)
-                     : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
-    if (st == SPW_OK)
-        st = spw_exchange(channel, &mine, all, sizeof mine, err);
+    st = spw__ranks_hear(e->comm, "disks", &mine, &all, sizeof mine, err);
     for (uint32_t k = 0; k < LISTS && st == SPW_OK; k++) {
         for (uint32_t i = 0; i < lists[k]->count; i++) {
             uint64_t disk = mine.disks[k * SPW_PATHS_MAX + i];
@@ -80,7 +76,6 @@ spw__disks_share(spw_engine *e, bool plan_only, spw_error *err)
         }
     }
     share_free(e, lists, &mine);
-    spw_channel_close(channel);
     spw_mem_free(all);
     return st;
 }

@@ -5,6 +5,24 @@
 #include "engine_internal.h"
 #include <stdio.h>
 
+spw_status
+spw__ranks_hear(spw_comm *comm, const char *name, const void *mine, void **all, uint64_t bytes, spw_error *err)
+{
+    const uint32_t world = spw_comm_get_info(comm)->world;
+    spw_channel *channel = NULL;
+    spw_status st;
+    *all = spw_mem_calloc(world, bytes);
+    if (*all == NULL) {
+        spw_comm_abort(comm, "no memory for what ranks say");
+        return SPW_RAISE(err, SPW_ENOMEM, "what %u ranks say", world);
+    }
+    st = spw_channel_open(&channel, comm, NULL, 0, name, err);
+    if (st == SPW_OK)
+        st = spw_exchange(channel, mine, *all, bytes, err);
+    spw_channel_close(channel);
+    return st;
+}
+
 /* *all (ranks, bytes) is the caller's to free. A rank without memory for it tells the others, who wait for what it does not say. */
 static spw_status
 tell(spw_engine *e, spw_channel *channel, const void *mine, void **all, uint64_t bytes, spw_error *err)

@@ -32,8 +32,8 @@ check_context(const spw_engine *e, const int32_t *tokens, uint64_t count, spw_er
     return SPW_OK;
 }
 
-spw_status
-spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *logits, spw_error *err)
+static spw_status
+run_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *logits, spw_error *err)
 {
     uint64_t width = e->model->config.width;
     spw_batch batch = {.sequences = 1, .positions = count, .tokens = e->tokens, .places = e->places};
@@ -64,6 +64,18 @@ spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *l
     }
     spw_trace_end(&e->traces[MODE_EVAL]);
     return spw_gpu_check(e->gpu, err);
+}
+
+spw_status
+spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *logits, spw_error *err)
+{
+    spw_error own = {0};
+    spw_status st = run_logits(e, tokens, count, logits, &own);
+    if (st == SPW_OK)
+        return st;
+    if (err != NULL)
+        *err = own;
+    return spw__ranks_fail(e->ranks, st, &own);
 }
 
 /* Copies the rows whose logits are wanted side by side, to the turn after the last block's input. */

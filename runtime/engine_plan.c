@@ -577,18 +577,13 @@ check_alike(const device_word *all, uint32_t world, spw_error *err)
 spw_status
 spw__devices_compare(spw_engine *e, spw_error *err)
 {
-    device_word own = {.in_host = e->host_addressable, .compute_dtype = (int32_t)e->compute_dtype}, *all;
-    spw_channel *channel = NULL;
+    device_word own = {.in_host = e->host_addressable, .compute_dtype = (int32_t)e->compute_dtype};
+    void *all;
     spw_status st;
     snprintf(own.name, sizeof own.name, "%s", spw_gpu_get_info(e->gpu)->name);
-    all = spw_mem_calloc(e->world, sizeof *all);
-    st = all != NULL ? spw_channel_open(&channel, e->comm, NULL, 0, "devices", err)
-                     : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
-    if (st == SPW_OK)
-        st = spw_exchange(channel, &own, all, sizeof own, err);
+    st = spw__ranks_hear(e->comm, "devices", &own, &all, sizeof own, err);
     if (st == SPW_OK)
         st = check_alike(all, e->world, err);
-    spw_channel_close(channel);
     spw_mem_free(all);
     return st;
 }
@@ -741,15 +736,12 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
                  .lands = e->lands,
                  .group = e->group_max,
                  .holds = e->holds};
-    shape *all = spw_mem_calloc(e->world, sizeof *all);
-    spw_channel *channel = NULL;
+    void *heard;
+    const shape *all;
     spw_error other = {0};
     uint32_t lacking = e->world; /* the first rank that has no room */
-    spw_status told = all != NULL ? spw_channel_open(&channel, e->comm, NULL, 0, "plan", &other)
-                                  : SPW_RAISE(&other, SPW_ENOMEM, "list of %u ranks", e->world);
-    if (told == SPW_OK)
-        told = spw_exchange(channel, &own, all, sizeof own, &other);
-    spw_channel_close(channel);
+    spw_status told = spw__ranks_hear(e->comm, "plan", &own, &heard, sizeof own, &other);
+    all = heard;
     e->gather_most = own.gathered;
     for (uint32_t r = 0; told == SPW_OK && r < e->world; r++) {
         lacking = lacking == e->world && all[r].lacks_room != 0 ? r : lacking;
@@ -767,7 +759,7 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
     for (uint32_t r = 0; told == SPW_OK && r < e->world && lacking == e->world; r++)
         *again = *again || all[r].gathered != e->gather_most || (all[r].single_grad != 0) != e->single_grad ||
                  (all[r].lands != 0) != e->lands;
-    spw_mem_free(all);
+    spw_mem_free(heard);
     if (told == SPW_OK && lacking < e->world)
         told = SPW_RAISE(&other, SPW_ENOFIT, "rank %u has no room for what ranks plan together, this one has", lacking);
     if (st == SPW_OK && told != SPW_OK && err != NULL)

@@ -36,19 +36,16 @@ spw_status
 spw__links_agree(spw_comm *comm, spw_gpu *gpu, bool *linked_out, char why[SPW_LINK_WHY_BYTES], spw_error *err)
 {
     const spw_comm_info *info = spw_comm_get_info(comm);
-    offer mine = {.machine = info->machine}, *all = spw_mem_calloc(info->world, sizeof *all);
-    spw_channel *channel = NULL;
+    offer mine = {.machine = info->machine};
+    void *all;
     spw_error none = {0};
-    spw_status st = all != NULL ? spw_channel_open(&channel, comm, NULL, 0, "links", err)
-                                : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", info->world);
+    spw_status st;
     mine.status = (int32_t)spw_gpu_link_probe(gpu, &none);
     snprintf(mine.why, sizeof mine.why, "%.*s", (int)sizeof mine.why - 1, none.message);
     memcpy(mine.id, spw_gpu_get_info(gpu)->id, sizeof mine.id);
     why[0] = '\0';
-    if (st == SPW_OK)
-        st = spw_exchange(channel, &mine, all, sizeof mine, err);
+    st = spw__ranks_hear(comm, "links", &mine, &all, sizeof mine, err);
     *linked_out = st == SPW_OK && all_can(all, info->world, why);
-    spw_channel_close(channel);
     spw_mem_free(all);
     return st;
 }

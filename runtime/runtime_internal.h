@@ -366,6 +366,12 @@ spw_status spw__engine_forget(spw_engine *e, spw_error *err);
 /* fn gives every chunk its value: training begins anew, at whatever step the engine was. */
 spw_status spw__engine_fill(spw_engine *e, spw_store_fn fn, void *ctx, spw_error *err);
 /*
+ * *all (ranks, bytes): what each rank says, once, on a channel of that name; spw_mem_free(), also after an error. Collective, before there is
+ * an engine that could tell: a rank without memory for it is told to the others, who would wait for it.
+ */
+spw_status
+spw__ranks_hear(spw_comm *comm, const char *name, const void *mine, void **all, uint64_t bytes, spw_error *err);
+/*
  * What all ranks say of something that each did: SPW_OK if all of them do, else the first failure, named by its rank, on every
  * rank. *number becomes rank 0's. Collective, on a channel of its own: one thread at a time. With one rank: st and own.
  */

@@ -267,7 +267,7 @@ spw_status spw_engine_eval(spw_engine *engine, const int32_t *tokens, const int3
 /* values[i] = sum over all ranks, in their order; between steps. With one rank: nothing. */
 spw_status spw_engine_sum(spw_engine *engine, double *values, uint32_t count, spw_error *err);
 /*
- * spw_engine_logits - logits (V) of the last of count tokens.
+ * spw_engine_logits - logits (V) of the last of count tokens. Between ranks collective, as a step is: a failure of one is told to all.
  * Errors  SPW_EINVAL for no tokens, more than positions, or one outside the vocabulary; SPW_EUNSUPPORTED where a model that is trained has
  *         embeddings and head in pieces (spillway.tile_vocab).
  */

@@ -323,6 +323,70 @@ test_own_disks(void **state)
         tiny_dir_remove(dirs[r]);
 }
 
+/* What rank 1 asks for cannot be; rank 0's half of it is fine. */
+static spw_status
+logits_on_one(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
+{
+    static float logits[4096];
+    int32_t tokens[2] = {1, rank == 1 ? 1 << 20 : 2};
+    spw_config c;
+    spw_model_config mc;
+    spw_model *model;
+    spw_engine *e;
+    spw_status st;
+    (void)ctx;
+    ranks_config(&c, SPW_STATE_FP32);
+    c.run.ranks = 2;
+    c.zero.stage = 3;
+    c.run.comm_timeout = 3;
+    tiny_model_config(&mc, SPW_FAMILY_GPT2);
+    assert_true(mc.vocab <= 4096);
+    SPW_TRY(spw_model_build(&model, &mc, err));
+    SPW_TRY(spw_engine_create(&e, &(spw_engine_options){.config = &c, .model = model, .comm = comm}, err));
+    SPW_TRY(spw_engine_init_params(e, 1, err));
+    st = spw_engine_logits(e, tokens, 2, logits, err);
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    return st;
+}
+
+static spw_status
+hear_on_one(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
+{
+    void *all;
+    spw_status st;
+    (void)ctx;
+    spw_comm_set_timeout(comm, 3);
+    if (rank == 1)
+        spw_test_fail_alloc(1);
+    st = spw__ranks_hear(comm, "test", &rank, &all, sizeof rank, err);
+    spw_mem_free(all);
+    return st;
+}
+
+/* Rank 1 fails and lives on, for longer than rank 0 would wait. */
+static spw_status
+fail_on_one(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
+{
+    const ranks_fn *fn = ctx;
+    spw_error why = {0};
+    spw_status st = (*fn)(NULL, comm, rank, &why);
+    for (int i = 0; i < 500 && rank == 1 && spw_comm_check(comm, NULL) == SPW_OK; i++)
+        spw_sleep_ns(10000000);
+    if (rank == 1 ? st != SPW_EINVAL && st != SPW_ENOMEM : strstr(why.message, "rank 1 gave up: ") == NULL)
+        return SPW_RAISE(err, SPW_ESYS, "rank %u: %s %s", rank, spw_status_name(st), why.message);
+    return SPW_OK;
+}
+
+/* A call that all ranks make together fails on one of them: the others are told, and do not wait for it. */
+static void
+test_told(void **state)
+{
+    (void)state;
+    ranks_run(2, &(spw_comm_options){0}, fail_on_one, &(ranks_fn){logits_on_one});
+    ranks_run(2, &(spw_comm_options){0}, fail_on_one, &(ranks_fn){hear_on_one});
+}
+
 /* What a plan of one rank calls the least is enough for each, whichever matrices it makes orthogonal. */
 static void
 test_least(void **state)
@@ -706,12 +770,23 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worlds),       cmocka_unit_test(test_no_clipping), cmocka_unit_test(test_passes),
-        cmocka_unit_test(test_frozen),       cmocka_unit_test(test_least),       cmocka_unit_test(test_comm_dtype),
-        cmocka_unit_test(test_elastic),      cmocka_unit_test(test_dropout),     cmocka_unit_test(test_late_start),
-        cmocka_unit_test(test_resume_exact), cmocka_unit_test(test_bytes),       cmocka_unit_test(test_held),
-        cmocka_unit_test(test_overlap),      cmocka_unit_test(test_own_budgets), cmocka_unit_test(test_copies_together),
+        cmocka_unit_test(test_worlds),
+        cmocka_unit_test(test_no_clipping),
+        cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_least),
+        cmocka_unit_test(test_comm_dtype),
+        cmocka_unit_test(test_elastic),
+        cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_late_start),
+        cmocka_unit_test(test_resume_exact),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_held),
+        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_own_budgets),
+        cmocka_unit_test(test_copies_together),
         cmocka_unit_test(test_own_disks),
+        cmocka_unit_test(test_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
