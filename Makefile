@@ -171,6 +171,14 @@ ifeq ($(MACHINE),aarch64)
 $(BUILD)/tests/%.o: CFLAGS += -fno-tree-loop-vectorize
 endif
 
+# By this comm.c tells ranks of one version and other sources apart, whatever compiled them.
+SOURCES := $(shell cat $(sort $(foreach m,$(MODULES) cli,$(wildcard $(m)/*.[ch]))) | cksum | cut -d' ' -f1)
+$(BUILD)/runtime/comm/comm.o: CPPFLAGS += -DSPW_SOURCES=$(SOURCES)u
+$(BUILD)/runtime/comm/comm.o: $(BUILD)/sources
+.PHONY: always
+$(BUILD)/sources: always
+	@mkdir -p $(@D); echo $(SOURCES) | cmp -s - $@ || echo $(SOURCES) >$@
+
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 

@@ -1039,18 +1039,28 @@ body_other_version(const plan *p)
     spw_comm_options options = p->options;
     spw_comm *comm = NULL;
     spw_error e = {0};
-    if (strcmp(getenv("RANK"), "1") == 0)
+    if (strcmp(getenv("RANK"), "1") == 0 && p->variant == 0)
         options.version = "0.0.7";
+    else if (strcmp(getenv("RANK"), "1") == 0)
+        options.sources = 7;
     CHECK(spw_comm_open(&comm, &options, &e) != SPW_OK && comm == NULL, "opened");
-    expect(&e, SPW_ECONFIG, "rank 0 runs spillway " SPW_VERSION ", rank 1 0.0.7", "all hosts need the same");
+    expect(&e, SPW_ECONFIG,
+           p->variant == 0 ? "rank 0 runs spillway " SPW_VERSION ", rank 1 0.0.7"
+                           : "rank 0 runs spillway " SPW_VERSION ", rank 1 another build of " SPW_VERSION,
+           "all hosts need the same");
 }
 
-/* Ranks of different versions are told, before they take each other's words for what these are not. */
+/* Ranks of different versions are told, before they take each other's words for what these are not; of one version's sources, too. */
 static void
 test_other_version(void **state)
 {
     (void)state;
-    plan_run((plan){.hosts = "aab", .body = body_other_version, .options = {.timeout_s = 60}, .killed = -1});
+    for (int variant = 0; variant < 2; variant++)
+        plan_run((plan){.hosts = "aab",
+                        .body = body_other_version,
+                        .options = {.timeout_s = 60},
+                        .variant = variant,
+                        .killed = -1});
 }
 
 static _Atomic int *started_again;

@@ -62,16 +62,23 @@ gather(spw_comm *comm, const identity *mine, identity *all, uint64_t deadline_ns
     return SPW_OK;
 }
 
+#ifndef SPW_SOURCES
+#define SPW_SOURCES 0 /* the Makefile's: a checksum of all of them */
+#endif
+
 /* What hosts must have alike for anything that ranks tell each other to mean the same; they tell each other this first, whatever they have. */
 typedef struct build {
-    char version[56];
-    uint64_t sizes; /* of what they tell each other then */
+    char version[52];
+    uint32_t sources; /* of one version, between two releases */
+    uint64_t sizes;   /* of what they tell each other then */
 } build;
 
 static spw_status
 compare_builds(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
 {
-    build mine = {.sizes = sizeof(identity) << 40 | sizeof(spw__call) << 20 | sizeof(spw__place)}, *all;
+    build mine = {.sources = comm->options.sources != 0 ? comm->options.sources : SPW_SOURCES,
+                  .sizes = sizeof(identity) << 40 | sizeof(spw__call) << 20 | sizeof(spw__place)},
+          *all;
     const char *version = comm->options.version != NULL ? comm->options.version : SPW_VERSION;
     spw_status st;
     if (comm->transport == NULL)
@@ -83,7 +90,7 @@ compare_builds(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
     st = comm->transport->gather(comm->transport, &mine, all, sizeof mine, deadline_ns, err);
     for (uint32_t r = 1; st == SPW_OK && r < comm->info.world; r++) {
         if (memcmp(&all[r], &all[0], sizeof *all) != 0)
-            st = SPW_RAISE(err, SPW_ECONFIG, "rank 0 runs spillway %.55s, rank %u %s%.55s: all hosts need the same",
+            st = SPW_RAISE(err, SPW_ECONFIG, "rank 0 runs spillway %.51s, rank %u %s%.51s: all hosts need the same",
                            all[0].version, r,
                            strncmp(all[r].version, all[0].version, sizeof mine.version) == 0 ? "another build of " : "",
                            all[r].version);

@@ -43,6 +43,7 @@ typedef struct spw_comm_options {
     double link_latency_s;   /* and so much on top */
     uint64_t chaos_seed;     /* tests: random delays; 0: off */
     const char *version; /* tests: what it says that it is; NULL: SPW_VERSION, which must be the same on all ranks */
+    uint32_t sources;    /* tests: and of which sources; 0: those it was built from, the same on all ranks too */
 } spw_comm_options;
 
 typedef struct spw_comm_info {
