@@ -253,7 +253,10 @@ give_rate(spw_rates *r, const given_rate *given)
     const double v = given->value;
     const int way = given->resource == SPW_RESOURCE_NETWORK ? SPW_WAY_FAR : SPW_WAY_NEAR;
     switch (given->resource) {
-    case SPW_RESOURCE_COMPUTE: r->flops = r->orthogonal = v; break;
+    case SPW_RESOURCE_COMPUTE:
+        r->flops = r->orthogonal = v;
+        r->attention = 0; /* it has none of its own then */
+        break;
     case SPW_RESOURCE_OPTIMIZER: r->optimizer = v; break;
     case SPW_RESOURCE_H2D: r->h2d = v; break;
     case SPW_RESOURCE_D2H: r->d2h = v; break;

@@ -214,7 +214,8 @@ print_times(const plan_run *r)
             printf("%s %s", i > 0 ? "," : ", given:", spw_resource_name(r->given[i].resource));
         printf("\n");
     }
-    printf("  disk wear: %s written a step", spw_format_bytes(a, sizeof a, x->traffic.nvme_write));
+    printf("  disk wear: %s written a step%s", spw_format_bytes(a, sizeof a, (uint64_t)x->written),
+           x->written > (double)x->traffic.nvme_write ? " by the ranks of a host" : "");
     if (x->timed)
         printf(", %s a day", spw_format_bytes(b, sizeof b, (uint64_t)fmin(x->written_per_day, 1e19)));
     if (x->timed && tbw > 0 && isfinite(x->tbw_years))

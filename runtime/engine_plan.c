@@ -598,6 +598,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .layout = &e->layout,
         .local_ranks = e->local_world,
         .cpu_ranks = cpu_sharers(e),
+        .device_ranks = e->device_sharers,
         .path_ranks = {e->path_ranks[0], e->path_ranks[1]},
         .path_free = {e->path_free[0], e->path_free[1]},
         .inference = e->inference,

@@ -61,6 +61,7 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
     p->model_flops = in->flops - in->recompute_flops;
     p->device_apart = !in->device_in_host;
     p->cpu_ranks = in->cpu_ranks;
+    p->device_ranks = in->device_ranks;
     spw__plan_paths(p, in);
     (void)spw__plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
     if (in->trial != NULL && (device.status != SPW_OK || misses(p, in))) {

@@ -187,7 +187,8 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
 {
     const spw_traffic *t = &out->traffic;
     double *s = out->seconds;
-    const double host = turns(p), device = p->device_apart ? 1 : host; /* rates are those of all processors */
+    const double host = turns(p); /* rates are those of all processors */
+    const double device = !p->device_apart ? host : p->device_ranks > 1 ? p->device_ranks : 1;
     out->orthogonal_s = device * seconds_of(p->orthogonal_flops, r->orthogonal);
     s[SPW_RESOURCE_COMPUTE] = device * computing(p, r) + out->orthogonal_s;
     s[SPW_RESOURCE_OPTIMIZER] = host * seconds_of((double)(p->trained - p->trained_device), r->optimizer);
@@ -262,7 +263,8 @@ spw_plan_predict(const spw_plan *p, const spw_rates *rates, uint64_t tbw_bytes, 
     }
     out->timed = out->timed && out->step_s > 0;
     out->tokens_per_s = out->timed ? (double)p->tokens / out->step_s : NAN;
-    out->written_per_day = out->timed ? written_by_ranks(p, &out->traffic) * (86400 / out->step_s) : NAN;
+    out->written = written_by_ranks(p, &out->traffic);
+    out->written_per_day = out->timed ? out->written * (86400 / out->step_s) : NAN;
     out->tbw_years = out->timed && tbw_bytes > 0 ? (double)tbw_bytes / out->written_per_day / 365.25 : NAN;
 }
 

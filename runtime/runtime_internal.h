@@ -29,8 +29,9 @@ typedef struct plan_input {
     const spw_config *config;
     spw_layout *layout; /* its chunks get their tiers */
     bool inference;
-    uint32_t local_ranks; /* of this host; 0 is 1 */
-    uint32_t cpu_ranks;   /* of them, those on this one's processors; 0 is 1 */
+    uint32_t local_ranks;  /* of this host; 0 is 1 */
+    uint32_t cpu_ranks;    /* of them, those on this one's processors; 0 is 1 */
+    uint32_t device_ranks; /* and those on this one's device */
     const uint32_t
         *path_ranks[2]; /* of the configuration's swap paths for weights, for records: spw_plan's; NULL: alone */
     const uint64_t

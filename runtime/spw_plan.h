@@ -79,6 +79,7 @@ typedef struct spw_plan {
     uint64_t path_bytes[SPW_PATHS_MAX], path_limit[SPW_PATHS_MAX]; /* of the swap files; limit 0: none */
     double path_weight[SPW_PATHS_MAX];
     uint32_t cpu_ranks;                 /* of this host, that share this one's processors, it among them; 0 is 1 */
+    uint32_t device_ranks;              /* and that share this one's device, if it is apart; 0 is 1 */
     uint32_t path_ranks[SPW_PATHS_MAX]; /* of this host, that swap to its disk, this one among them; 0 is 1 */
     /* One step. */
     uint64_t params, elems, tokens;      /* real and padded parameters; tokens of all micro-batches and ranks */
@@ -156,7 +157,8 @@ typedef struct spw_prediction {
     double orthogonal_s; /* of compute's: it comes in front of that forward pass, and updates run beside it too */
     double clipped_s;    /* of a step while every one clips: nothing is updated ahead */
     double step_s, tokens_per_s; /* of a step that is as long as the longer of both */
-    double written_per_day;      /* bytes on all paths together, by all ranks that swap to their disks */
+    double written;              /* bytes of a step on all paths together, by all ranks that swap to their disks */
+    double written_per_day;      /* and of a day */
     double tbw_years;            /* until tbw_bytes are written; infinite: nothing is written; NaN: no rating */
 } spw_prediction;
 /* rates may be NULL: then only the traffic holds. tbw_bytes 0: no rating. Pure. */

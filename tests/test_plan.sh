@@ -109,6 +109,8 @@ if [ "$(nproc)" -gt 1 ] && command -v taskset >/dev/null; then
 fi
 check "longer sequences" run plan "$c" --json --set model.n_positions=512 --set data.seq_length=512
 check "have attention measured, and products for themselves" json 'p["rates"]["measured"] == 2 and p["rates"]["cached"] == 3'
+operations() { run plan "$c" --json --set model.n_positions=512 --set data.seq_length=512 --rate compute=$1; python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["seconds"]["compute"] * float(sys.argv[2]))' "$dir/out" $1; }
+check "a given rate of computing is that of attention, too" awk -v a="$(operations 0.001)" -v b="$(operations 0.01)" 'BEGIN { exit !(a > 0 && a < 1.000001 * b && b < 1.000001 * a) }'
 check "--calibrate measures again" run plan "$c" --json --calibrate
 check "everything" json 'p["rates"]["measured"] == 4'
 echo '{"spillway_rates": 1, "entr' >"$rates"
@@ -129,6 +131,19 @@ check "and tokens are of both" json "p['tokens'] == 2 * $one"
 check "each have half of the disk" json 'any(d["value"] == "1/2 of the disk" for d in p["decisions"])'
 per_byte() { python3 -c 'import json, sys; one, two = (p["seconds"]["nvme_write"] / p["step"]["nvme_write"] for p in (json.load(open(f)) for f in sys.argv[1:])); sys.exit(0 if abs(two / one - 2) < 1e-3 else 1)' "$dir/one" "$dir/out"; }
 check "and twice the time for a byte" per_byte
+check "two ranks, in words" run plan "$c" --set spillway.ranks=2
+wears() { # what is written a step, times steps a day
+    awk '/^  predicted step/ { s = $3 } /^  disk wear:/ { d = $3 * 86400 / s; for (i = 4; $(i + 2) != "day"; i++); u = $i == "GiB" ? 1024 : $i == "TiB" ? 1048576 : 1; day = $(i - 1) * u; unit = $4 }
+         END { print "# " d " and " day " MiB a day, a step in " unit; exit !(unit == "MiB" && d > 0 && day > 0.99 * d && day < 1.01 * d) }' "$dir/out"
+}
+check "write a day what they write in its steps" wears
+if [ -f "$build/emulated/spillway-cuda.so" ]; then
+    of_gpus() { SPW_EMULATE_DEVICES=$1 SPW_CUDA_PLUGIN=$(realpath "$build/emulated/spillway-cuda.so") "$spw" plan "$c" --json --set spillway.device=cuda --set spillway.ranks=2 --rate compute=1 >"$dir/out" 2>"$dir/err" &&
+        python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["seconds"]["compute"])' "$dir/out"; }
+    check "on one GPU they compute in turns" awk -v one="$(of_gpus 1)" -v two="$(of_gpus 2)" 'BEGIN { print "# " one " s, on two " two; exit !(two > 0 && one > 1.999 * two && one < 2.001 * two) }'
+else
+    skip "two ranks on one GPU" "no C++ compiler when this was built"
+fi
 check "on a host each" run plan "$c" --json --no-measure --set spillway.ranks=2 --hosts 2
 check "each have all of it" json 'not any(d["value"] == "1/2 of the disk" for d in p["decisions"])'
 four="--set spillway.ranks=4 --set zero_optimization.stage=3"

@@ -157,6 +157,7 @@ test_prediction(void **state)
     assert_string_equal(spw_resource_name(x.bound), "nvme");
     assert_true(fabs(x.step_s - 9) < 1e-9 && fabs(x.tokens_per_s - 1000 / 9.0) < 1e-9);
     assert_true(fabs(x.written_per_day - 12e9 / 9 * 86400) < 1 && isnan(x.tbw_years));
+    assert_true(fabs(x.written - 12e9) < 1);
     spw_plan_predict(&p, &r, 600000000000000u, &x);
     assert_true(fabs(x.tbw_years - 600e12 / (12e9 / 9 * 86400) / 365.25) < 1e-9);
     r.device_id[1] = 1; /* both paths on one disk */
@@ -166,6 +167,7 @@ test_prediction(void **state)
     spw_plan_predict(&p, &r, 0, &x);
     assert_true(fabs(x.seconds[SPW_RESOURCE_NVME_READ] - 12) < 1e-9);
     assert_true(fabs(x.written_per_day * x.step_s - 24e9 * 86400) < 1e3); /* and wear */
+    assert_true(fabs(x.written - 24e9) < 1);
     r.shared_cores = 2;
     r.flops = 1e11;
     spw_plan_predict(&p, &r, 0, &x);
@@ -182,6 +184,10 @@ test_prediction(void **state)
     p.device_apart = true; /* each has a device and a link of its own, the optimizer not */
     spw_plan_predict(&p, &r, 0, &x);
     assert_true(fabs(x.seconds[SPW_RESOURCE_COMPUTE] - 30) < 1e-9 && fabs(x.seconds[SPW_RESOURCE_H2D] - 0.4) < 1e-9);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_OPTIMIZER] - 3) < 1e-9);
+    p.device_ranks = 2; /* or half of one */
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_COMPUTE] - 60) < 1e-9 && fabs(x.seconds[SPW_RESOURCE_H2D] - 0.8) < 1e-9);
     assert_true(fabs(x.seconds[SPW_RESOURCE_OPTIMIZER] - 3) < 1e-9);
     r.nvme_read[1] = 0;
     spw_plan_predict(&p, &r, 0, &x);
