@@ -48,6 +48,7 @@ cli_plan_suggest(const spw_config *config, const spw_model *model, const spw_pla
                                                   .room_bytes = cli_plan_room(plan->gpu, config),
                                                   .model = model,
                                                   .local_ranks = plan->local_ranks,
+                                                  .device_ranks = plan->device_ranks,
                                                   .process_bytes = plan->process_host,
                                                   .weights_from = spw_config_start_folder(config)},
                             out, &err) == SPW_OK;

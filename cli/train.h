@@ -12,6 +12,7 @@ typedef struct train_run {
     spw_comm *comm;
     spw_channel *talk; /* NULL: one rank */
     uint32_t rank, world;
+    uint32_t device_ranks; /* of this machine, on this one's GPU */
     spw_data *data;
     spw_model *model;
     spw_engine *engine;

@@ -287,6 +287,7 @@ create(train_run *r, bool plan_only, spw_plan *plan, spw_error *err)
                               .model = r->model,
                               .comm = r->comm,
                               .plan_only = plan_only,
+                              .device_ranks = r->device_ranks,
                               .kept_rates = true,
                               .targeted = spw_data_targeted(r->data),
                               .caller_bytes = (r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0) +
@@ -305,6 +306,7 @@ cli_train_check_fit(train_run *r, spw_plan *plan, spw_error *err)
 {
     if (r->world == 1)
         return SPW_OK;
+    SPW_TRY(spw_engine_device_ranks(&r->device_ranks, &r->config, r->comm, err));
     SPW_TRY(create(r, true, plan, err));
     spw_engine_destroy(r->engine);
     r->engine = NULL;

@@ -367,10 +367,10 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     spw_topology_read(&topology, "", NULL);
     SPW_TRY(spw__open_device(e, &gpu, err));
     spw__settle_choices(e, o);
-    e->device_sharers = e->host_addressable ? 1 : spw__count_sharers(e, e->comm != NULL && !o->plan_only);
-    spw__bound_device(e, !o->plan_only);
+    e->device_sharers = o->device_ranks > 0 ? o->device_ranks : spw__guess_sharers(e);
     if (e->comm != NULL && !o->plan_only)
         SPW_TRY(spw__devices_compare(e, err));
+    spw__bound_device(e, !o->plan_only);
     SPW_TRY(spw__zeropp_settle(e, err));
     SPW_TRY(spw__wire_choose(e, o->plan_only, err));
     spw__zeropp_tell(e, o->plan_only);

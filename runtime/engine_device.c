@@ -3,6 +3,7 @@
  * what of the state it may hold. How much of it is the plan's to say.
  */
 #include "engine_internal.h"
+#include <stdio.h>
 
 /*
  * What state a device whose memory the host cannot address may hold. Updates run where a record is, and need the weights there:
@@ -95,15 +96,110 @@ spw__bound_device(spw_engine *e, bool tell)
     *budget = there / 4096 * 4096;
 }
 
-uint32_t
-spw__count_sharers(const spw_engine *e, bool tell)
+/* ---------------------------------------------------------------- those of all ranks */
+
+/* What a rank computes on. */
+typedef struct device_word {
+    int32_t in_host, compute_dtype;
+    uint32_t machine;
+    unsigned char id[sizeof((spw_gpu_info *)0)->id];
+    char name[24];
+} device_word;
+
+static device_word
+word_of(const spw_comm *comm, const spw_gpu_info *gpu)
 {
-    const spw_gpu_info *gpu = spw_gpu_get_info(e->gpu);
-    uint32_t devices = strchr(e->config.run.device, ':') != NULL ? 1 : gpu->device_count;
-    uint32_t sharers = e->local_world / devices + (e->local_world % devices > 0);
-    if (sharers > 1 && tell && spw_comm_get_info(e->comm)->machine_rank == 0)
+    device_word w = {.in_host = gpu->host_addressable,
+                     .compute_dtype = (int32_t)gpu->compute_dtype,
+                     .machine = spw_comm_get_info(comm)->machine};
+    memcpy(w.id, gpu->id, sizeof w.id);
+    snprintf(w.name, sizeof w.name, "%s", gpu->name);
+    return w;
+}
+
+/* Weights and gradients pass between devices as they are. */
+static spw_status
+check_alike(const device_word *all, uint32_t world, spw_error *err)
+{
+    for (uint32_t r = 1; r < world; r++) {
+        if (all[r].in_host != all[0].in_host || all[r].compute_dtype != all[0].compute_dtype)
+            return SPW_RAISE(err, SPW_ECONFIG,
+                             "rank %u computes on device %s in %s, rank 0 on device %s in %s: ranks train together on "
+                             "devices of one kind (spillway.device; spillway doctor says what a host has)",
+                             r, all[r].name, spw_dtype_name((spw_dtype)all[r].compute_dtype), all[0].name,
+                             spw_dtype_name((spw_dtype)all[0].compute_dtype));
+    }
+    return SPW_OK;
+}
+
+/* Ranks that compute on the device of one of them. */
+static uint32_t
+count_on(const device_word *all, uint32_t world, const device_word *device)
+{
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < world; r++)
+        n += all[r].machine == device->machine && !all[r].in_host &&
+             memcmp(all[r].id, device->id, sizeof device->id) == 0;
+    return n;
+}
+
+/* The first rank of a machine says that some of its ranks share a GPU, because it seldom is what was meant. */
+static void
+tell_sharing(const device_word *all, const spw_comm_info *info)
+{
+    uint32_t devices = 0, most = 1;
+    for (uint32_t r = 0; r < info->world && info->machine_rank == 0; r++) {
+        const uint32_t n = all[r].machine == info->machine ? count_on(all, info->world, &all[r]) : 0;
+        most = n > most ? n : most;
+        devices += n > 0 && count_on(all, r, &all[r]) == 0;
+    }
+    if (most > 1)
         spw_log(SPW_LOG_WARN,
                 "%u ranks of this host share %u GPU%s: up to %u compute and have their memory on one, in turns",
-                e->local_world, devices, devices > 1 ? "s" : "", sharers);
-    return sharers;
+                info->machine_world, devices, devices > 1 ? "s" : "", most);
+}
+
+spw_status
+spw__devices_compare(spw_engine *e, spw_error *err)
+{
+    const device_word own = word_of(e->comm, spw_gpu_get_info(e->gpu));
+    void *all;
+    spw_status st = spw__ranks_hear(e->comm, "devices", &own, &all, sizeof own, err);
+    if (st == SPW_OK)
+        st = check_alike(all, e->world, err);
+    if (st == SPW_OK && !e->host_addressable) {
+        e->device_sharers = count_on(all, e->world, &own);
+        tell_sharing(all, spw_comm_get_info(e->comm));
+    }
+    spw_mem_free(all);
+    return st;
+}
+
+spw_status
+spw_engine_device_ranks(uint32_t *out, const spw_config *config, spw_comm *comm, spw_error *err)
+{
+    const spw_gpu_options options = {.name = config->run.device,
+                                     .thread_count = 1,
+                                     .compute_dtype = spw__config_compute(config),
+                                     .turn = spw_comm_get_info(comm)->machine_rank};
+    const uint32_t world = spw_comm_get_info(comm)->world;
+    device_word own = {.in_host = 1}; /* what keeps it from being opened, the engine will say */
+    spw_gpu *gpu = NULL;
+    void *all;
+    spw_status st;
+    if (spw_gpu_open(&gpu, &options, NULL) == SPW_OK)
+        own = word_of(comm, spw_gpu_get_info(gpu));
+    spw_gpu_close(gpu);
+    st = spw__ranks_hear(comm, "devices", &own, &all, sizeof own, err);
+    *out = st != SPW_OK || own.in_host ? 1 : count_on(all, world, &own);
+    spw_mem_free(all);
+    return st;
+}
+
+uint32_t
+spw__guess_sharers(const spw_engine *e)
+{
+    const spw_gpu_info *gpu = spw_gpu_get_info(e->gpu);
+    const uint32_t devices = strchr(e->config.run.device, ':') != NULL ? 1 : gpu->device_count;
+    return e->host_addressable ? 1 : e->local_world / devices + (e->local_world % devices > 0);
 }

@@ -264,8 +264,10 @@ typedef struct block_run {
 spw_status spw__open_device(spw_engine *e, spw_gpu_options *options, spw_error *err);
 /* No more of it is counted on than there is, whatever spillway.device_memory says. tell: so that somebody sees it who makes no plan. */
 void spw__bound_device(spw_engine *e, bool tell);
-/* Ranks of one host that use this rank's GPU. tell: one of them says so, because it seldom is what was meant. */
-uint32_t spw__count_sharers(const spw_engine *e, bool tell);
+/* Ranks of one host that use this rank's GPU, of as many GPUs as it sees: each may see others. */
+uint32_t spw__guess_sharers(const spw_engine *e);
+/* Whether ranks' devices are of one kind, and how many ranks are on this one's: device_sharers. Collective. */
+spw_status spw__devices_compare(spw_engine *e, spw_error *err);
 
 /* ---------------------------------------------------------------- engine_plan.c: before anything is taken */
 
@@ -434,9 +436,6 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
 
 /* Errors  that of the step that broke off: what it left is neither the state before it nor that after it. */
 spw_status spw__engine_unbroken(const spw_engine *e, spw_error *err);
-
-/* Whether ranks' devices are of one kind. Collective. */
-spw_status spw__devices_compare(spw_engine *e, spw_error *err);
 
 /* ---------------------------------------------------------------- disks.c: who else swaps there */
 

@@ -553,41 +553,6 @@ spw__deferred_bytes(const spw_engine *e)
 
 /* ---------------------------------------------------------------- the plan */
 
-/* What a rank computes on. */
-typedef struct device_word {
-    int32_t in_host, compute_dtype;
-    char name[24];
-} device_word;
-
-/* Weights and gradients pass between devices as they are. */
-static spw_status
-check_alike(const device_word *all, uint32_t world, spw_error *err)
-{
-    for (uint32_t r = 1; r < world; r++) {
-        if (all[r].in_host != all[0].in_host || all[r].compute_dtype != all[0].compute_dtype)
-            return SPW_RAISE(err, SPW_ECONFIG,
-                             "rank %u computes on device %s in %s, rank 0 on device %s in %s: ranks train together on "
-                             "devices of one kind (spillway.device; spillway doctor says what a host has)",
-                             r, all[r].name, spw_dtype_name((spw_dtype)all[r].compute_dtype), all[0].name,
-                             spw_dtype_name((spw_dtype)all[0].compute_dtype));
-    }
-    return SPW_OK;
-}
-
-spw_status
-spw__devices_compare(spw_engine *e, spw_error *err)
-{
-    device_word own = {.in_host = e->host_addressable, .compute_dtype = (int32_t)e->compute_dtype};
-    void *all;
-    spw_status st;
-    snprintf(own.name, sizeof own.name, "%s", spw_gpu_get_info(e->gpu)->name);
-    st = spw__ranks_hear(e->comm, "devices", &own, &all, sizeof own, err);
-    if (st == SPW_OK)
-        st = check_alike(all, e->world, err);
-    spw_mem_free(all);
-    return st;
-}
-
 spw_status
 spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {

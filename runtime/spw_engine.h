@@ -109,6 +109,8 @@ typedef struct spw_engine_options {
     uint64_t cache_positions;      /* of so many tokens each; positions is then the longest piece of a prompt */
     uint32_t chain_extra;          /* how many more blocks than the model has a chain may walk, in any order */
     bool plan_only;                /* stop before anything is taken: only the plan and the layout may be asked for */
+    uint32_t
+        device_ranks; /* plan_only: ranks on this one's device; 0: as many as ranks of its host on the devices that it sees */
     uint32_t local_ranks;   /* plan_only, without comm: so many of spillway.ranks, in a row, are on each host; 0: all */
     bool kept_rates;        /* what is chosen by time is so by rates that spw_calibrate() keeps; else by estimates */
     const spw_rates *rates; /* plan_only: these instead, by the plan's paths; NULL: as kept_rates says */
@@ -137,6 +139,11 @@ typedef struct spw_engine_options {
  * Errors  SPW_ENOFIT with the smallest budget that would do (plan_out has the table), and those of the parts.
  */
 spw_status spw_engine_create(spw_engine **out, const spw_engine_options *options, spw_error *err);
+/*
+ * spw_engine_device_ranks - how many ranks will compute on this one's device: for plans that each makes alone. Collective, over the world.
+ * Opens the device and closes it; 1 where that cannot be, or where the device is the host's.
+ */
+spw_status spw_engine_device_ranks(uint32_t *out, const spw_config *config, spw_comm *comm, spw_error *err);
 void spw_engine_destroy(spw_engine *engine); /* NULL is fine */
 /*
  * spw_plan_nearest - the nearest configuration that fits the budgets, for one that does not (how: nearest.c).

@@ -219,6 +219,19 @@ for wire in host nccl; do
     pair --set zero_optimization.offload_optimizer.ratio=0.4
     check "2 ranks, $wire, some state on one device" same "$dir/ranks2" "$dir/log"
 done
+# Each rank sees one GPU, its own: srun --gpus-per-task hides the others. Half of the memory would not be enough.
+export SPW_EMULATE_DEVICES=1 SPW_EMULATE_FREE=1:3000
+rm -f "$dir/log"
+port=$((port + 1))
+for r in 0 1; do
+    SPW_EMULATE_HIDDEN=$r RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout -s KILL 400 "$spw" train "$dir/gpt2.json" --quiet \
+        --set spillway.run_log="$dir/log" --set spillway.collectives=nccl >"$dir/out$r" 2>&1 &
+done
+wait
+cat "$dir/out0" "$dir/out1" >"$dir/out"
+check "ranks that see a GPU each have it for themselves" same "$dir/ranks2" "$dir/log"
+check "and nobody warns" test "$(grep -c warning: "$dir/out")" -eq 0
+unset SPW_EMULATE_FREE
 host
 pair --set spillway.device=cpu
 check "devices of two kinds are refused" grep -qF "rank 1 computes on device cpu in fp32, rank 0 on device cuda in fp32" "$dir/out"
