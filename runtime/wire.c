@@ -211,8 +211,12 @@ spw__wire_choose(spw_engine *e, bool plan_only, spw_error *err)
     if (e->world == 1 || (e->host_addressable && !nccl) || strcmp(wanted, "host") == 0)
         return SPW_OK;
     if (e->comm == NULL || plan_only) { /* what the others will say is not known */
-        e->linked = e->device_sharers == 1 && spw_gpu_link_probe(e->gpu, NULL) == SPW_OK;
-        return SPW_OK;
+        spw_error own = {0};
+        spw_status st = e->device_sharers == 1
+                            ? spw_gpu_link_probe(e->gpu, &own)
+                            : SPW_RAISE(&own, SPW_EUNSUPPORTED, "ranks share a GPU, and NCCL wants one for each");
+        e->linked = st == SPW_OK;
+        return e->linked || !nccl ? SPW_OK : SPW_RAISE(err, st, "spillway.collectives nccl: %s", own.message);
     }
     SPW_TRY(spw__links_agree(e->comm, e->gpu, &e->linked, why, err));
     if (!e->linked && nccl)

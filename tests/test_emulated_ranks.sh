@@ -245,9 +245,12 @@ check "checkpoints go from ranks to ranks and from device to device" near "$dir/
 
 # What cannot be linked is said by name.
 refuse() { name=$1 text=$2; shift 2; "$@"; check "$name" grep -qF -- "$text" "$dir/out"; }
-refuse "one GPU for two ranks is no link" "spillway.collectives nccl: ranks 0 and 1 share a GPU" train 2 "" "$dir/log" --set spillway.collectives=nccl
+refuse "one GPU for two ranks is no link" "spillway.collectives nccl: ranks share a GPU" train 2 "" "$dir/log" --set spillway.collectives=nccl
+check "which is said once" test "$(grep -c "^spillway: rank" "$dir/out")" -eq 1
+plan() { "$spw" plan "$dir/gpt2.json" --no-measure --set spillway.ranks=2 --set train_batch_size=12 --set spillway.collectives=nccl >"$dir/out" 2>&1; }
+refuse "and no plan" "spillway.collectives nccl: ranks share a GPU" plan
 nccl
-SPW_NCCL=$dir/none refuse "without NCCL there is none" "spillway.collectives nccl: rank 0: no libnccl.so.2" train 2 "" "$dir/log" --set spillway.collectives=nccl
+SPW_NCCL=$dir/none refuse "without NCCL there is none" "spillway.collectives nccl: no libnccl.so.2" train 2 "" "$dir/log" --set spillway.collectives=nccl
 SPW_EMULATE_NCCL_FAIL=1:9 refuse "an operation that fails is named" "rank 1 gave up: NCCL, rank 1 of 3, all_gather: emulated system error" train 3 "" "$dir/log"
 check "to all ranks" test "$(grep -cE "^spillway: rank [012]: .*NCCL, rank 1 of 3" "$dir/out")" -eq 3
 

@@ -144,6 +144,7 @@ if [ -f "$build/emulated/spillway-cuda.so" ]; then
 else
     skip "two ranks on one GPU" "no C++ compiler when this was built"
 fi
+expect 1 "spillway.collectives nccl: the cpu device has no links" "two ranks by NCCL, which train refuses" plan "$c" --no-measure --set spillway.ranks=2 --set spillway.collectives=nccl
 check "on a host each" run plan "$c" --json --no-measure --set spillway.ranks=2 --hosts 2
 check "each have all of it" json 'not any(d["value"] == "1/2 of the disk" for d in p["decisions"])'
 four="--set spillway.ranks=4 --set zero_optimization.stage=3"
