@@ -184,6 +184,7 @@ spw_rank_bench_close(spw_rank_bench *b, bool together)
     for (int way = 0; way < SPW_WAY_COUNT; way++) {
         for (int use = 0; use < SPW_USE_BOTH; use++) {
             lane *l = &b->lanes[way][use];
+            spw_waiting_begin(&l->waiting);
             spw_gpu_link_destroy(l->link, together);
             if (l->queue != NULL)
                 spw_gpu_queue_destroy(l->queue);

@@ -245,6 +245,7 @@ open_way(spw_wire *x, way *w, spw_gpu_queue_kind kind, uint32_t elem_bytes, bool
 static void
 close_way(way *w, bool together)
 {
+    spw_waiting_begin(&w->waiting); /* of the end, not of the last transfer, which may be long ago */
     spw_gpu_link_destroy(w->link, together);
     spw_gpu_link_destroy(w->near, together);
     spw_gpu_link_destroy(w->across, together);

@@ -4,7 +4,7 @@
  */
 #include "lib_tiny.h"
 #include "lib_worlds.h"
-#include "runtime_internal.h"
+#include "engine_internal.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -385,6 +385,44 @@ test_told(void **state)
     (void)state;
     ranks_run(2, &(spw_comm_options){0}, fail_on_one, &(ranks_fn){logits_on_one});
     ranks_run(2, &(spw_comm_options){0}, fail_on_one, &(ranks_fn){hear_on_one});
+}
+
+/* Long after the last transfer ranks end their links, which waits for all. */
+static spw_status
+end_late(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
+{
+    spw_config c;
+    spw_model_config mc;
+    spw_model *model;
+    spw_engine *e;
+    (void)ctx;
+    (void)rank;
+    ranks_config(&c, SPW_STATE_FP32);
+    c.run.ranks = 2;
+    c.zero.stage = 3;
+    c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
+    snprintf(c.run.device, sizeof c.run.device, "cuda");
+    snprintf(c.run.collectives, sizeof c.run.collectives, "nccl");
+    tiny_model_config(&mc, SPW_FAMILY_GPT2);
+    SPW_TRY(spw_model_build(&model, &mc, err));
+    SPW_TRY(spw_engine_create(&e, &(spw_engine_options){.config = &c, .model = model, .comm = comm}, err));
+    e->config.run.comm_timeout = 0.5; /* nothing has to come in that time any more */
+    spw_sleep_ns(600000000);
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    return spw_comm_check(comm, err);
+}
+
+static void
+test_links_end_late(void **state)
+{
+    (void)state;
+    if (!tiny_emulated_links("2"))
+        skip();
+    ranks_run(2, &(spw_comm_options){0}, end_late, NULL);
+    unsetenv("SPW_NCCL");
+    unsetenv("SPW_EMULATE_DEVICES");
+    unsetenv("SPW_CUDA_PLUGIN");
 }
 
 /* What a plan of one rank calls the least is enough for each, whichever matrices it makes orthogonal. */
@@ -787,6 +825,7 @@ main(void)
         cmocka_unit_test(test_copies_together),
         cmocka_unit_test(test_own_disks),
         cmocka_unit_test(test_told),
+        cmocka_unit_test(test_links_end_late),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
