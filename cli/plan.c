@@ -246,6 +246,19 @@ ranks_of_hosts(const job *j, const spw_config *c, uint32_t *out, spw_error *err)
                            (unsigned long long)j->hosts, c->run.ranks);
 }
 
+static void
+warn_of_idle_rates(const job *j, const spw_plan *p)
+{
+    for (uint32_t i = 0; i < j->given_count; i++) {
+        const spw_resource k = j->given[i].resource;
+        const char *why = k == SPW_RESOURCE_NETWORK && p->ranks == p->local_ranks ? "there is one host (--hosts N)"
+                          : k == SPW_RESOURCE_RANKS && p->local_ranks < 2         ? "there is one rank on a host"
+                                                                                  : NULL;
+        if (why != NULL)
+            fprintf(stderr, "spillway: warning: --rate %s changes nothing: %s\n", spw_resource_name(k), why);
+    }
+}
+
 /* In the place of all that a resource takes; of nvme both ways too. */
 static void
 give_rate(spw_rates *r, const given_rate *given)
@@ -349,6 +362,7 @@ plan_config(const job *j)
         cli_warn_of_length(&r.config);
         cli_warn_of_schedule(&r.config);
         cli_warn_of_idle_keys(&r.config, r.plan.ranks);
+        warn_of_idle_rates(j, &r.plan);
     }
     if (st == SPW_ENOFIT)
         (void)cli_plan_suggest(&r.config, r.model, &r.plan, &r.nearest);

@@ -282,6 +282,9 @@ expect 2 "these are: a100-40gb, a100-80gb, h100, " "another GPU" plan $llama --g
 expect 2 "device cpu, and a plan for NVIDIA H100 SXM 80GB, a cuda device: spillway.device is cuda or auto then" "a GPU for the cpu device" plan "$c" --gpu h100
 expect 2 "and no configuration" "a GPU for a table" plan --table --gpu h100
 for rate in nvme network=0 cpu=3 tape=3 compute=fast optimizer=-1; do expect 2 "--rate $rate: NAME=NUMBER" "--rate $rate" plan "$c" --rate $rate; done
+expect 0 "warning: --rate network changes nothing: there is one host (--hosts N)" "a rate of a network that is not there" plan "$c" --set spillway.ranks=2 --rate network=12.5
+expect 0 "warning: --rate ranks changes nothing: there is one rank on a host" "a rate of ranks that are not there" plan "$c" --set spillway.ranks=2 --hosts 2 --rate ranks=5 --rate network=1
+check "only of these" test "$(grep -c "changes nothing" "$dir/err")" -eq 1
 expect 2 "which --no-measure leaves out" "a rate without times" plan "$c" --rate network=1 --no-measure
 # A folder's model, and nothing saved: what loading takes is planned too.
 mkdir "$dir/folder"
