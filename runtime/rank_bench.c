@@ -165,8 +165,11 @@ spw_rank_bench_open(spw_rank_bench **out, spw_comm *comm, const spw_rank_bench_o
         st = open_device(b, options, err);
     if (st == SPW_OK)
         st = open_memory(b, err);
-    if (st == SPW_OK)
+    if (st == SPW_OK) {
         st = open_lanes(b, err);
+        if (st != SPW_OK) /* of this rank's own, perhaps */
+            spw_comm_abort(b->comm, err->message);
+    }
     if (st == SPW_OK)
         st = agree_on_ways(b, err);
     if (st != SPW_OK)

@@ -61,6 +61,9 @@ if [ -f "$build/emulated/spillway-cuda.so" ]; then
     expect 1 "share a GPU, and NCCL wants one for each" "and refused where links are asked for" bench comm -n 2 --smoke --device cuda --collectives nccl
     SPW_EMULATE_DEVICES=4 SPW_EMULATE_NCCL_FAIL=1:7 run bench comm -n 2 --smoke --device cuda
     check "a transfer that fails ends it" test $? -eq 1 -a -n "$(grep 'rank [01].*emulated system error' "$dir/err")"
+    begin=$SECONDS
+    SPW_EMULATE_DEVICES=4 SPW_EMULATE_NCCL_FAIL=1:1 run bench comm -n 2 --smoke --device cuda
+    check "so does a link that cannot be made, at once" test $? -eq 1 -a -n "$(grep 'rank 1 gave up.*emulated system error' "$dir/err")" -a $((SECONDS - begin)) -lt 50
     unset SPW_CUDA_PLUGIN SPW_NCCL SPW_EMULATE_DEVICES SPW_EMULATE_STREAMS
 else
     n=$((n + 1)); echo "ok $n - links between devices # SKIP no C++ compiler when this was built"
