@@ -153,7 +153,7 @@ write_masters(const job *j, spw_st_writer *w, uint32_t tensor, spw_dtype dtype, 
             continue;
         }
         if (dtype != SPW_F32)
-            spw_convert(rounded, dtype, block, SPW_F32, n);
+            SPW_TRY(spw_st_round(rounded, dtype, block, n, j->e->model->params[tensor].name, i - param_first, err));
         SPW_TRY(spw_st_write(w, tensor, (i - param_first) * bytes, dtype != SPW_F32 ? (void *)rounded : (void *)block,
                              n * bytes, err));
     }

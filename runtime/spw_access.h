@@ -121,7 +121,8 @@ spw_status spw_engine_release_gathered(spw_engine *engine, spw_error *err);
  * The state format's own type is written as it is, which is what checkpoints have; another one is rounded from the masters,
  * once. config.json and tokenizer as in checkpoints; adapters lie beside the weights in files of their own, in fp32.
  * The folder appears when all is on disk. Folders above it are made.
- * Errors  SPW_ESYS (EEXIST) when there is such a folder, or one with ".partial" behind its name that is somebody else's; SPW_ENOSPC, SPW_EINVAL for another dtype; nothing is left behind.
+ * Errors  SPW_ESYS (EEXIST) when there is such a folder, or one with ".partial" behind its name that is somebody else's; SPW_ENOSPC, SPW_EINVAL for another dtype
+ *         and for a master that fp16 does not hold; nothing is left behind.
  */
 spw_status spw_engine_save_16bit(spw_engine *engine, const char *folder, spw_dtype dtype, spw_error *err);
 

@@ -659,6 +659,31 @@ test_save_16bit(void **state)
     tiny_dir_remove(dir);
 }
 
+/* A master that fp16 would make infinity of ends the save and not the training; the largest that it holds goes there. */
+static void
+test_save_beyond_fp16(void **state)
+{
+    const spw_access a = {"ln_f.weight", SPW_ACCESS_MASTER, 4, 1};
+    const float most = 65519, beyond = -65520;
+    char dir[256], folder[300];
+    spw_config c;
+    run r;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(folder, sizeof folder, "%s/out", dir);
+    tiny_config(&c, SPW_STATE_SPLIT);
+    run_open(&r, &c, 7);
+    expect_ok(&r, spw_access_set_full(r.e, &a, &beyond, 0, &r.err));
+    assert_int_equal(spw_engine_save_16bit(r.e, folder, SPW_F16, &r.err), SPW_EINVAL);
+    assert_non_null(strstr(r.err.message, "ln_f.weight, element 4, is -65520, and fp16 ends at 65504"));
+    assert_int_not_equal(access(folder, F_OK), 0);
+    expect_ok(&r, spw_access_set_full(r.e, &a, &most, 0, &r.err));
+    expect_ok(&r, spw_engine_save_16bit(r.e, folder, SPW_F16, &r.err));
+    expect_ok(&r, run_step(&r, 0));
+    run_close(&r);
+    tiny_dir_remove(dir);
+}
+
 /* The folder beside the name: what a killed save left there goes, what is somebody else's is refused and stays. */
 static void
 test_save_beside_a_folder(void **state)
@@ -702,6 +727,7 @@ main(void)
         cmocka_unit_test(test_gathered_before_a_load),
         cmocka_unit_test(test_release),
         cmocka_unit_test(test_save_16bit),
+        cmocka_unit_test(test_save_beyond_fp16),
         cmocka_unit_test(test_save_beside_a_folder),
     };
     return cmocka_run_group_tests_name("access", tests, NULL, NULL);

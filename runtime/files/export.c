@@ -321,23 +321,6 @@ typedef struct piece {
     uint64_t first;
 } piece;
 
-enum { F16_END = 65520 }; /* from here on what is rounded to fp16 is infinity */
-
-static spw_status
-round_elems(const move *m, char *out, uint64_t first, const float *data, uint64_t count, spw_error *err)
-{
-    const spw_dtype dtype = m->j->report->dtype;
-    for (uint64_t i = 0; dtype == SPW_F16 && i < count; i++) {
-        if (fabsf(data[i]) >= F16_END && isfinite(data[i]))
-            return SPW_RAISE(err, SPW_EINVAL,
-                             "%s, element %llu, is %g, and fp16 ends at 65504: it would be infinity there; bf16 and "
-                             "fp32 have it",
-                             m->p->name, (unsigned long long)(first + i), (double)data[i]);
-    }
-    spw_convert(out, dtype, data, SPW_F32, count);
-    return SPW_OK;
-}
-
 static spw_status
 take_elems(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error *err)
 {
@@ -345,13 +328,13 @@ take_elems(void *ctx, uint64_t first, const float *data, uint64_t count, spw_err
     const spw_dtype dtype = to->m->j->report->dtype;
     char *out = to->out + (first - to->first) * spw_dtype_bytes(dtype);
     if (to->m->j->adapter.rank == 0)
-        return round_elems(to->m, out, first, data, count, err);
+        return spw_st_round(out, dtype, data, count, to->m->p->name, first, err);
     for (uint64_t at = 0, n; at < count; at += n) {
         float block[BLOCK_ELEMS];
         n = count - at < BLOCK_ELEMS ? count - at : BLOCK_ELEMS;
         memcpy(block, data + at, n * sizeof *block);
         merge(to->m->j, to->m->p, first + at, n, block);
-        SPW_TRY(round_elems(to->m, out + at * spw_dtype_bytes(dtype), first + at, block, n, err));
+        SPW_TRY(spw_st_round(out + at * spw_dtype_bytes(dtype), dtype, block, n, to->m->p->name, first + at, err));
     }
     return SPW_OK;
 }

@@ -3,6 +3,7 @@
  * st_read.c write and read.
  */
 #include "files_internal.h"
+#include <math.h>
 #include <stdio.h>
 
 /* All types of the format (FORMATS S1); the first are those that are computed with. */
@@ -66,4 +67,21 @@ spw_st_describe(spw_tensor_info *t, const spw_param *p, spw_dtype dtype)
         t->shape[1] = t->shape[0];
         t->shape[0] = 1;
     }
+}
+
+enum { F16_END = 65520 }; /* from here on what is rounded to fp16 is infinity */
+
+spw_status
+spw_st_round(void *out, spw_dtype dtype, const float *data, uint64_t count, const char *name, uint64_t first,
+             spw_error *err)
+{
+    for (uint64_t i = 0; dtype == SPW_F16 && i < count; i++) {
+        if (fabsf(data[i]) >= F16_END && isfinite(data[i]))
+            return SPW_RAISE(err, SPW_EINVAL,
+                             "%s, element %llu, is %g, and fp16 ends at 65504: it would be infinity there; bf16 and "
+                             "fp32 have it",
+                             name, (unsigned long long)(first + i), (double)data[i]);
+    }
+    spw_convert(out, dtype, data, SPW_F32, count);
+    return SPW_OK;
 }

@@ -128,6 +128,12 @@ bool spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info *t, spw_
 /* The tensor, or the slice of one, that a model's files have of a parameter; of one in terms it is fp32, whatever dtype says. */
 void spw_st_describe(spw_tensor_info *out, const spw_param *p, spw_dtype dtype);
 /*
+ * spw_st_round - count elements of the parameter called name, from element first on, as a file has them in dtype.
+ * Errors  SPW_EINVAL for one that fp16 does not hold: it would be infinity, and all that is computed with it no number.
+ */
+spw_status spw_st_round(void *out, spw_dtype dtype, const float *data, uint64_t count, const char *name, uint64_t first,
+                        spw_error *err);
+/*
  * Terms [first, first + count) of a parameter that is in terms, to tensor i as the fp32 numbers that they add up to; both are multiples of
  * SPW_TERMS. terms is scratch afterwards.
  */
