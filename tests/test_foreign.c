@@ -1029,6 +1029,47 @@ test_fsdp_refused(void **state)
     tiny_dir_remove(dir);
 }
 
+/* Who saved the model alone: weights by the names that they have beside an optimizer's state, wherever these begin, and no resuming. */
+static void
+test_fsdp_weights(void **state)
+{
+    const spw_tensor_info *t;
+    char dir[256], path[400];
+    spw_hf_reader *whole, *alone;
+    spw_foreign *d, *w;
+    float x[19 * 8], y[19 * 8];
+    (void)state;
+    tiny_dir_make(dir);
+    need(spw_foreign_open(&w, VECTORS "fsdp/trainer", &err));
+    need(spw_foreign_weights(w, &whole, &err));
+    for (int tied = 0; tied < 2;
+         tied++) { /* tied: no head that "model.norm.weight" would have only "model." in common with */
+        copy_checkpoint(&checkpoints[TRAINER], dir);
+        snprintf(path, sizeof path, "%s/optimizer_0/.metadata", dir);
+        assert_int_equal(unlink(path), 0);
+        snprintf(path, sizeof path, "%s/pytorch_model_fsdp_0/.metadata", dir);
+        if (tied)
+            replace(path, "model.lm_head.weight", "model.model.heads.ht", 20, true);
+        resumes_not(dir, SPW_ENOENT, "it holds no optimizer's state");
+        need(spw_foreign_open(&d, dir, &err));
+        need(spw_foreign_weights(d, &alone, &err));
+        assert_int_equal(spw_hf_reader_count(alone), spw_hf_reader_count(whole));
+        for (uint32_t i = tied ? 2 : 0; i < spw_hf_reader_count(whole);
+             i++) { /* head and embeddings are the first by name */
+            t = spw_hf_reader_tensor(whole, i, NULL);
+            assert_string_equal(spw_hf_reader_tensor(alone, i, NULL)->name, t->name);
+            need(spw_hf_read(whole, i, 0, x, t->bytes, &err));
+            need(spw_hf_read(alone, i, 0, y, t->bytes, &err));
+            assert_memory_equal(x, y, t->bytes);
+        }
+        spw_hf_reader_close(alone);
+        spw_foreign_close(d);
+    }
+    spw_hf_reader_close(whole);
+    spw_foreign_close(w);
+    tiny_dir_remove(dir);
+}
+
 /*
  * A full state dict of which something is missing, or is no such thing. What is wrong with the optimizer's state alone keeps nobody from
  * the weights.
@@ -1262,8 +1303,8 @@ main(void)
         cmocka_unit_test(test_goes_on),      cmocka_unit_test(test_loss_scale),   cmocka_unit_test(test_compare),
         cmocka_unit_test(test_faults),       cmocka_unit_test(test_refused),      cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_config_named), cmocka_unit_test(test_uncounted),    cmocka_unit_test(test_uneven_decay),
-        cmocka_unit_test(test_fsdp_refused), cmocka_unit_test(test_full_refused), cmocka_unit_test(test_uneven),
-        cmocka_unit_test(test_turned),       cmocka_unit_test(test_averages),
+        cmocka_unit_test(test_fsdp_refused), cmocka_unit_test(test_fsdp_weights), cmocka_unit_test(test_full_refused),
+        cmocka_unit_test(test_uneven),       cmocka_unit_test(test_turned),       cmocka_unit_test(test_averages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

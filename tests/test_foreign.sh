@@ -114,6 +114,10 @@ for f in full full_hf; do
     check "the same" same "$dir/fsdp-checkpoint/step-8" "$dir/fsdp-$f/step-8"
 done
 check "export of FSDP's" run export tests/vectors/fsdp/trainer --to "$dir/fsdp" --model "$dir/start"
+cp -r tests/vectors/fsdp/trainer "$dir/model-alone"
+rm -r "$dir/model-alone/optimizer_0"
+check "of a model that was saved alone" run export "$dir/model-alone" --to "$dir/fsdp-alone" --model "$dir/start"
+check "the same weights" cmp "$dir/fsdp/model.safetensors" "$dir/fsdp-alone/model.safetensors"
 run inspect tests/vectors/fsdp/checkpoint --digest
 grep '^  model' "$dir/out" | sed 's/  */ /g' | sort >"$dir/want"
 run inspect "$dir/fsdp" --digest

@@ -344,6 +344,12 @@ optimizer_name(const char *key)
 }
 
 static bool
+is_weight(const entry *e)
+{
+    return optimizer_name(e->key) == NULL && is_tensor(e);
+}
+
+static bool
 same_shape(const spw_tensor_info *a, const spw_tensor_info *b)
 {
     return a->ndim == b->ndim && memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape) == 0;
@@ -426,10 +432,10 @@ find_prefix(const reading *r, const char **prefix, size_t *before)
     const char *name = r->d->params[0].info.name, *other = NULL;
     size_t n, m = strlen(name);
     int best = 0;
-    for (uint64_t i = 0; i < r->entry_count && r->d->trained_count > 0; i++) {
+    for (uint64_t i = 0; i < r->entry_count; i++) {
         const char *key = r->entries[i].key;
         int found = SOME; /* which will be told to miss one */
-        if (optimizer_name(key) != NULL || !is_tensor(&r->entries[i]) || strlen(key) < m)
+        if (!is_weight(&r->entries[i]) || strlen(key) < m)
             continue;
         n = strlen(key) - m;
         if (strcmp(key + n, name) != 0)
@@ -450,6 +456,37 @@ find_prefix(const reading *r, const char **prefix, size_t *before)
                            *prefix, other);
 }
 
+/*
+ * Without an optimizer's state that says the parameters' names: what all keys begin with, up to a dot. A "model." with the layers in it is no wrapper's,
+ * but begins their names, in models whose head is not in a checkpoint because it is tied.
+ */
+static void
+find_common_prefix(const reading *r, const char **prefix, size_t *before)
+{
+    bool has_layers = false;
+    for (uint64_t i = 0; i < r->entry_count; i++) {
+        const char *key = r->entries[i].key;
+        size_t n = 0;
+        if (!is_weight(&r->entries[i]))
+            continue;
+        if (*prefix == NULL) {
+            *prefix = key;
+            *before = strlen(key);
+        }
+        while (n < *before && key[n] == (*prefix)[n])
+            n++;
+        while (n > 0 && key[n - 1] != '.')
+            n--;
+        *before = n;
+    }
+    for (uint64_t i = 0; i < r->entry_count; i++) {
+        const entry *e = &r->entries[i];
+        has_layers = has_layers || (is_weight(e) && strncmp(e->key + *before, "layers.", 7) == 0);
+    }
+    if (has_layers && *before >= 6 && memcmp(*prefix + *before - 6, "model.", 6) == 0)
+        *before -= 6;
+}
+
 /* Weights; those that the optimizer has nothing of were frozen. */
 static spw_status
 add_weights(reading *r)
@@ -458,13 +495,18 @@ add_weights(reading *r)
     const char *prefix = NULL;
     size_t before = 0;
     d->trained_count = d->param_count;
-    SPW_TRY(find_prefix(r, &prefix, &before));
+    if (d->trained_count > 0)
+        SPW_TRY(find_prefix(r, &prefix, &before));
+    else
+        find_common_prefix(r, &prefix, &before);
+    if (prefix == NULL)
+        return damaged(r, METADATA, "there are no weights");
     for (uint64_t i = 0; i < r->entry_count; i++) {
         const entry *e = &r->entries[i];
         spw__foreign_param *p;
         spw_tensor_info t = {.ndim = 0};
         char name[SPW_TENSOR_NAME_BYTES];
-        if (strncmp(e->key, prefix, before) != 0 || optimizer_name(e->key) != NULL || !is_tensor(e))
+        if (strncmp(e->key, prefix, before) != 0 || !is_weight(e))
             continue;
         if (strlen(e->key + before) >= sizeof name)
             return damaged(r, e->key, "its name is too long");
@@ -558,6 +600,9 @@ read_params(reading *r)
             SPW_TRY(add_moment(r, e, name, moment + 1));
     }
     SPW_TRY(add_weights(r));
+    if (r->d->trained_count == 0)
+        (void)SPW_RAISE(&r->d->unread, SPW_ENOENT, "%s: it holds no optimizer's state: its weights alone are there",
+                        r->d->folder);
     if (!r->d->counted && r->d->unread.status == SPW_OK)
         (void)SPW_RAISE(&r->d->unread, SPW_EUNSUPPORTED,
                         "%s: its optimizer has not counted its updates, as PyTorch's SGD does not: at which of them "
@@ -571,8 +616,10 @@ spw__dcp_read(spw_foreign *d, spw_error *err)
 {
     reading r = {.d = d, .err = err};
     bool one = spw_dir_has(d->folder, METADATA);
+    char state[SPW__FOREIGN_PATH_BYTES + 64];
     spw_status st = read_metadata(&r, one ? "" : model_folder);
-    if (st == SPW_OK && !one)
+    snprintf(state, sizeof state, "%.4000s/%s", d->folder, optimizer_folder);
+    if (st == SPW_OK && !one && spw_dir_has(state, METADATA)) /* who saved the model alone has none */
         st = read_metadata(&r, optimizer_folder);
     if (st == SPW_OK)
         st = list_all(&r);
