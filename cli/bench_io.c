@@ -7,6 +7,7 @@
  * of the files is read and compared.
  */
 #include "bench_io.h"
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -89,16 +90,9 @@ cli_bench_row(spw_aio_bench *bench, const spw_aio_bench_run *run, bool with_bare
 void
 cli_bench_write_text(FILE *f, const char *text)
 {
-    fputc('"', f);
-    for (const char *c = text; *c != '\0'; c++) {
-        if (*c == '"' || *c == '\\')
-            fprintf(f, "\\%c", *c);
-        else if ((unsigned char)*c < 0x20)
-            fprintf(f, "\\u%04x", (unsigned char)*c);
-        else
-            fputc(*c, f);
-    }
-    fputc('"', f);
+    json_t *object = cli_json_text(text);
+    (void)json_dumpf(object, f, JSON_ENCODE_ANY);
+    json_decref(object);
 }
 
 void

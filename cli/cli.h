@@ -90,6 +90,10 @@ enum { CLI_DIGITS_MEASURED = 6, CLI_DIGITS_ALL = 17 };
 struct json_t;
 spw_status cli_show_json(const char *command, size_t digits, struct json_t *object, spw_error *err);
 
+/* Text as JSON: bytes that are not UTF-8, as a path may have or a character that --tokens cut, become U+FFFD each. */
+struct json_t *cli_json_bytes(const char *bytes, uint64_t count);
+struct json_t *cli_json_text(const char *text);
+
 /* How weights live that are only read: --host-memory, --device-memory, --nvme (which may stand several times), --codes. */
 typedef struct cli_place {
     uint64_t host_memory, device_memory; /* 0: not given */

@@ -205,7 +205,7 @@ show(const eval_job *j, spw_error *err)
         return cli_eval_check(j, loss, err);
     }
     spw_store_get_stats(spw_engine_store(j->e), &stats);
-    o = json_pack("{s:s, s:o, s:I, s:I, s:I, s:f, s:I}", "path", j->weights.path, "loss",
+    o = json_pack("{s:o, s:o, s:I, s:I, s:I, s:f, s:I}", "path", cli_json_text(j->weights.path), "loss",
                   isfinite(loss) ? json_real(loss) : json_null(), "tokens", (json_int_t)j->tokens_done, "sequences",
                   (json_int_t)j->sequences_done, "seq_length", (json_int_t)j->seq_length, "seconds", j->seconds,
                   "nvme_read_bytes", (json_int_t)stats.nvme_read_bytes);

@@ -96,12 +96,12 @@ cli_eval_pairs_show(const eval_job *j, spw_error *err)
                (unsigned long long)j->seq_length, (double)j->tokens_done / j->seconds);
         return cli_eval_check(j, loss, err);
     }
-    o = json_pack("{s:s, s:s, s:o, s:f, s:f, s:f, s:I, s:I, s:I, s:f}", "path", j->weights.path, "rule",
+    o = json_pack("{s:o, s:s, s:o, s:f, s:f, s:f, s:I, s:I, s:I, s:f}", "path", cli_json_text(j->weights.path), "rule",
                   spw_preference_name(j->rule.kind), "loss", isfinite(loss) ? json_real(loss) : json_null(), "right",
                   right, "chosen", chosen, "rejected", rejected, "pairs", (json_int_t)j->sums.pairs, "sequences",
                   (json_int_t)j->sequences_done, "seq_length", (json_int_t)j->seq_length, "seconds", j->seconds);
     if (j->reference != NULL)
-        json_object_set_new(o, "reference", json_string(j->beside.path));
+        json_object_set_new(o, "reference", cli_json_text(j->beside.path));
     SPW_TRY(cli_show_json("eval", CLI_DIGITS_ALL, o, err));
     return cli_eval_check(j, loss, err);
 }

@@ -57,42 +57,6 @@ show_tokens(const job *j, const int32_t *ids, uint64_t count, bool first)
     fflush(stdout);
 }
 
-/* Of the character that bytes begin with, by the library's own rule; 0: they begin with none. */
-static uint64_t
-character_bytes(const char *bytes, uint64_t count)
-{
-    for (uint64_t n = 1; n <= 4 && n <= count; n++) {
-        json_t *s = json_stringn(bytes, n);
-        if (s != NULL) {
-            json_decref(s);
-            return n;
-        }
-    }
-    return 0;
-}
-
-/* Text as JSON: bytes that are not UTF-8, such as a character's that --tokens cut, become U+FFFD each. */
-static json_t *
-json_bytes(const char *bytes, uint64_t count)
-{
-    json_t *s = json_stringn(bytes, count);
-    char *replaced;
-    uint64_t end = 0;
-    if (s != NULL)
-        return s;
-    replaced = spw_mem_calloc(3 * count + 1, 1);
-    if (replaced == NULL)
-        return json_null();
-    for (uint64_t i = 0, n; i<count; i += n> 0 ? n : 1) {
-        n = character_bytes(bytes + i, count - i);
-        memcpy(replaced + end, n > 0 ? bytes + i : "\xef\xbf\xbd", n > 0 ? n : 3);
-        end += n > 0 ? n : 3;
-    }
-    s = json_stringn(replaced, end);
-    spw_mem_free(replaced);
-    return s != NULL ? s : json_null();
-}
-
 static json_t *
 json_text(const job *j, const int32_t *ids, uint64_t count)
 {
@@ -112,7 +76,7 @@ json_text(const job *j, const int32_t *ids, uint64_t count)
         memcpy(bytes + all, part, n);
         all += n;
     }
-    s = json_bytes(bytes, all);
+    s = cli_json_bytes(bytes, all);
     spw_mem_free(bytes);
     return s;
 }
@@ -125,7 +89,7 @@ show_json(const job *j, const text *t)
     char *line;
     for (uint64_t i = t->prompt_count; i < t->tokens.count; i++)
         json_array_append_new(ids, json_integer(t->tokens.ids[i]));
-    json_object_set_new(o, "prompt", json_bytes(t->prompt, strlen(t->prompt)));
+    json_object_set_new(o, "prompt", cli_json_text(t->prompt));
     json_object_set_new(o, "prompt_tokens", json_integer((json_int_t)t->prompt_count));
     if (!j->numbers)
         json_object_set_new(o, "text",

@@ -122,8 +122,8 @@ list_tensors(spw_hf_reader *r, bool with_digest, totals *sum, json_t *list, spw_
         char sum_text[17];
         for (uint32_t d = 0; d < t->ndim; d++)
             json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-        o = json_pack("{s:s, s:s, s:s, s:o, s:I}", "name", t->name, "file", file, "dtype", type_text(t), "shape", shape,
-                      "bytes", (json_int_t)t->bytes);
+        o = json_pack("{s:s, s:o, s:s, s:o, s:I}", "name", t->name, "file", cli_json_text(file), "dtype", type_text(t),
+                      "shape", shape, "bytes", (json_int_t)t->bytes);
         json_array_append_new(list, o);
         if (with_digest) {
             SPW_TRY(digest(r, i, sum_text, err));
@@ -213,9 +213,9 @@ about_json(const about *a)
                                       (int)a->foreign.ranks, "step", (json_int_t)a->foreign.steps, "updates",
                                       (json_int_t)a->foreign.updates));
     if (a->refusal.status != SPW_OK)
-        json_object_set_new(o, "refusal", json_string(a->refusal.message));
+        json_object_set_new(o, "refusal", cli_json_text(a->refusal.message));
     if (a->no_resume.status != SPW_OK)
-        json_object_set_new(o, "no_resume", json_string(a->no_resume.message));
+        json_object_set_new(o, "no_resume", cli_json_text(a->no_resume.message));
     return o;
 }
 
@@ -345,7 +345,7 @@ cli_inspect(int argc, char **argv)
     if (json) {
         char *text;
         root = about_json(&a);
-        json_object_set_new(root, "path", json_string(found));
+        json_object_set_new(root, "path", cli_json_text(found));
         json_object_set_new(root, "tensors", list);
         json_object_set_new(root, "elements", json_integer((json_int_t)sum.elements));
         json_object_set_new(root, "bytes", json_integer((json_int_t)sum.bytes));

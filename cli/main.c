@@ -361,6 +361,47 @@ cli_show_json(const char *command, size_t digits, json_t *object, spw_error *err
     return rc == 0 ? SPW_OK : SPW_RAISE(err, SPW_EIO, "%s: writing JSON", command);
 }
 
+/* Of the character that bytes begin with, by the library's own rule; 0: they begin with none. */
+static uint64_t
+character_bytes(const char *bytes, uint64_t count)
+{
+    for (uint64_t n = 1; n <= 4 && n <= count; n++) {
+        json_t *s = json_stringn(bytes, n);
+        if (s != NULL) {
+            json_decref(s);
+            return n;
+        }
+    }
+    return 0;
+}
+
+json_t *
+cli_json_bytes(const char *bytes, uint64_t count)
+{
+    json_t *s = json_stringn(bytes, count);
+    char *replaced;
+    uint64_t end = 0;
+    if (s != NULL)
+        return s;
+    replaced = spw_mem_calloc(3 * count + 1, 1);
+    if (replaced == NULL)
+        return json_null();
+    for (uint64_t i = 0, n; i<count; i += n> 0 ? n : 1) {
+        n = character_bytes(bytes + i, count - i);
+        memcpy(replaced + end, n > 0 ? bytes + i : "\xef\xbf\xbd", n > 0 ? n : 3);
+        end += n > 0 ? n : 3;
+    }
+    s = json_stringn(replaced, end);
+    spw_mem_free(replaced);
+    return s != NULL ? s : json_null();
+}
+
+json_t *
+cli_json_text(const char *text)
+{
+    return cli_json_bytes(text, strlen(text));
+}
+
 int
 cli_fail(const spw_error *err)
 {

@@ -317,7 +317,7 @@ plan_json(const spw_plan *p)
         json_array_append_new(decisions, json_pack("{s:s, s:s, s:s}", "name", p->decisions[i].name, "value",
                                                    p->decisions[i].value, "reason", p->decisions[i].reason));
     for (uint32_t i = 0; i < p->path_count; i++)
-        json_array_append_new(paths, json_pack("{s:s, s:o, s:f}", "path", p->paths[i], "bytes",
+        json_array_append_new(paths, json_pack("{s:o, s:o, s:f}", "path", cli_json_text(p->paths[i]), "bytes",
                                                integer(p->path_bytes[i]), "weight", p->path_weight[i]));
     return json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params", integer(p->params), "bytes", purposes, "total",

@@ -38,6 +38,9 @@ done
 ok $? "rows for all paths at once"
 "$bin" plot "$dir/out" -o "$dir/out.svg" >/dev/null 2>"$dir/err" && grep -q '<svg' "$dir/out.svg"
 ok $? "plot draws them"
+mkdir "$dir/"$'q"\xff'
+timeout 120 "$bin" bench io "$dir/"$'q"\xff' --smoke --json --pattern read >"$dir/out" 2>"$dir/err" && grep -qF $'/q\\"\xef\xbf\xbd", ' "$dir/out"
+ok $? "a path that is no UTF-8 is U+FFFD in JSON"
 
 for sig in INT TERM; do
     "$bin" bench io "$dir/a" --seconds 20 --size 64MiB >/dev/null 2>"$dir/err" &

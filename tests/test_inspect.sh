@@ -52,6 +52,18 @@ for case in gpt2_untied qwen2 mistral; do
     check "$case: names, shapes, sizes and digests are the files'" headers $vectors/$case/model*.safetensors
 done
 
+# A folder whose name is not UTF-8: all is shown, and the name with U+FFFD.
+odd=$dir/$'b\xffd'
+cp -r $vectors/llama "$odd"
+sed -i 's/"intermediate_size": 29/"intermediate_size": 30/' "$odd/config.json"
+run inspect "$odd" --json
+check "a name that is not UTF-8 is in JSON" python3 - "$dir/out" "$dir" <<'PY2'
+import json, sys
+got = json.loads(open(sys.argv[1], "rb").read())
+assert len(got["tensors"]) == 20 and got["path"] == sys.argv[2] + "/b\ufffdd", got["path"]
+assert got["tensors"][0]["file"] == got["path"] + "/model.safetensors" and "refusal" in got
+PY2
+
 # Another model's configuration beside the weights, and one that is not built: both are said, the tensors are still listed.
 cp -r $vectors/llama "$dir/other"
 sed -i 's/"intermediate_size": 29/"intermediate_size": 30/' "$dir/other/config.json"

@@ -236,6 +236,9 @@ check "and does not blame the transfers" test "$(misses)" -eq $((here + 1))
 # JSON: prompts that are not UTF-8, sums over all purposes.
 check "a prompt that is not UTF-8" run generate "$dir/a" --prompt $'h\xff' --tokens 2 --json
 check "is there, with U+FFFD" grep -q $'"prompt":"h\xef\xbf\xbd"' "$dir/out"
+cp -r "$dir/a" "$dir/"$'b\xffd'
+check "a checkpoint whose name is not" run eval "$dir/"$'b\xffd' --data "$dir/text.txt" --batches 1 --json
+check "is there, too" grep -qF $'b\xef\xbf\xbdd/step-' "$dir/out"
 printf 'one\r\n\r\ntwo' >"$dir/prompts.txt"
 check "prompts with lines from Windows" run generate "$dir/a" --prompts "$dir/prompts.txt" --tokens 2 --json
 check "are these" test "$(grep -o '"prompt":"[^"]*"' "$dir/out" | tr -d '\n')" = '"prompt":"one""prompt":"two"'
