@@ -10,6 +10,7 @@
 #include "cli.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -195,6 +196,44 @@ cut_batch(job *j, spw_error *err)
     return SPW_OK;
 }
 
+static job *reading; /* for the handler below */
+
+static bool
+is_in(const char *at, const char *file, uint64_t bytes)
+{
+    return file != NULL && at >= file && at < file + bytes;
+}
+
+static void
+say(const char *text)
+{
+    (void)!write(STDERR_FILENO, text, strlen(text));
+}
+
+/* A mapping ends where its file was cut off meanwhile, or its disk does not read: what is lost is the page, and then the run, not without a word. */
+static void
+lose_input(int sig, siginfo_t *info, void *unused)
+{
+    const job *j = reading;
+    const char *path = is_in(info->si_addr, j->file, j->file_bytes) ? j->inputs[j->input_idx] : NULL;
+    (void)unused;
+    for (uint64_t i = 0; path == NULL && i < j->piece_count; i++) {
+        const piece *p = &j->pieces[i];
+        path = is_in(info->si_addr, p->file, p->file_bytes) ? p->path : NULL;
+    }
+    if (path == NULL) {
+        (void)signal(sig, SIG_DFL);
+        return;
+    }
+    say("spillway: input ");
+    say(path);
+    say(" was cut off while it was read, or its disk failed; nothing was written to ");
+    say(j->out_path);
+    say("\n");
+    (void)unlink(j->tmp);
+    _exit(EXIT_FAILED);
+}
+
 /* ---------------------------------------------------------------- output */
 
 static spw_status
@@ -278,7 +317,10 @@ unmap_batch(job *j)
 static spw_status
 convert(job *j, spw_pool *pool, spw_error *err)
 {
+    struct sigaction lost = {.sa_sigaction = lose_input, .sa_flags = SA_SIGINFO};
     spw_status st = write_header(j, err); /* its count comes last */
+    reading = j;
+    (void)sigaction(SIGBUS, &lost, NULL);
     while (st == SPW_OK) {
         if ((st = cut_batch(j, err)) == SPW_OK && j->piece_count == 0)
             break;
@@ -294,6 +336,7 @@ convert(job *j, spw_pool *pool, spw_error *err)
         munmap(j->file, j->file_bytes);
         j->file = NULL;
     }
+    (void)signal(SIGBUS, SIG_DFL);
     if (st == SPW_OK)
         st = write_header(j, err);
     if (st == SPW_OK && fsync(j->fd) != 0)

@@ -257,6 +257,18 @@ rm -rf "$dir/ckpt"
 check "trains without what begins a text" run train "$dir/own.json" --set data.begin_of_text=false
 check "a prompt has one token less then" test "$(prompt_tokens)" = $((with - 1))
 
+# An input that is cut off while it is read, as a log is that is rotated: what is not there any more cannot be a signal that nobody expects.
+for i in $(seq 16); do cat "$dir/big.txt"; done >"$dir/rotated.txt"
+echo old >"$dir/out.bin"
+run tokenize "$dir/rotated.txt" "${to[@]}" --threads 1 &
+comes compgen -G "$dir/out.bin.tmp-*" >/dev/null
+: >"$dir/rotated.txt"
+wait $!
+check "an input that is cut off meanwhile is an error" test $? -eq 1
+check "by name" said "input $dir/rotated.txt was cut off while it was read, or its disk failed; nothing was written to $dir/out.bin"
+check "and leaves the old output alone" test "$(cat "$dir/out.bin")" = old -a -z "$(compgen -G "$dir/out.bin.tmp-*")"
+rm "$dir/rotated.txt"
+
 # A file system that is full, as far as a shell can make one.
 full() { (ulimit -f 100; exec timeout -s KILL 120 "$spw" "$@"); }
 run() { full "$@" >"$dir/out" 2>"$dir/err"; }
