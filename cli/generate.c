@@ -3,6 +3,7 @@
  * slots of the generator; one that has ended gives its slot to the next. A single prompt's text is shown as it is drawn.
  */
 #include "cli.h"
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,6 +114,13 @@ show_prompt(const job *j, const text *t)
         putchar('\n');
 }
 
+/* A disk that is full: what else would be drawn, for hours maybe, is for nobody. */
+static spw_status
+check_output(spw_error *err)
+{
+    return ferror(stdout) ? SPW_RAISE_SYS(err, errno, "writing the output failed") : SPW_OK;
+}
+
 static void
 show(const job *j, const text *t, uint64_t number)
 {
@@ -199,8 +207,10 @@ advance(job *j, text *t, spw_error *err)
         return SPW_OK;
     }
     SPW_TRY(spw_tokens_push(&t->tokens, id, err));
-    if (j->text_count == 1 && !j->json)
+    if (j->text_count == 1 && !j->json) {
         show_tokens(j, &id, 1, false);
+        SPW_TRY(check_output(err));
+    }
     if (t->tokens.count - t->prompt_count == j->tokens) {
         t->why = STOP_TOKENS;
         return SPW_OK;
@@ -239,8 +249,10 @@ run(job *j, spw_error *err)
                 in_slot[i] = NULL;
             }
         }
-        for (; shown < next && j->texts[shown].why != RUNNING; shown++) /* in the order of the prompts */
+        for (; shown < next && j->texts[shown].why != RUNNING; shown++) { /* in the order of the prompts */
             show(j, &j->texts[shown], shown + 1);
+            SPW_TRY(check_output(err));
+        }
     }
     show_speed(j, (double)(spw_now_ns() - begin) * 1e-9, read_before);
     return SPW_OK;
@@ -369,11 +381,16 @@ read_prompts(job *j, const char *path)
         spw_mem_free(all);
         return rc;
     }
-    if (getdelim(&all, &room, '\0', stdin) > 0 && feof(stdin))
+    errno = 0;
+    if (getdelim(&all, &room, '\0', stdin) > 0 && feof(stdin)) {
         rc = add_lines(j, all);
-    else
+    } else if (ferror(stdin)) {
+        (void)SPW_RAISE_SYS(&err, errno, "--prompts -: reading stdin");
+        rc = cli_fail(&err);
+    } else {
         rc =
             cli_usage("generate", "--prompts -: stdin has %s", feof(stdin) ? "nothing" : "a zero byte, and is no text");
+    }
     free(all);
     return rc;
 }

@@ -70,6 +70,9 @@ if [ -c /dev/full ]; then
     check "of train" full train "$c" $none
     check "of inspect" full inspect "$dir/a" --json
     check "of generate" full generate "$dir/a" --prompt hi --tokens 3
+    seq 40 >"$dir/forty.txt"
+    check "of many texts" full generate "$dir/a" --prompts "$dir/forty.txt" --tokens 3 --batch-size 1
+    check "ends what would be drawn for nobody" test -z "$(grep tokens/s "$dir/err")"
     check "of eval" full eval "$dir/a" --data "$dir/text.txt" --batches 1
     check "of a benchmark" full bench adam --smoke --format fp32
 fi
@@ -242,6 +245,7 @@ check "is there, too" grep -qF $'b\xef\xbf\xbdd/step-' "$dir/out"
 printf 'one\r\n\r\ntwo' >"$dir/prompts.txt"
 check "prompts with lines from Windows" run generate "$dir/a" --prompts "$dir/prompts.txt" --tokens 2 --json
 check "are these" test "$(grep -o '"prompt":"[^"]*"' "$dir/out" | tr -d '\n')" = '"prompt":"one""prompt":"two"'
+check "prompts that cannot be read" test "$("$spw" generate "$dir/a" --prompts - 2>&1 <"$dir")" = "spillway: --prompts -: reading stdin: Is a directory"
 check "plan with gradients on nvme" run plan "$c" --no-measure --json --set spillway.gradients='"nvme"' --set gradient_clipping=1
 check "the sum of the purposes is the total" python3 - "$dir/out" <<'PY'
 import json, sys
