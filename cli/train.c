@@ -180,12 +180,12 @@ cli_train(int argc, char **argv)
             rc = fail(&r, &err);
         else if (r.stopped || (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0))
             rc = EXIT_PAUSED;
-        if (r.trace_path != NULL && spw_timeline_write(r.trace_path, &err) != SPW_OK)
-            rc = cli_fail(&err);
         if (r.rank == 0 && r.steps_done > 0 && (rc == EXIT_DONE || rc == EXIT_PAUSED)) {
             cli_train_show_end(&r);
             cli_train_log_end(&r);
         }
+        if (r.trace_path != NULL && spw_timeline_write(r.trace_path, &err) != SPW_OK)
+            rc = cli_fail(&err);
     }
     release(&r);
     return rc;

@@ -82,6 +82,11 @@ if [ -c /dev/full ]; then
         train "$c" $none --set spillway.run_log=/dev/full
     check "once" test "$(grep -c run_log "$dir/err")" -eq 1
 fi
+# So is a timeline, behind what is said of the run, whose exit code it is.
+if [ -c /dev/full ]; then
+    expect 1 "write /dev/full: No space left on device" "a full disk for the timeline is an error" train "$c" $none --trace /dev/full --set spillway.run_log="$dir/closed.jsonl"
+    check "the run is told to its end" test -n "$(grep 'peak memory' "$dir/out")" -a -n "$(grep '"run":"closed"' "$dir/closed.jsonl")"
+fi
 # One that is closed: no file takes its number, and with it what is said.
 "$spw" train "$c" $none --set spillway.steps=1000000 >&- 2>&- <&- &
 pid=$!
