@@ -257,6 +257,12 @@ take_bytes(void *ctx, uint64_t offset, const void *data, uint64_t bytes, spw_err
     return spw__chunk_take(ctx, offset / 4, data, bytes / 4, err);
 }
 
+static const spw_tensor_info *
+tensor_of(const spw__checkpoint_sources *job, uint32_t id, int part)
+{
+    return job->tensors != NULL ? job->tensors[(size_t)id * SPW_PART_COUNT + (size_t)part] : NULL;
+}
+
 static spw_status
 load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
 {
@@ -269,19 +275,22 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, rule, c->elems));
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
-        const spw_tensor_info **t = job->tensors + (size_t)s.id * SPW_PART_COUNT;
         uint64_t from = s.from, at = s.first - from, n = s.end - s.first;
         spw__chunk_view v = {job->format, rule, c, weights, record, from, SPW_PART_MASTER};
-        if (spw_engine_model(job->e)->params[s.id].adapter)
-            SPW_TRY(spw_st_read_run(job->adapter, t[SPW_PART_MASTER], at * 4, n * 4, take_bytes, &v, err));
-        else if (record != NULL && t[SPW_PART_MASTER] != NULL)
-            SPW_TRY(spw_st_read_run(job->optimizer, t[SPW_PART_MASTER], at * 4, n * 4, take_bytes, &v, err));
+        const spw_tensor_info *master = tensor_of(job, s.id, SPW_PART_MASTER), *moment;
+        bool adapter = spw_engine_model(job->e)->params[s.id].adapter;
+        if (adapter && job->adapter == NULL)
+            SPW_TRY(spw__chunk_draw(&v, job->e, s.id, at, n, err));
+        else if (adapter)
+            SPW_TRY(spw_st_read_run(job->adapter, master, at * 4, n * 4, take_bytes, &v, err));
+        else if (record != NULL && master != NULL)
+            SPW_TRY(spw_st_read_run(job->optimizer, master, at * 4, n * 4, take_bytes, &v, err));
         else
             SPW_TRY(spw_hf_read_run(job->model, s.id, at, n, spw__chunk_take, &v, err));
         for (int p = SPW_PART_EXP_AVG; record != NULL && p < (int)spw__checkpoint_part_end(rule); p++) {
             v.part = (spw_state_part)p;
-            if (t[p] != NULL)
-                SPW_TRY(spw_st_read_run(job->optimizer, t[p], at * 4, n * 4, take_bytes, &v, err));
+            if ((moment = tensor_of(job, s.id, p)) != NULL)
+                SPW_TRY(spw_st_read_run(job->optimizer, moment, at * 4, n * 4, take_bytes, &v, err));
         }
     }
     return SPW_OK;

@@ -98,6 +98,9 @@ typedef struct spw__chunk_view {
 } spw__chunk_view;
 /* An spw_hf_take_fn (load.c); ctx is an spw__chunk_view. */
 spw_status spw__chunk_take(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error *err);
+/* Elements of a parameter as they begin where no file has them. */
+spw_status
+spw__chunk_draw(spw__chunk_view *v, const spw_engine *e, uint32_t id, uint64_t first, uint64_t count, spw_error *err);
 /*
  * Compares weights of a checkpoint with their digest after they were read by runs (of a file that was not read as a whole by reading
  * it). Collective. Errors  SPW_ECORRUPT naming the file.
@@ -106,7 +109,7 @@ spw_status spw__checkpoint_check_weights(spw_engine *e, const char *path, const 
                                          spw_bounce *bounce, spw_error *err);
 
 /*
- * What an engine's state is loaded from, its own checkpoint's files or another's: the weights, and a tensor for each part of a trained
+ * What an engine's state is loaded from, a folder's weights, its own checkpoint's files or another's: the weights, and a tensor for each part of a trained
  * parameter's record that is not the model's file's.
  *   init    nothing is open. deinit closes what is, also after init failed
  *   fill    reads all of it, each byte once, by the workers of the chunks it belongs to. Collective
@@ -116,10 +119,10 @@ typedef struct spw__checkpoint_sources {
     spw_state_format format;
     spw_hf_reader *model;     /* bound */
     spw_st_reader *optimizer; /* NULL: inference, or nothing was kept */
-    spw_st_reader *adapter;   /* NULL: the model has none */
+    spw_st_reader *adapter;   /* NULL: the model has none, or they are drawn */
     spw_bounce *bounce;       /* lent to all of them */
-    const spw_tensor_info *
-        *tensors; /* (param_count, SPW_PART_COUNT) of the optimizer's file; NULL: masters are the model's
+    const spw_tensor_info **
+        tensors; /* (param_count, SPW_PART_COUNT) of the optimizer's file; NULL, also all of it: masters are the model's
                                         weights, moments are 0. An adapter's master is in the adapters' file */
 } spw__checkpoint_sources;
 spw_status spw__checkpoint_sources_init(spw__checkpoint_sources *s, spw_engine *e, spw_error *err);

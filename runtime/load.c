@@ -10,13 +10,6 @@
 
 enum { BLOCK_ELEMS = 16384 };
 
-typedef struct load_job {
-    spw_engine *e;
-    spw_state_format format;
-    spw_hf_reader *reader;
-    spw_bounce *bounce; /* lent to it */
-} load_job;
-
 spw_status
 spw__chunk_take(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error *err)
 {
@@ -27,43 +20,20 @@ spw__chunk_take(void *ctx, uint64_t first, const float *data, uint64_t count, sp
     return SPW_OK;
 }
 
-static spw_status
-draw(const load_job *job, spw__chunk_view *v, uint32_t id, uint64_t first, uint64_t count, spw_error *err)
+spw_status
+spw__chunk_draw(spw__chunk_view *v, const spw_engine *e, uint32_t id, uint64_t first, uint64_t count, spw_error *err)
 {
     for (uint64_t at = 0, n; at < count; at += n) {
         float block[BLOCK_ELEMS];
         n = count - at < BLOCK_ELEMS ? count - at : BLOCK_ELEMS;
-        spw__draw_param(block, &spw_engine_model(job->e)->params[id], id, spw__engine_config(job->e)->run.seed,
-                        first + at, n);
+        spw__draw_param(block, &spw_engine_model(e)->params[id], id, spw__engine_config(e)->run.seed, first + at, n);
         SPW_TRY(spw__chunk_take(v, first + at, block, n, err));
     }
     return SPW_OK;
 }
 
 static spw_status
-load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
-{
-    load_job *job = ctx;
-    const spw_layout *l = spw_engine_layout(job->e);
-    const spw_store_chunk *c = &l->chunks[chunk_idx];
-    const spw_optimizer *rule = spw__engine_optimizer(job->e, c->unit_idx);
-    (void)grad;
-    memset(weights, 0, c->elems * spw_state_weight_bytes(job->format));
-    if (record != NULL)
-        memset(record, 0, spw_state_record_bytes(job->format, rule, c->elems));
-    for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
-        uint64_t from = s.from, at = s.first - from, n = s.end - s.first;
-        spw__chunk_view v = {job->format, rule, c, weights, record, from, SPW_PART_MASTER};
-        if (spw_engine_model(job->e)->params[s.id].adapter)
-            SPW_TRY(draw(job, &v, s.id, at, n, err));
-        else
-            SPW_TRY(spw_hf_read_run(job->reader, s.id, at, n, spw__chunk_take, &v, err));
-    }
-    return SPW_OK;
-}
-
-static spw_status
-open_folder(load_job *job, const char *path, spw_error *err)
+open_folder(spw__checkpoint_sources *job, const char *path, spw_error *err)
 {
     if (spw_hf_adapters(path) != NULL) /* they are part of what was trained, and would be left out without a word */
         return SPW_RAISE(err, SPW_EUNSUPPORTED,
@@ -71,31 +41,28 @@ open_folder(load_job *job, const char *path, spw_error *err)
                          "--resume",
                          path, spw_hf_adapters(path));
     SPW_TRY(spw__in_place_check(job->e, path, err));
-    SPW_TRY(spw_hf_reader_open(&job->reader, path, err));
-    SPW_TRY(spw_hf_reader_bind(job->reader, spw_engine_model(job->e), err));
+    SPW_TRY(spw_hf_reader_open(&job->model, path, err));
+    SPW_TRY(spw_hf_reader_bind(job->model, spw_engine_model(job->e), err));
     SPW_TRY(spw_bounce_create(&job->bounce, spw__checkpoint_buffers(spw__engine_workers(job->e)), err));
-    spw_hf_reader_past_cache(job->reader, job->bounce);
+    spw_hf_reader_past_cache(job->model, job->bounce);
     return SPW_OK;
 }
 
 spw_status
 spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
 {
-    load_job job = {.e = e, .format = spw__engine_format(e)};
+    spw__checkpoint_sources job = {.e = e, .format = spw__engine_format(e)};
     int64_t checkpoint = spw_dir_has(path, SPW_MANIFEST_FILE) && spw_dir_has(path, SPW_MODEL_FILE); /* rank 0's word */
     spw_error own = {0};
     spw_status st = open_folder(&job, path, &own);
+    st = spw__engine_agree(e, st, &own, &checkpoint, err);
     if (st == SPW_OK)
-        st = spw__engine_fill(e, load_chunk, &job, &own);
-    st = spw__engine_agree_loaded(e, st, &own, err);
-    if (st == SPW_OK)
-        st = spw__engine_agree(e, st, &own, &checkpoint, err);
+        st = spw__checkpoint_fill(&job, err);
     if (st == SPW_OK && checkpoint) {
-        st = spw__checkpoint_check_weights(e, path, job.reader, job.bounce, &own);
+        st = spw__checkpoint_check_weights(e, path, job.model, job.bounce, &own);
         st = spw__engine_agree_loaded(e, st, &own, err);
     }
-    spw_hf_reader_close(job.reader);
-    spw_bounce_destroy(job.bounce);
+    spw__checkpoint_sources_deinit(&job);
     return st;
 }
 
