@@ -6,7 +6,8 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { SKIPPED_MAX = 10 };
+/* So many steps behind a save all that is updated has been, also late: what it lacks then would come with the next save alone. */
+enum { SKIPPED_MAX = 10, UPDATES_PASSED = 2 };
 
 spw_status
 cli_train_finish_save(train_run *r, spw_error *err)
@@ -191,6 +192,8 @@ cli_train_loop(train_run *r, spw_error *err)
                                 spw_schedule_lr(c, r->at.updates + 1), &s, err));
         s.stall_s[SPW_STALL_DATA] += data_s;
         s.step_s += data_s;
+        if (r->saving != NULL && step > r->saved_step + UPDATES_PASSED)
+            spw_checkpoint_hand_over(r->saving);
         if (r->saving != NULL && spw_checkpoint_done(r->saving))
             SPW_TRY(cli_train_finish_save(r, err));
         r->at.step = step;

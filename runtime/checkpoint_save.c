@@ -596,27 +596,47 @@ spw_checkpoint_done(spw_checkpoint_job *job)
     return done;
 }
 
+static bool
+lacks_chunks(spw_checkpoint_job *job)
+{
+    bool lacks;
+    pthread_mutex_lock(&job->lock);
+    lacks = job->chunks_left > 0;
+    pthread_mutex_unlock(&job->lock);
+    return lacks;
+}
+
+/* Visits what is left; nothing is handed over from here on. */
+static void
+end_snapshot(spw_checkpoint_job *job)
+{
+    spw_error own = {0};
+    if (lacks_chunks(job))
+        (void)spw_engine_drain(job->e, &own); /* what is read now belongs to no step */
+    if (!job->writes || spw_store_snapshot_finish(spw_engine_store(job->e), &own) == SPW_OK || own.status == SPW_OK)
+        return;
+    pthread_mutex_lock(&job->lock);
+    if (job->chunks_left > 0)
+        spw_error_keep_first(&job->error, &own);
+    job->given_up = true;
+    pthread_cond_signal(&job->cond);
+    pthread_mutex_unlock(&job->lock);
+}
+
+void
+spw_checkpoint_hand_over(spw_checkpoint_job *job)
+{
+    if (lacks_chunks(job))
+        end_snapshot(job);
+}
+
 spw_status
 spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_error *err)
 {
-    spw_error own = {0};
     spw_status st;
-    bool left;
     if (job == NULL)
         return SPW_OK;
-    pthread_mutex_lock(&job->lock);
-    left = job->chunks_left > 0;
-    pthread_mutex_unlock(&job->lock);
-    if (left)
-        (void)spw_engine_drain(job->e, &own); /* what is read now belongs to no step */
-    if (job->writes && spw_store_snapshot_finish(spw_engine_store(job->e), &own) != SPW_OK && own.status != SPW_OK) {
-        pthread_mutex_lock(&job->lock);
-        if (job->chunks_left > 0)
-            spw_error_keep_first(&job->error, &own);
-        job->given_up = true;
-        pthread_cond_signal(&job->cond);
-        pthread_mutex_unlock(&job->lock);
-    }
+    end_snapshot(job);
     end_work(job);
     st = job->error.status;
     if (st == SPW_OK)

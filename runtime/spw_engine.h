@@ -317,7 +317,9 @@ typedef struct spw_checkpoint_state {
  *   begin   reserves the files. SPW_ENOSPC with needed and free bytes, SPW_ESYS, SPW_EINVAL (one save at a time; dir has
  *           SPW_CHECKPOINT_DIR_BYTES or more): nothing was started. The engine, which must live until finish, does not wait for it.
  *   done    everything is on disk, or the save has failed: finish will not wait.
- *   finish  ends it: brings out what no update has, waits until it is on disk, frees the job (NULL: nothing to do). Its
+ *   hand_over  brings out what no update has: frozen weights, say, that the device keeps, so that nobody reads them. Where nothing is left, it does
+ *           nothing; else it waits for updates and reads, not for the disk that is written. Between steps only.
+ *   finish  ends it: hands over what is left, waits until it is on disk, frees the job (NULL: nothing to do). Its
  *           errors are those of writing; training is not affected. Between steps only. path_out as below.
  * A step that fails while a save is under way may take the save with it; the checkpoints before it are as they were.
  * Threads as the engine's calls: one at a time.
@@ -328,6 +330,7 @@ spw_status spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *engine, co
 /* About what so many checkpoints, one or more, take on disk at once; with spillway.checkpoint_links they share what is frozen. */
 uint64_t spw_checkpoint_disk_bytes(const spw_engine *engine, uint64_t count);
 bool spw_checkpoint_done(spw_checkpoint_job *job);
+void spw_checkpoint_hand_over(spw_checkpoint_job *job);
 spw_status spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_error *err);
 /*
  * spw_checkpoint_save - begin and finish: writes <dir>/step-<n>/, complete or absent; path_out (may be NULL): SPW_PATH_BYTES.

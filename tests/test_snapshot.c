@@ -30,6 +30,8 @@ run_open(run *r, const spw_config *c)
     memset(r, 0, sizeof *r);
     tiny_model_config(&r->mc, SPW_FAMILY_GPT2);
     assert_int_equal(spw_model_build(&r->model, &r->mc, &r->err), SPW_OK);
+    for (uint32_t i = 0; i < c->run.freeze.count; i++)
+        assert_true(spw_model_freeze(r->model, c->run.freeze.item[i]) > 0);
     if (spw_engine_create(&r->e, &(spw_engine_options){.config = c, .model = r->model, .resumes = true}, &r->err) !=
         SPW_OK)
         fail_msg("%s", r->err.message);
@@ -359,6 +361,48 @@ test_no_thread(void **state)
     tiny_dir_remove(dir);
 }
 
+/* Frozen weights that the device keeps are in nobody's way: a save is on disk without waiting for the next one, and the same. */
+static void
+test_hand_over(void **state)
+{
+    char dir[256], waits[300], goes[300];
+    double losses[STEPS];
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(waits, sizeof waits, "%s/waits", dir);
+    snprintf(goes, sizeof goes, "%s/goes", dir);
+    for (int k = 0; k < PLACES; k++) {
+        spw_checkpoint_job *job = NULL;
+        spw_step_result result;
+        spw_config c;
+        run r;
+        tiny_config(&c, SPW_STATE_SPLIT);
+        place(&c, k, dir);
+        c.run.freeze.count = 1;
+        snprintf(c.run.freeze.item[0], sizeof c.run.freeze.item[0], "h.*");
+        train(&c, waits, 2, true, losses);
+        run_open(&r, &c);
+        for (uint64_t s = 0; s < STEPS; s++) {
+            expect_ok(&r, run_step(&r, &c, s, &result));
+            assert_true(result.loss == losses[s]);
+            if (s == 1)
+                expect_ok(&r, spw_checkpoint_begin(&job, r.e, &c, goes, &(spw_checkpoint_state){.step = 2}, &r.err));
+            if (s == 4)
+                spw_checkpoint_hand_over(job);
+        }
+        for (int i = 0; i < 10000 && !spw_checkpoint_done(job); i++)
+            spw_sleep_ns(1000000);
+        assert_true(spw_checkpoint_done(job));
+        spw_checkpoint_hand_over(job); /* nothing is left */
+        expect_ok(&r, spw_checkpoint_finish(job, NULL, &r.err));
+        compare(waits, goes, 2);
+        run_close(&r);
+        tiny_dir_remove(waits);
+        tiny_dir_remove(goes);
+    }
+    tiny_dir_remove(dir);
+}
+
 static char heard[2000];
 
 static void
@@ -404,6 +448,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_left_out),
                                        cmocka_unit_test(test_refusals),   cmocka_unit_test(test_errors_meanwhile),
-                                       cmocka_unit_test(test_no_thread),  cmocka_unit_test(test_source_gone)};
+                                       cmocka_unit_test(test_no_thread),  cmocka_unit_test(test_hand_over),
+                                       cmocka_unit_test(test_source_gone)};
     return cmocka_run_group_tests_name("snapshot", tests, NULL, NULL);
 }
