@@ -10,7 +10,6 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 enum { NAME_BYTES = SPW_PATH_BYTES + 64 };
@@ -158,23 +157,14 @@ take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
 static spw_status
 check_space(const char *folder, const spw_tensor_info *infos, uint32_t count, spw_error *err)
 {
-    uint64_t need = 1 << 16, free_bytes;
-    char a[32], b[32];
-    struct statvfs fs;
+    uint64_t need = 1 << 16;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t bytes = spw_dtype_bytes(infos[i].dtype);
         for (uint32_t d = 0; d < infos[i].ndim; d++)
             bytes *= infos[i].shape[d];
         need += bytes + 256;
     }
-    if (statvfs(folder, &fs) != 0 || fs.f_blocks == 0) /* ramfs and the like do not know their size */
-        return SPW_OK;
-    free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
-    if (free_bytes >= need)
-        return SPW_OK;
-    return SPW_RAISE(err, SPW_ENOSPC, "it needs %s (%llu bytes), %s free; make room, or set spillway.keep_last",
-                     spw_format_bytes(a, sizeof a, need), (unsigned long long)need,
-                     spw_format_bytes(b, sizeof b, free_bytes));
+    return spw_dir_check_room(folder, need, "make room, or set spillway.keep_last", err);
 }
 
 /* owner 0: this rank's file; else that of the process, which has created it. */

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 spw=${SPW_BUILD:-build/release}/spillway
 export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-export-XXXXXX")
-trap 'rm -rf "$dir"' EXIT
+trap 'umount "$dir/small" 2>/dev/null; rm -rf "$dir"' EXIT
 . tests/lib_tap.sh
 run() { timeout -s KILL 300 "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
 said() { grep -qF -- "$1" "$dir/err" "$dir/out"; }
@@ -246,6 +246,16 @@ touch "$dir/other.partial/model-00001-of-00002.safetensors.tmp-17" "$dir/other.p
 expect 0 "" "what a killed export left is replaced" export "$dir/a" --to "$dir/other"
 check "without a rest" test ! -e "$dir/other.partial" -a -e "$dir/other/config.json"
 expect 0 "--shard-size" "help" help export
+mkdir "$dir/small"
+if mount -t tmpfs -o size=100k tmpfs "$dir/small" 2>/dev/null; then
+    expect 1 "writing $dir/small/x: it needs " "a disk that holds some of the shards is said before the first" \
+        export "$dir/a" --to "$dir/small/x" --dtype fp32 --shard-size 20000
+    check "with what is free" grep -qE "it needs [0-9.]+ KiB \([0-9]+ bytes\), 100 KiB free; make room, or take another folder" "$dir/err"
+    check "and leaves nothing" test -z "$(ls -A "$dir/small")"
+    umount "$dir/small"
+else
+    skip "a disk that holds some of the shards" "mounting is not permitted here"
+fi
 full() { (ulimit -f 100; exec timeout -s KILL 60 "$spw" export "$dir/a" --to "$dir/no" >"$dir/out" 2>"$dir/err"); }
 check "a file that may not grow is an error" test "$(full; echo $?)" -ne 0
 check "and nothing is left of it" test ! -e "$dir/no" -a ! -e "$dir/no.partial"

@@ -518,6 +518,16 @@ write_config(job *j, spw_error *err)
     return st;
 }
 
+/* Of all shards, before the first: a disk that is too small would be found by one of the last. */
+static spw_status
+check_room(const job *j, spw_error *err)
+{
+    spw_status st = spw_dir_check_room(j->partial, j->all, "make room, or take another folder", err);
+    if (st != SPW_OK)
+        spw_error_wrap(err, "writing %s", j->o->to);
+    return st;
+}
+
 static spw_status
 write_all(job *j, spw_error *err)
 {
@@ -528,6 +538,8 @@ write_all(job *j, spw_error *err)
         st = SPW_RAISE(err, SPW_ENOMEM, "export of %u tensors", j->model->param_count);
     else
         cut(j);
+    if (st == SPW_OK)
+        st = check_room(j, err);
     for (uint32_t f = 0; st == SPW_OK && f < j->report->files; f++)
         st = write_file(j, f, infos, err);
     if (st == SPW_OK && j->report->files > 1)

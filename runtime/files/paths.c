@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 enum { PATH_BYTES = 4096 };
@@ -256,6 +257,21 @@ spw_dir_make(const char *path, spw_error *err)
     if (stat(part, &info) != 0 || !S_ISDIR(info.st_mode))
         return SPW_RAISE(err, SPW_EINVAL, "%s is not a folder", path);
     return SPW_OK;
+}
+
+spw_status
+spw_dir_check_room(const char *folder, uint64_t bytes, const char *remedy, spw_error *err)
+{
+    char need[32], have[32];
+    struct statvfs fs;
+    uint64_t free_bytes;
+    if (statvfs(folder, &fs) != 0 || fs.f_blocks == 0) /* ramfs and the like do not know their size */
+        return SPW_OK;
+    free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+    return free_bytes >= bytes ? SPW_OK
+                               : SPW_RAISE(err, SPW_ENOSPC, "it needs %s (%llu bytes), %s free; %s",
+                                           spw_format_bytes(need, sizeof need, bytes), (unsigned long long)bytes,
+                                           spw_format_bytes(have, sizeof have, free_bytes), remedy);
 }
 
 spw_status

@@ -346,6 +346,8 @@ spw_file_write(const char *path, const void *data, uint64_t bytes, spw_error *er
 FILE *spw_file_append_lines(const char *path);
 bool spw_dir_has(const char *folder, const char *name);    /* something of that name is there */
 spw_status spw_dir_make(const char *path, spw_error *err); /* with parents; the names of new ones are durable */
+/* Before so many bytes go to a folder: SPW_ENOSPC with them and what is free, and with what to do. */
+spw_status spw_dir_check_room(const char *folder, uint64_t bytes, const char *remedy, spw_error *err);
 /* Where a folder is written before it has its name: beside it, with ".partial" behind. False: out is too small. */
 bool spw_dir_partial(const char *path, char *out, size_t bytes);
 spw_status spw_dir_sync(const char *path, spw_error *err);
