@@ -3,6 +3,7 @@
  * here, so that they cannot differ.
  */
 #include "offload_internal.h"
+#include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -321,6 +322,11 @@ spw__store_carve(spw_store *s, spw_error *err)
         if (s->cfg.aio.probe_dir == NULL)
             s->cfg.aio.probe_dir = cfg->paths[0];
         st = spw_aio_create(&s->aio, &s->cfg.aio, err);
+        if (st != SPW_OK && err != NULL && (err->sys_errno == ENOSPC || err->sys_errno == EDQUOT)) { /* not a block */
+            char size[32];
+            spw_error_wrap(err, "swap space in %s: needs %s, nothing is free", cfg->paths[0],
+                           spw_format_bytes(size, sizeof size, need.path_bytes[0]));
+        }
         if (st == SPW_OK && cfg->aio_faults != NULL)
             spw_test_aio_fault(s->aio, spw_test_aio_scheduled, cfg->aio_faults);
         for (uint32_t i = 0; st == SPW_OK && i < cfg->path_count; i++)

@@ -41,6 +41,16 @@ count_paths(const spw_path_list *const lists[LISTS], const offer *mine, uint64_t
     return n > 0 ? n : 1;
 }
 
+/* What killed runs have left on the disks is free for this one: it is removed before it counts as taken, and before a full disk refuses a probe. */
+static void
+reclaim(const spw_path_list *const lists[LISTS])
+{
+    for (uint32_t k = 0; k < LISTS; k++) {
+        for (uint32_t i = 0; i < lists[k]->count; i++)
+            (void)spw_swap_reclaim(lists[k]->item[i]);
+    }
+}
+
 static void
 share_free(spw_engine *e, const spw_path_list *const lists[LISTS], const offer *mine)
 {
@@ -58,6 +68,8 @@ spw__disks_share(spw_engine *e, bool plan_only, spw_error *err)
     offer mine = {0};
     void *all;
     spw_status st;
+    if (!plan_only)
+        reclaim(lists);
     for (uint32_t k = 0; k < LISTS; k++) {
         for (uint32_t i = 0; i < lists[k]->count; i++) {
             mine.disks[k * SPW_PATHS_MAX + i] = spw_disk_of(lists[k]->item[i]);

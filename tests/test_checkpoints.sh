@@ -253,6 +253,16 @@ if mount -t tmpfs -o size=1500k tmpfs "$dir/small" 2>/dev/null; then
     check "and not where there is room" test "$(grep -c "saving will fail" "$dir/err")" -eq 0
     rm -rf "$dir/small"/*
     check "with keep_last 1 there is room for each" train --set spillway.checkpoint_dir="$dir/small" --set spillway.checkpoint_interval=1 --set spillway.keep_last=1
+    # A disk that is full of what a killed run left there has room, for train, but not one that is full of something else.
+    rm -rf "$dir/small"/*
+    swapped="--set zero_optimization.offload_param.nvme_path=$dir/small --set zero_optimization.offload_optimizer.nvme_path=$dir/small --set spillway.checkpoint_dir="
+    mkdir -p "$dir/small/spillway-17-1/rank-0"
+    touch "$dir/small/spillway-17-1/rank-0/lock"
+    head -c 2000000 /dev/zero >"$dir/small/spillway-17-1/rank-0/swap.bin" 2>/dev/null
+    check "a disk that is full of a killed run's swap" train $swapped
+    check "is empty behind the next" test -z "$(ls -A "$dir/small")"
+    head -c 2000000 /dev/zero >"$dir/small/other" 2>/dev/null
+    expect 1 "swap space in $dir/small: needs 1.12 MiB, nothing is free: probe write of 4096 bytes: No space left on device" "a full disk for swap is named" $swapped
 else
     skip "a full disk" "mounting is not permitted here"
 fi
