@@ -251,6 +251,8 @@ printf 'one\r\n\r\ntwo' >"$dir/prompts.txt"
 check "prompts with lines from Windows" run generate "$dir/a" --prompts "$dir/prompts.txt" --tokens 2 --json
 check "are these" test "$(grep -o '"prompt":"[^"]*"' "$dir/out" | tr -d '\n')" = '"prompt":"one""prompt":"two"'
 check "prompts that cannot be read" test "$("$spw" generate "$dir/a" --prompts - 2>&1 <"$dir")" = "spillway: --prompts -: reading stdin: Is a directory"
+echo '{"text": "a line"}' >"$dir/line.jsonl"
+XDG_CACHE_HOME=/proc/none expect 1 'which is below $XDG_CACHE_HOME or $HOME where nothing says it: creating folder /proc/none' "tokens that have no place, of a command without the key" eval "$dir/a" --data "$dir/line.jsonl"
 check "plan with gradients on nvme" run plan "$c" --no-measure --json --set spillway.gradients='"nvme"' --set gradient_clipping=1
 check "the sum of the purposes is the total" python3 - "$dir/out" <<'PY'
 import json, sys

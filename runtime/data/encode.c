@@ -503,7 +503,9 @@ cache_folder(const spw_data_options *o, char folder[PATH_MAX], spw_error *err)
         return SPW_RAISE(err, SPW_EINVAL, "data.cache_dir is longer than %d bytes", PATH_MAX - 65);
     st = spw_dir_make(folder, err);
     if (st != SPW_OK)
-        spw_error_wrap(err, "data.cache_dir");
+        spw_error_wrap(err, o->cache_dir != NULL && o->cache_dir[0] != '\0'
+                                ? "data.cache_dir"
+                                : "data.cache_dir, which is below $XDG_CACHE_HOME or $HOME where nothing says it");
     return st;
 }
 
