@@ -21,7 +21,7 @@ lines("other.jsonl", [pair(i) for i in range(1, 301)])
 lines("long.jsonl", [pair(i) for i in range(40)] + [{"prompt": "How long? " * 20, "chosen": "so", "rejected": "not so"}])
 turn = lambda r, t: {"role": r, "content": t}
 lines("talks.jsonl", [{"prompt": [turn("user", "Is %d even?" % i)], "chosen": [turn("assistant", "yes")], "rejected": [turn("assistant", "no")]} for i in range(200)])
-c = {"model": {"model_type": "llama", "vocab_size": 256, "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3,
+c = {"model": {"model_type": "llama", "vocab_size": 256, "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3,
                "intermediate_size": 160, "max_position_embeddings": 128},
      "data": {"path": [d + "/pairs.jsonl"], "seq_length": 128, "seed": 3, "validation_split": 0.1},
      "train_micro_batch_size_per_gpu": 2, "train_batch_size": 8, "gradient_clipping": 1.0,
