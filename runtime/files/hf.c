@@ -15,6 +15,7 @@ static spw_status
 read_gpt2(const source *s, spw_model_config *c)
 {
     c->norm_eps = 1e-5;
+    c->tied = true;
     SPW_TRY(read_size(s, "n_embd", 1, &c->width));
     SPW_TRY(read_size(s, "n_layer", 1, &c->layers));
     SPW_TRY(read_size(s, "n_head", 1, &c->heads));
@@ -211,15 +212,12 @@ read_config(const source *s, bool section, const struct with_images *kind, spw_m
     c->vocab = c->vocab > 0 ? c->vocab : 256;
     c->positions = c->positions > 0 ? c->positions : 1024;
     c->init_std = c->family == SPW_FAMILY_STARCODER2 ? 0.018042 : 0.02;
-    c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || spw__hf_is_ernie(c->family) ||
-              c->family == SPW_FAMILY_OPT || c->family == SPW_FAMILY_STARCODER2 || c->family == SPW_FAMILY_COHERE ||
-              c->family == SPW_FAMILY_COHERE2 || spw__hf_is_gemma(c->family);
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
-    SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied));
     SPW_TRY(c->family == SPW_FAMILY_GPT2        ? read_gpt2(s, c)
             : spw__hf_has_layer_norm(c->family) ? spw__hf_read_layer_norm(s, c)
                                                 : spw__hf_read_llama(s, c));
+    SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied)); /* last: readers set what it is where nothing is said */
     if (section) /* GPT-2's files say 0.1 whoever reads them: not for those */
         SPW_TRY(read_dropout(s, c));
     if (c->width == 0 || c->layers == 0 || c->heads == 0 || c->mlp_width == 0)

@@ -112,7 +112,7 @@ read_opt(const source *s, spw_model_config *c)
 {
     uint64_t embedding_width;
     bool bias = true;
-    c->learned_places = true;
+    c->tied = c->learned_places = true;
     c->places_before = 2;
     SPW_TRY(read_sizes(s, "ffn_dim", c));
     SPW_TRY(read_real(s, "init_std", &c->init_std));
@@ -167,6 +167,7 @@ static spw_status
 read_starcoder2(const source *s, spw_model_config *c)
 {
     bool bias = true;
+    c->tied = true;
     SPW_TRY(read_sizes(s, "intermediate_size", c));
     SPW_TRY(read_kv_heads(s, 2, c));
     SPW_TRY(read_real(s, "norm_epsilon", &c->norm_eps));
@@ -223,7 +224,7 @@ read_cohere(const source *s, spw_model_config *c)
 {
     double scale = 0.0625;
     uint64_t head_dim;
-    c->parallel = c->norm_unbiased = c->rope_paired = true;
+    c->tied = c->parallel = c->norm_unbiased = c->rope_paired = true;
     SPW_TRY(read_sizes(s, "intermediate_size", c));
     SPW_TRY(read_kv_heads(s, c->heads, c));
     SPW_TRY(read_real(s, "layer_norm_eps", &c->norm_eps));

@@ -20,6 +20,7 @@ static const struct class
     bool qkv_bias;   /* they have one whatever attention_bias says */
     bool mlp_bias;   /* there is such a key */
     bool qk_norm, qk_norm_whole, packed, gate_packed;
+    bool tied; /* the head is the embeddings */
 } classes[SPW_FAMILY_CUSTOM] = {
     [SPW_FAMILY_LLAMA] = {0, 0, 1e-6, .out_bias = true, .mlp_bias = true},
     [SPW_FAMILY_MISTRAL] = {8, 0, 1e-6, .fixed_bias = true},
@@ -28,11 +29,11 @@ static const struct class
     [SPW_FAMILY_MIXTRAL] = {8, 0, 1e-5, .fixed_bias = true},
     [SPW_FAMILY_QWEN3_MOE] = {4, 0, 1e-6, .out_bias = true, .qk_norm = true},
     [SPW_FAMILY_PHI3] = {0, 0, 1e-5, .fixed_bias = true, .packed = true, .gate_packed = true},
-    [SPW_FAMILY_SMOLLM3] = {4, 0, 1e-6, .out_bias = true, .mlp_bias = true},
+    [SPW_FAMILY_SMOLLM3] = {4, 0, 1e-6, .out_bias = true, .mlp_bias = true, .tied = true},
     [SPW_FAMILY_QWEN2_MOE] = {16, 0, 1e-6, .fixed_bias = true, .qkv_bias = true},
     [SPW_FAMILY_OLMO2] = {0, 0, 1e-5, SPW_NORMS_AFTER, .out_bias = true, .qk_norm = true, .qk_norm_whole = true},
-    [SPW_FAMILY_GEMMA3] = {4, 256, 1e-6, .out_bias = true, .qk_norm = true},
-    [SPW_FAMILY_GEMMA2] = {4, 256, 1e-6, .out_bias = true},
+    [SPW_FAMILY_GEMMA3] = {4, 256, 1e-6, .out_bias = true, .qk_norm = true, .tied = true},
+    [SPW_FAMILY_GEMMA2] = {4, 256, 1e-6, .out_bias = true, .tied = true},
     [SPW_FAMILY_GPT_OSS] = {8, 64, 1e-5, .bias = true, .out_bias = true},
     [SPW_FAMILY_GLM4_MOE] = {8, 0, 1e-5},
     [SPW_FAMILY_DEEPSEEK_V2] = {0, 0, 1e-6, .out_bias = true},
@@ -40,20 +41,20 @@ static const struct class
     [SPW_FAMILY_GLM4_LITE] = {0, 0, 1e-5, .out_bias = true},
     [SPW_FAMILY_MINIMAX_M2] = {8, 128, 1e-6, .fixed_bias = true, .qk_norm = true, .qk_norm_whole = true},
     [SPW_FAMILY_OLMO3] = {0, 0, 1e-5, SPW_NORMS_AFTER, .out_bias = true, .qk_norm = true, .qk_norm_whole = true},
-    [SPW_FAMILY_GEMMA] = {16, 256, 1e-6, .out_bias = true},
+    [SPW_FAMILY_GEMMA] = {16, 256, 1e-6, .out_bias = true, .tied = true},
     [SPW_FAMILY_GRANITE] = {0, 0, 1e-6, .out_bias = true, .mlp_bias = true},
     [SPW_FAMILY_OLMOE] = {0, 0, 1e-5, .out_bias = true, .qk_norm = true, .qk_norm_whole = true},
     [SPW_FAMILY_SEED_OSS] = {8, 128, 1e-6, .bias = true, .mlp_bias = true},
     [SPW_FAMILY_GLM] = {2, 128, 1.5625e-7, .bias = true, .gate_packed = true},
     [SPW_FAMILY_GLM4] = {2, 128, 1.5625e-7, SPW_NORMS_BOTH, .bias = true, .gate_packed = true},
-    [SPW_FAMILY_ERNIE] = {2, 128, 1e-5, .out_bias = true},
-    [SPW_FAMILY_ERNIE_MOE] = {4, 0, 1e-5, .fixed_bias = true}, /* else its head has one, too */
+    [SPW_FAMILY_ERNIE] = {2, 128, 1e-5, .out_bias = true, .tied = true},
+    [SPW_FAMILY_ERNIE_MOE] = {4, 0, 1e-5, .fixed_bias = true, .tied = true}, /* else its head has one, too */
     [SPW_FAMILY_EXAONE4] = {32, 0, 1e-5, SPW_NORMS_AFTER, .fixed_bias = true, .qk_norm = true},
     [SPW_FAMILY_MINISTRAL3] = {8, 128, 1e-5, .fixed_bias = true},
     [SPW_FAMILY_QWEN3_5] = {4, 256, 1e-6, .fixed_bias = true, .qk_norm = true},
     [SPW_FAMILY_QWEN3_5_MOE] = {2, 256, 1e-6, .fixed_bias = true, .qk_norm = true},
     [SPW_FAMILY_QWEN3_NEXT] = {2, 256, 1e-6, .fixed_bias = true, .qk_norm = true},
-    [SPW_FAMILY_GEMMA4] = {4, 256, 1e-6, .out_bias = true},
+    [SPW_FAMILY_GEMMA4] = {4, 256, 1e-6, .out_bias = true, .tied = true},
     [SPW_FAMILY_DOTS1] = {32, 0, 1e-6, .out_bias = true, .qk_norm = true},
     [SPW_FAMILY_HUNYUAN] = {0, 0, 1e-5, .out_bias = true, .qk_norm = true},
     [SPW_FAMILY_HUNYUAN_MOE] = {0, 0, 1e-5, .out_bias = true, .qk_norm = true},
@@ -198,6 +199,7 @@ spw_status
 spw__hf_read_llama(const source *s, spw_model_config *c)
 {
     const struct class *of = &classes[c->family];
+    c->tied = of->tied;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "intermediate_size", 1, &c->mlp_width));
