@@ -142,7 +142,10 @@ read_small(spw_model_config *m, spw_family family)
                            "\"num_experts_per_tok\":2,\"num_shared_experts\":1,\"first_k_dense_replace\":1"},
         {SPW_FAMILY_HUNYUAN, "\"intermediate_size\":128"},
         {SPW_FAMILY_HUNYUAN_MOE, "\"intermediate_size\":24,\"num_experts\":6,\"moe_topk\":2,\"num_shared_expert\":1"},
-        {SPW_FAMILY_COHERE2, "\"intermediate_size\":128,\"sliding_window\":5,\"sliding_window_pattern\":2"}};
+        {SPW_FAMILY_COHERE2, "\"intermediate_size\":128,\"sliding_window\":5,\"sliding_window_pattern\":2"},
+        {SPW_FAMILY_GRANITE_HYBRID,
+         "\"intermediate_size\":128,\"shared_intermediate_size\":128,\"num_local_experts\":0,"
+         "\"residual_multiplier\":0.5,\"layers_block_type\":[\"attention\",\"attention\",\"attention\"]"}};
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++) {
         char text[800];
         spw_error err = {0};

@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -253,6 +253,15 @@ def hunyuan_keys(folder):
     c = json.load(open(path))
     c |= {"moe_intermediate_size": [c["intermediate_size"]] * 2, "num_shared_expert": [1, 1], "moe_layer_num_skipped": 0, "use_mixed_mlp_moe": True, "use_qk_norm": True,
           "use_cla": False, "cla_share_factor": 2, "norm_type": "rms", "mlp_bias": False}
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As the folders of Granite 4 without experts have it: another word for attention, and what its class has for mamba layers.
+def granite_keys(folder):
+    older_rope(folder)
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"layer_types": ["attention"] * c["num_hidden_layers"], "init_method": "mup", "normalization_function": "rmsnorm"}
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -564,9 +573,16 @@ def random_case(rng, family):
                             final_logit_softcapping=rng.choice([None, 2.0, 30.0]))
     if family == "gemma":
         return GemmaConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.3)
-    if family == "granite":
+    if family.startswith("granite"):
         del more["head_dim"]
         more |= dict(hidden_size=heads * 2 * rng.randrange(2, 9))
+    if family == "granitemoehybrid":  # without rope a bias of the keys changes nothing
+        turned = rng.random() < 0.6
+        return GraniteMoeHybridConfig(**more, pad_token_id=None, attention_bias=turned and rng.random() < 0.3, embedding_multiplier=rng.choice([1, 12.0]),
+                                      residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]),
+                                      shared_intermediate_size=rng.randrange(3, 60), position_embedding_type="rope" if turned else None, num_local_experts=0,
+                                      num_experts_per_tok=0, layer_types=["full_attention"] * layers, mamba_n_heads=2 * more["hidden_size"])
+    if family == "granite":
         return GraniteConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, embedding_multiplier=rng.choice([1, 12.0]),
                              residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]))
     if family == "seed_oss":
@@ -745,7 +761,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2"]
+                "cohere", "cohere2", "granitemoehybrid"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -916,6 +932,10 @@ elif __name__ == "__main__":
     make("granite", GraniteConfig(**common | granite, tie_word_embeddings=True, rope_parameters=rope(1000.0)), bf16)
     make("granite_bias", GraniteConfig(**common | granite | dict(num_hidden_layers=3, logits_scaling=0.7, residual_multiplier=1.3), attention_bias=True,
                                        mlp_bias=True, rope_parameters=rope(500.0)), f32)
+    granite = common | granite | dict(num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=31, layer_types=["full_attention"] * 2, mamba_n_heads=48)
+    make("granitemoehybrid", GraniteMoeHybridConfig(**granite, position_embedding_type="rope", tie_word_embeddings=True, rope_parameters=rope(1000.0)), bf16,
+         rewrite=granite_keys)
+    make("granitemoehybrid_nope", GraniteMoeHybridConfig(**granite | dict(num_key_value_heads=1, residual_multiplier=1.3)), f32)
     make("olmoe", OlmoeConfig(**common | dict(hidden_size=24, intermediate_size=11, pad_token_id=None), num_experts=6, num_experts_per_tok=3,
                               rope_parameters=rope(1000.0)), bf16)
     make("olmoe_sum", OlmoeConfig(**common | dict(hidden_size=24, intermediate_size=13, num_key_value_heads=4, pad_token_id=None), num_experts=4,

@@ -249,6 +249,15 @@ test_refusals(void **state)
         {"cohere", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
         {"cohere", "\"head_dim\":8", "not supported yet: head_dim 8"},
         {"cohere2", "\"sliding_window\":null", "sliding_window: expected integer, got null"},
+        {"granitemoehybrid", "", "layers_block_type: expected a list with one entry for each layer, got nothing"},
+        {"granitemoehybrid", "\"layer_types\":[\"attention\",\"mamba\",\"attention\"]",
+         "not supported yet: layer_types[1] \"mamba\": of Granite 4 the sizes whose layers are all attention's"},
+        {"granitemoehybrid", "\"layers_block_type\":[\"attention\",\"attention\",\"linear_attention\"]",
+         "not supported yet: layers_block_type[2] \"linear_attention\""},
+        {"granitemoehybrid", FOUR2, "not supported yet: num_local_experts nothing: of Granite 4 the sizes without"},
+        {"granitemoehybrid", FOUR2 ",\"num_local_experts\":8", "not supported yet: num_local_experts 8: of Granite 4"},
+        {"granitemoehybrid", FOUR2 ",\"num_local_experts\":0,\"position_embedding_type\":\"learned\"",
+         "not supported yet: position_embedding_type \"learned\""},
         {"minimax_m2", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
         {"minimax_m2", "\"qk_norm_type\":\"per_head\"", "not supported yet: qk_norm_type \"per_head\""},
         {"minimax_m2", "\"use_qk_norm\":false", "not supported yet: use_qk_norm false"},
@@ -592,6 +601,11 @@ test_defaults(void **state)
     assert_true(m.kv_heads == 2 && m.norm_eps == 1e-6 && !m.tied && !m.qkv_bias && !m.mlp_bias && m.window == 0);
     DONE(parse("granite", "\"attention_multiplier\":0.0078125,\"attention_bias\":true", &m, &err));
     assert_true(spw_model_score_scale(&m) == 0.0078125f && m.qkv_bias && m.out_bias);
+    DONE(parse("granitemoehybrid", FOUR2 ",\"num_local_experts\":0,\"rope_theta\":1e7", &m, &err));
+    assert_true(m.gate_packed && m.mlp_width == 1024 && m.experts == 0 && !m.tied && m.norm_eps == 1e-6);
+    assert_true(spw_model_rope_tables(&m) == 0 && !spw_model_has_rope(&m, 0) && m.half_scale == 1);
+    DONE(parse("granitemoehybrid", FOUR2 ",\"num_local_experts\":0,\"position_embedding_type\":\"rope\"", &m, &err));
+    assert_true(m.rope_theta == 10000 && spw_model_has_rope(&m, 2) && m.score_scale == 1);
     DONE(parse("olmoe", "\"clip_qkv\":null", &m, &err));
     assert_true(m.experts == 64 && m.choices == 8 && !m.sum_to_one && m.kv_heads == 2 && m.mlp_width == 7);
     assert_true(m.qk_norm && m.qk_norm_whole && m.norms == SPW_NORMS_BEFORE && m.norm_eps == 1e-5 && !m.tied);

@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -64,6 +64,9 @@ train olmo3 true "\"model_type\":\"olmo3\",$small,\"sliding_window\":7,\"layer_t
 train olmo3_plain false "\"model_type\":\"olmo3\",$small,\"layer_types\":[\"full_attention\",\"full_attention\"],\"attention_bias\":true"
 train gemma true "\"model_type\":\"gemma\",$small,\"head_dim\":8,\"hidden_act\":\"gelu\",\"rope_theta\":500"
 train granite true "\"model_type\":\"granite\",$small,\"embedding_multiplier\":12,\"residual_multiplier\":0.22,\"attention_multiplier\":0.4,\"logits_scaling\":8,\"mlp_bias\":true"
+granite4="\"model_type\":\"granitemoehybrid\",$small,\"num_local_experts\":0,\"shared_intermediate_size\":31,\"layer_types\":[\"attention\",\"attention\"]"
+train granitemoehybrid true "$granite4,\"residual_multiplier\":0.22,\"attention_bias\":true,\"position_embedding_type\":\"rope\""
+train granitemoehybrid_nope false "$granite4,\"tie_word_embeddings\":true"
 train olmoe false "\"model_type\":\"olmoe\",$small,\"num_experts\":6,\"num_experts_per_tok\":3,\"norm_topk_prob\":true"
 train seed_oss true "\"model_type\":\"seed_oss\",$small,\"head_dim\":8,\"attention_out_bias\":true"
 train glm true "\"model_type\":\"glm\",$small,\"head_dim\":8,\"partial_rotary_factor\":1.0"
@@ -181,6 +184,9 @@ want = {
     "seed_oss": dict(attention_bias=True, attention_out_bias=True, mlp_bias=False, head_dim=8),
     "glm": dict(attention_bias=True, head_dim=8, rms_norm_eps=1.5625e-7, rope_parameters={"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 1.0}),
     "glm4": dict(attention_bias=False, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.5}),
+    "granitemoehybrid": dict(residual_multiplier=0.22, attention_bias=True, position_embedding_type="rope", num_local_experts=0, shared_intermediate_size=31,
+                             layer_types=["full_attention"] * 2, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+    "granitemoehybrid_nope": dict(position_embedding_type="nope", tie_word_embeddings=True, attention_bias=False),
     "hunyuan_v1_dense": dict(attention_bias=True, head_dim=8, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 1e4 * 16 ** (8 / 6)}),
     "hunyuan_v1_moe": dict(num_experts=6, moe_topk=3, num_key_value_heads=2, rope_parameters={"rope_type": "default", "rope_theta": 100 * 16 ** (8 / 6)}),
     "cohere": dict(attention_bias=True, logit_scale=0.25, num_key_value_heads=2, tie_word_embeddings=True, layer_norm_eps=1e-5, use_qk_norm=False,

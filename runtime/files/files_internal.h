@@ -99,6 +99,11 @@ spw__hf_is_glm_dense(spw_family family)
     return family == SPW_FAMILY_GLM || family == SPW_FAMILY_GLM4;
 }
 static inline bool
+spw__hf_is_granite(spw_family family)
+{
+    return family == SPW_FAMILY_GRANITE || family == SPW_FAMILY_GRANITE_HYBRID;
+}
+static inline bool
 spw__hf_is_hunyuan(spw_family family)
 {
     return family == SPW_FAMILY_HUNYUAN || family == SPW_FAMILY_HUNYUAN_MOE;
@@ -139,7 +144,7 @@ static inline bool
 spw__hf_is_full(spw_family family)
 {
     return family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_SOLAR_OPEN || family == SPW_FAMILY_MINIMAX_M2 ||
-           family == SPW_FAMILY_GEMMA || family == SPW_FAMILY_GRANITE || family == SPW_FAMILY_OLMOE ||
+           family == SPW_FAMILY_GEMMA || family == SPW_FAMILY_OLMOE || spw__hf_is_granite(family) ||
            family == SPW_FAMILY_SEED_OSS || family == SPW_FAMILY_HY_V3 || spw__hf_is_hunyuan(family) ||
            spw__hf_is_ernie(family) || spw__hf_is_glm_dense(family) || spw__hf_is_latent(family) ||
            spw__hf_is_linear(family);

@@ -35,7 +35,8 @@
 #define SOLAR       OF(SOLAR_OPEN)
 #define SHARED      (GLM | LATENT | DOTS | SOLAR) /* an expert of all rows beside the others, by DeepSeek's names */
 #define GEMMA1      OF(GEMMA)
-#define GRANITE     OF(GRANITE)
+#define GRANITE4    OF(GRANITE_HYBRID)
+#define GRANITE     (OF(GRANITE) | GRANITE4)
 #define OLMOE       OF(OLMOE)
 #define SEED_OSS    OF(SEED_OSS)
 #define GLM_DENSE   (OF(GLM) | OF(GLM4))
@@ -140,14 +141,17 @@ static const struct {
     {"residual_multiplier", GRANITE},
     {"attention_multiplier", GRANITE},
     {"logits_scaling", GRANITE},
+    {"shared_intermediate_size", MINIMAX | GRANITE4},
+    {"position_embedding_type", GRANITE4},
+    {"layers_block_type", GRANITE4},
     {"attention_out_bias", SEED_OSS},
     {"clip_qkv", OLMOE},
     {"use_bias", ERNIE | STARCODER2},
     {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX | LINEAR_MOE | GEMMA4 | HY | HUNYUAN_MOE},
-    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX | HY | HUNYUAN_MOE},
+    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX | HY | HUNYUAN_MOE | GRANITE4},
     {"shared_expert_intermediate_size", QWEN2_MOE | LINEAR_MOE},
     {"qkv_bias", QWEN2_MOE},
-    {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | HY},
+    {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | HY | GRANITE4},
     {"n_routed_experts", SHARED},
     {"n_shared_experts", SHARED},
     {"first_k_dense_replace", (SHARED & ~SOLAR) | HY},
@@ -166,7 +170,6 @@ static const struct {
     {"rotary_dim", MINIMAX},
     {"qk_norm_type", MINIMAX},
     {"use_routing_bias", MINIMAX},
-    {"shared_intermediate_size", MINIMAX},
     {"moe_layer_freq", LATENT},
     {"mlp_layer_types", GLM_LITE | HY},
     {"aux_loss_alpha", LATENT},
@@ -193,8 +196,9 @@ static const struct {
     {"norm_topk_prob", QWEN_MOE | OLMOE | SHARED | LINEAR_MOE},
     {"decoder_sparse_step", QWEN_MOE | QWEN3_NEXT},
     {"mlp_only_layers", QWEN_MOE | LINEAR_MOE},
-    {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | HY | HUNYUAN_MOE},
-    {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE},
+    {"output_router_logits",
+     EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | HY | HUNYUAN_MOE | GRANITE4},
+    {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | GRANITE4},
     {"router_jitter_noise", MIXTRAL | MINIMAX},
     {"layer_types", LLAMAS | COHERE2},
     {"full_attention_interval", LINEAR},
@@ -232,19 +236,29 @@ static const struct {
     {"transformers_version", ALL},
 };
 
-const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",       "LlamaForCausalLM",          "MistralForCausalLM",      "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",      "MixtralForCausalLM",        "Qwen3MoeForCausalLM",     "Phi3ForCausalLM",
-    "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",       "Olmo2ForCausalLM",        "Gemma3ForCausalLM",
-    "Gemma2ForCausalLM",     "GptOssForCausalLM",         "Glm4MoeForCausalLM",      "DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",    "MiniMaxM2ForCausalLM",    "Olmo3ForCausalLM",
-    "GemmaForCausalLM",      "GraniteForCausalLM",        "OlmoeForCausalLM",        "SeedOssForCausalLM",
-    "GlmForCausalLM",        "Glm4ForCausalLM",           "Ernie4_5ForCausalLM",     "Exaone4ForCausalLM",
-    "Ministral3ForCausalLM", "GPTNeoXForCausalLM",        "OPTForCausalLM",          "Starcoder2ForCausalLM",
-    "StableLmForCausalLM",   "Qwen3_5ForCausalLM",        "Qwen3_5MoeForCausalLM",   "Qwen3NextForCausalLM",
-    "Gemma4ForCausalLM",     "Dots1ForCausalLM",          "SolarOpenForCausalLM",    "Ernie4_5_MoeForCausalLM",
-    "HYV3ForCausalLM",       "HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM", "CohereForCausalLM",
-    "Cohere2ForCausalLM"};
+const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {"GPT2LMHeadModel",         "LlamaForCausalLM",
+                                                              "MistralForCausalLM",      "Qwen2ForCausalLM",
+                                                              "Qwen3ForCausalLM",        "MixtralForCausalLM",
+                                                              "Qwen3MoeForCausalLM",     "Phi3ForCausalLM",
+                                                              "SmolLM3ForCausalLM",      "Qwen2MoeForCausalLM",
+                                                              "Olmo2ForCausalLM",        "Gemma3ForCausalLM",
+                                                              "Gemma2ForCausalLM",       "GptOssForCausalLM",
+                                                              "Glm4MoeForCausalLM",      "DeepseekV2ForCausalLM",
+                                                              "DeepseekV3ForCausalLM",   "Glm4MoeLiteForCausalLM",
+                                                              "MiniMaxM2ForCausalLM",    "Olmo3ForCausalLM",
+                                                              "GemmaForCausalLM",        "GraniteForCausalLM",
+                                                              "OlmoeForCausalLM",        "SeedOssForCausalLM",
+                                                              "GlmForCausalLM",          "Glm4ForCausalLM",
+                                                              "Ernie4_5ForCausalLM",     "Exaone4ForCausalLM",
+                                                              "Ministral3ForCausalLM",   "GPTNeoXForCausalLM",
+                                                              "OPTForCausalLM",          "Starcoder2ForCausalLM",
+                                                              "StableLmForCausalLM",     "Qwen3_5ForCausalLM",
+                                                              "Qwen3_5MoeForCausalLM",   "Qwen3NextForCausalLM",
+                                                              "Gemma4ForCausalLM",       "Dots1ForCausalLM",
+                                                              "SolarOpenForCausalLM",    "Ernie4_5_MoeForCausalLM",
+                                                              "HYV3ForCausalLM",         "HunYuanDenseV1ForCausalLM",
+                                                              "HunYuanMoEV1ForCausalLM", "CohereForCausalLM",
+                                                              "Cohere2ForCausalLM",      "GraniteMoeHybridForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

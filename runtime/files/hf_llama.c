@@ -43,6 +43,7 @@ static const struct class
     [SPW_FAMILY_OLMO3] = {0, 0, 1e-5, SPW_NORMS_AFTER, .out_bias = true, .qk_norm = true, .qk_norm_whole = true},
     [SPW_FAMILY_GEMMA] = {16, 256, 1e-6, .out_bias = true, .tied = true},
     [SPW_FAMILY_GRANITE] = {0, 0, 1e-6, .out_bias = true, .mlp_bias = true},
+    [SPW_FAMILY_GRANITE_HYBRID] = {0, 0, 1e-6, .out_bias = true, .gate_packed = true},
     [SPW_FAMILY_OLMOE] = {0, 0, 1e-5, .out_bias = true, .qk_norm = true, .qk_norm_whole = true},
     [SPW_FAMILY_SEED_OSS] = {8, 128, 1e-6, .bias = true, .mlp_bias = true},
     [SPW_FAMILY_GLM] = {2, 128, 1.5625e-7, .bias = true, .gate_packed = true},
@@ -97,6 +98,27 @@ read_gemma(const source *s, spw_model_config *c)
     return read_size(s, "query_pre_attn_scalar", 1, &c->query_scalar);
 }
 
+/* Granite 4's sizes without experts and mamba layers, which have rope or no places at all. Its class has 8 experts by default. */
+static spw_status
+read_granite_hybrid(const source *s, spw_model_config *c)
+{
+    const json_t *places = get(s, "position_embedding_type"), *experts = get(s, "num_local_experts");
+    const char *text = json_string_value(places);
+    if (experts == NULL || !json_is_integer(experts) || json_integer_value(experts) != 0)
+        return say(s, "not supported yet: ", "num_local_experts", " ", experts,
+                   ": of Granite 4 the sizes without experts are computed");
+    SPW_TRY(must_be(s, "output_router_logits", false));
+    c->mlp_width = 1024;
+    SPW_TRY(read_size(s, "shared_intermediate_size", 1, &c->mlp_width));
+    if (places != NULL && (text == NULL || (strcmp(text, "rope") != 0 && strcmp(text, "nope") != 0)))
+        return refuse(s, "position_embedding_type", places);
+    if (text == NULL || strcmp(text, "rope") != 0) {
+        c->rope_theta = 0;
+        c->rope = SPW_ROPE_PLAIN;
+    }
+    return SPW_OK;
+}
+
 /* Factors that are 1 where they are not said, that of scores too. */
 static spw_status
 read_granite(const source *s, spw_model_config *c)
@@ -108,7 +130,7 @@ read_granite(const source *s, spw_model_config *c)
                    {"residual_multiplier", &c->half_scale},
                    {"attention_multiplier", &c->score_scale},
                    {"logits_scaling", &c->logit_divisor}};
-    if (c->family != SPW_FAMILY_GRANITE)
+    if (!spw__hf_is_granite(c->family))
         return SPW_OK;
     for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) {
         *factors[i].out = 1;
@@ -116,7 +138,7 @@ read_granite(const source *s, spw_model_config *c)
         if (!(*factors[i].out > 0))
             return wrong(s, factors[i].key, "number above 0", get(s, factors[i].key));
     }
-    return SPW_OK;
+    return c->family == SPW_FAMILY_GRANITE_HYBRID ? read_granite_hybrid(s, c) : SPW_OK;
 }
 
 /* The gate's numbers are its kernels'. */

@@ -130,7 +130,8 @@ write_rope(json_t *o, const spw_model_config *c)
         write_growing_rope(o, c);
         return;
     }
-    json_object_set_new(o, "rope_theta", json_real(c->rope_theta));
+    if (c->rope_theta > 0)
+        json_object_set_new(o, "rope_theta", json_real(c->rope_theta));
     if (c->rope_part > 0 || c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family) ||
         spw__hf_is_linear(c->family)) /* whose default is less than all */
         json_object_set_new(o, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
@@ -197,6 +198,14 @@ write_gemma(json_t *o, const spw_model_config *c)
 static void
 write_granite(json_t *o, const spw_model_config *c)
 {
+    if (c->family == SPW_FAMILY_GRANITE_HYBRID) {
+        set_size(o, "shared_intermediate_size", c->mlp_width);
+        set_size(o, "num_local_experts", 0);
+        set_size(o, "num_experts_per_tok", 0);
+        json_object_set_new(o, "position_embedding_type", json_string(c->rope_theta > 0 ? "rope" : "nope"));
+        json_object_set_new(o, "layer_types", layer_types(c));
+        set_size(o, "mamba_n_heads", 1); /* the class refuses a default that does not divide, whether a layer has any */
+    }
     json_object_set_new(o, "embedding_multiplier", json_real(c->embedding_scale));
     json_object_set_new(o, "residual_multiplier", json_real(c->half_scale));
     json_object_set_new(o, "attention_multiplier", json_real(c->score_scale));
@@ -308,6 +317,7 @@ write_llama(json_t *o, const spw_model_config *c)
     bool exaone = c->family == SPW_FAMILY_EXAONE4;
     bool qwen_moe =
         c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_QWEN3_NEXT;
+    bool granite = spw__hf_is_granite(c->family);
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GRANITE ||
                   c->family == SPW_FAMILY_HY_V3 || seed;
     set_size(o, "hidden_size", c->width);
@@ -338,11 +348,11 @@ write_llama(json_t *o, const spw_model_config *c)
     if (spw__hf_is_linear(c->family))
         spw__hf_write_linear(o, c);
     if (biases || (c->qk_norm && c->family != SPW_FAMILY_MINIMAX_M2 && !exaone) || spw__hf_is_gemma(c->family) ||
-        c->family == SPW_FAMILY_GPT_OSS || glm_dense)
+        c->family == SPW_FAMILY_GPT_OSS || glm_dense || granite)
         json_object_set_new(o, "attention_bias", json_boolean(seed || glm_dense ? c->qkv_bias : c->out_bias));
     if (seed)
         json_object_set_new(o, "attention_out_bias", json_boolean(c->out_bias));
-    if (c->family == SPW_FAMILY_GRANITE)
+    if (granite)
         write_granite(o, c);
     if (c->kv_rank > 0)
         write_latent(o, c);

@@ -5,14 +5,53 @@
 #include "spw_nn.h"
 #include <math.h>
 
-static const char *const family_names[SPW_FAMILY_COUNT] = {
-    "gpt2",           "llama",       "mistral",     "qwen2",         "qwen3",        "mixtral",      "qwen3_moe",
-    "phi3",           "smollm3",     "qwen2_moe",   "olmo2",         "gemma3_text",  "gemma2",       "gpt_oss",
-    "glm4_moe",       "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2",   "olmo3",        "gemma",
-    "granite",        "olmoe",       "seed_oss",    "glm",           "glm4",         "ernie4_5",     "exaone4",
-    "ministral3",     "gpt_neox",    "opt",         "starcoder2",    "stablelm",     "qwen3_5_text", "qwen3_5_moe_text",
-    "qwen3_next",     "gemma4_text", "dots1",       "solar_open",    "ernie4_5_moe", "hy_v3",        "hunyuan_v1_dense",
-    "hunyuan_v1_moe", "cohere",      "cohere2",     "custom"};
+static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
+                                                           "llama",
+                                                           "mistral",
+                                                           "qwen2",
+                                                           "qwen3",
+                                                           "mixtral",
+                                                           "qwen3_moe",
+                                                           "phi3",
+                                                           "smollm3",
+                                                           "qwen2_moe",
+                                                           "olmo2",
+                                                           "gemma3_text",
+                                                           "gemma2",
+                                                           "gpt_oss",
+                                                           "glm4_moe",
+                                                           "deepseek_v2",
+                                                           "deepseek_v3",
+                                                           "glm4_moe_lite",
+                                                           "minimax_m2",
+                                                           "olmo3",
+                                                           "gemma",
+                                                           "granite",
+                                                           "olmoe",
+                                                           "seed_oss",
+                                                           "glm",
+                                                           "glm4",
+                                                           "ernie4_5",
+                                                           "exaone4",
+                                                           "ministral3",
+                                                           "gpt_neox",
+                                                           "opt",
+                                                           "starcoder2",
+                                                           "stablelm",
+                                                           "qwen3_5_text",
+                                                           "qwen3_5_moe_text",
+                                                           "qwen3_next",
+                                                           "gemma4_text",
+                                                           "dots1",
+                                                           "solar_open",
+                                                           "ernie4_5_moe",
+                                                           "hy_v3",
+                                                           "hunyuan_v1_dense",
+                                                           "hunyuan_v1_moe",
+                                                           "cohere",
+                                                           "cohere2",
+                                                           "granitemoehybrid",
+                                                           "custom"};
 
 const char *
 spw_family_name(spw_family family)
@@ -216,7 +255,8 @@ spw_terms_sum(float *sums, const float *terms, uint64_t count)
 bool
 spw_model_has_rope(const spw_model_config *c, uint64_t layer_idx)
 {
-    return !c->learned_places && (c->rope_skip_every == 0 || (layer_idx + 1) % c->rope_skip_every != 0);
+    return !c->learned_places && c->rope_theta > 0 &&
+           (c->rope_skip_every == 0 || (layer_idx + 1) % c->rope_skip_every != 0);
 }
 
 /* The place among the frequencies, a real number, of one that turns so often over the original positions. */

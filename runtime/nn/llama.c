@@ -692,8 +692,8 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
         own_linear(m, b, prefix, names->up, c->mlp_width, c->width, c->mlp_bias);
         own_linear(m, b, prefix, names->down, c->width, c->mlp_width, c->mlp_bias);
     } else if (c->gate_packed) {
-        own_linear(m, b, prefix, "mlp.gate_up_proj", 2 * c->mlp_width, c->width, c->mlp_bias);
-        own_linear(m, b, prefix, "mlp.down_proj", c->width, c->mlp_width, c->mlp_bias);
+        own_linear(m, b, prefix, names->up, 2 * c->mlp_width, c->width, c->mlp_bias);
+        own_linear(m, b, prefix, names->down, c->width, c->mlp_width, c->mlp_bias);
     } else {
         own_gated(m, b, prefix, "mlp", spw_model_dense_width(c, b->layer_idx), c->mlp_bias);
     }

@@ -13,14 +13,38 @@ static const spw__names usual = {.base = "model.",
                                  .v = "self_attn.v_proj",
                                  .out = "self_attn.o_proj",
                                  .mlp_norm = "post_attention_layernorm",
-                                 .up = "mlp.c_fc", /* Starcoder2's */
-                                 .down = "mlp.c_proj",
+                                 .up = "mlp.gate_up_proj",
+                                 .down = "mlp.down_proj",
                                  .last_norm = "norm",
                                  .head = "lm_head"};
 
 const spw__names *
 spw__nn_names(spw_family family)
 {
+    static const spw__names granite = {.base = "model.",
+                                       .embedding = "embed_tokens",
+                                       .norm = "input_layernorm",
+                                       .q = "self_attn.q_proj",
+                                       .k = "self_attn.k_proj",
+                                       .v = "self_attn.v_proj",
+                                       .out = "self_attn.o_proj",
+                                       .mlp_norm = "post_attention_layernorm",
+                                       .up = "shared_mlp.input_linear",
+                                       .down = "shared_mlp.output_linear",
+                                       .last_norm = "norm",
+                                       .head = "lm_head"};
+    static const spw__names starcoder = {.base = "model.",
+                                         .embedding = "embed_tokens",
+                                         .norm = "input_layernorm",
+                                         .q = "self_attn.q_proj",
+                                         .k = "self_attn.k_proj",
+                                         .v = "self_attn.v_proj",
+                                         .out = "self_attn.o_proj",
+                                         .mlp_norm = "post_attention_layernorm",
+                                         .up = "mlp.c_fc",
+                                         .down = "mlp.c_proj",
+                                         .last_norm = "norm",
+                                         .head = "lm_head"};
     static const spw__names neox = {.base = "gpt_neox.",
                                     .embedding = "embed_in",
                                     .norm = "input_layernorm",
@@ -44,6 +68,8 @@ spw__nn_names(spw_family family)
                                    .last_norm = "final_layer_norm",
                                    .head = "lm_head"};
     switch (family) {
+    case SPW_FAMILY_GRANITE_HYBRID: return &granite;
+    case SPW_FAMILY_STARCODER2: return &starcoder;
     case SPW_FAMILY_NEOX: return &neox;
     case SPW_FAMILY_OPT: return &opt;
     default: return &usual;

@@ -8,7 +8,7 @@
 typedef struct spw__names {
     const char *base, *embedding, *norm;
     const char *qkv, *q, *k, *v, *out;
-    const char *mlp_norm, *up, *down; /* up and down: of an MLP without a gate */
+    const char *mlp_norm, *up, *down; /* up and down: of an MLP without a gate, or with one in the same matrix */
     const char *last_norm, *head;
 } spw__names;
 const spw__names *spw__nn_names(spw_family family);
