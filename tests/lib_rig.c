@@ -146,10 +146,11 @@ set_lora(rig *r, uint64_t rank, double alpha, double dropout)
              : r->c.model.linear_heads > 0 ? "in_proj_[qb]*"
                                            : "[qv]_proj");
     snprintf(list->item[1], sizeof list->item[1], "%s",
-             gpt2                                   ? "h.1.mlp.*"
-             : r->c.model.family == SPW_FAMILY_NEOX ? "*.layers.1.mlp.*"
-             : r->c.model.family == SPW_FAMILY_OPT  ? "*.layers.1.fc?"
-                                                    : "model.layers.1.mlp.down_proj");
+             gpt2                                             ? "h.1.mlp.*"
+             : r->c.model.family == SPW_FAMILY_NEOX           ? "*.layers.1.mlp.*"
+             : r->c.model.family == SPW_FAMILY_OPT            ? "*.layers.1.fc?"
+             : r->c.model.family == SPW_FAMILY_GRANITE_HYBRID ? "model.layers.1.shared_mlp.output_linear"
+                                                              : "model.layers.1.mlp.down_proj");
     r->c.optimizer.lr = 2e-2;
 }
 
