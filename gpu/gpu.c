@@ -385,9 +385,9 @@ spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, ui
 
 void
 spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                uint64_t H, uint64_t D, uint64_t R, bool neighbors)
+                uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
 {
-    q->calls->rope_at(q, x, stride, cos_sin, places, M, H, D, R, neighbors);
+    q->calls->rope_at(q, x, stride, cos_sin, places, M, H, D, R, neighbors, sign);
 }
 
 void
@@ -434,6 +434,15 @@ spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue
 {
     spw_attention_shape s = settled(shape, false);
     q->calls->attention_backward(q, dquery, dkey, dvalue, dsinks, dout, out, lse, query, key, value, &s);
+}
+
+void
+spw_gpu_chunks(spw_gpu_queue *q, int32_t *to_begins, int32_t *to_ends, const int32_t *begins, const int32_t *ends,
+               const int32_t *starts, uint64_t B, uint64_t T, uint64_t chunk)
+{
+    SPW_ASSERT(chunk > 0 && (begins != NULL) == (ends != NULL) &&
+               (starts == NULL || (to_ends == NULL && begins == NULL)));
+    q->calls->chunks(q, to_begins, to_ends, begins, ends, starts, B, T, chunk);
 }
 
 void

@@ -306,9 +306,9 @@ void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float 
  */
 void spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
                   uint64_t D, uint64_t R, bool neighbors, int sign);
-/* The same forward, where row i has position places[i] (device memory). */
+/* The same where row i has position places[i] (device memory). */
 void spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                     uint64_t H, uint64_t D, uint64_t R, bool neighbors);
+                     uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign);
 /*
  * y = x for M rows of H heads of D elements: row i of x at + i x_stride, its head h at + h x_head; 0: one head for all. y likewise. In
  * elements; what lies between heads of y stays.
@@ -337,10 +337,11 @@ typedef struct spw_attention_shape {
     uint64_t qk_head;              /* from a head of q or k to the next one; 0: D */
     uint64_t Dv, v_stride, v_head; /* of values; Dv is at most D; 0: D, kv_stride, Dv */
     float scale;
-    uint64_t window;              /* keys that a row reads, its own included; 0: all before it */
-    const int32_t *begins, *ends; /* device memory; both NULL: a sequence is one document. Not with a cache. */
-    float cap;                    /* scaled scores become cap tanh(score / cap) before the softmax; 0: they stay */
-    const act *sinks;             /* (Hq) NULL: none */
+    uint64_t window; /* keys that a row reads, its own included; 0: all before it */
+    const int32_t *begins,
+        *ends; /* device memory; both NULL: a sequence is one document. With a cache begins alone count, by its positions */
+    float cap;        /* scaled scores become cap tanh(score / cap) before the softmax; 0: they stay */
+    const act *sinks; /* (Hq) NULL: none */
 } spw_attention_shape;
 void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
                        const spw_attention_shape *shape);
@@ -369,6 +370,13 @@ typedef struct spw_attention_cache {
 } spw_attention_cache;
 void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, const act *new_key, const act *new_value,
                               const spw_attention_cache *cache, const spw_attention_shape *shape);
+/*
+ * What cuts documents, or sequences, into chunks of so many positions, for attention within those: begins and ends for an
+ * spw_attention_shape, in terms of its own (of NULL: one document). With a cache's starts a chunk's begins are its positions, and
+ * there are no ends: to_ends, ends and begins are NULL.
+ */
+void spw_gpu_chunks(spw_gpu_queue *q, int32_t *to_begins, int32_t *to_ends, const int32_t *begins, const int32_t *ends,
+                    const int32_t *starts, uint64_t B, uint64_t T, uint64_t chunk);
 /*
  * Linear attention by the gated delta rule (Yang et al. 2024, 2412.06464), and the short convolution in front of it.
  *

@@ -25,6 +25,7 @@ CHECK(head)
 CHECK(preference)
 CHECK(attention)
 CHECK(attention_cached)
+CHECK(chunks)
 CHECK(attention_bits)
 CHECK(conv)
 CHECK(delta)
@@ -64,6 +65,7 @@ static const struct CMUnitTest all[] = {
     cmocka_unit_test_teardown(test_preference, say_errors),
     cmocka_unit_test_teardown(test_attention, say_errors),
     cmocka_unit_test_teardown(test_attention_cached, say_errors),
+    cmocka_unit_test_teardown(test_chunks, say_errors),
     cmocka_unit_test_teardown(test_attention_bits, say_errors),
     cmocka_unit_test_teardown(test_conv, say_errors),
     cmocka_unit_test_teardown(test_delta, say_errors),

@@ -27,6 +27,7 @@ void parity_attention(const parity *p);
 /* Lengths of documents around `length`, cut into B sequences of T: begins and ends (B, T) of spw_gpu_attention(). */
 void parity_documents(uint64_t B, uint64_t T, uint64_t length, int32_t *begins, int32_t *ends);
 void parity_attention_cached(const parity *p);
+void parity_chunks(const parity *p);
 void parity_attention_bits(const parity *p); /* the promises of spw_gpu_attention_cached() */
 void parity_conv(const parity *p);
 void parity_delta(const parity *p);

@@ -258,11 +258,57 @@ parity_attention_cached(const parity *p)
     }
 }
 
+/* ---------------------------------------------------------------- chunks */
+
+/* Bounds of rows as they are counted here, of whole sequences, of documents, and where a cache has what is before. */
+void
+parity_chunks(const parity *p)
+{
+    static const uint64_t sizes[][4] = {{2, 7, 3, 0}, {3, 1, 4, 0}, {1, 65, 64, 0}, {2, 300, 17, 40}, {2, 40, 50, 9}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        uint64_t B = sizes[i][0], T = sizes[i][1], C = sizes[i][2], length = sizes[i][3], rows = B * T;
+        int32_t *host = subject_need(5 * rows * 4), *got = subject_need(3 * rows * 4);
+        int32_t *begins = host, *ends = host + rows, *starts = host + 2 * rows;
+        int32_t *at = NULL, *documents;
+        spw_gpu_queue *q = NULL;
+        subject_use(p->gpu);
+        for (uint64_t r = 0; r < rows; r++) {
+            begins[r] = 0;
+            ends[r] = (int32_t)T;
+            starts[r] = (int32_t)(5 * r);
+        }
+        if (length > 0)
+            parity_documents(B, T, length, begins, ends);
+        assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+        assert_int_equal(spw_gpu_alloc(p->gpu, (void **)&at, 6 * rows * 4, NULL), SPW_OK);
+        documents = length > 0 ? at + 3 * rows : NULL;
+        spw_gpu_write_bytes(q, at + 3 * rows, host, 3 * rows * 4);
+        spw_gpu_chunks(q, at, at + rows, documents, documents != NULL ? documents + rows : NULL, NULL, B, T, C);
+        spw_gpu_chunks(q, at + 2 * rows, NULL, NULL, NULL, at + 5 * rows, B, T, C);
+        spw_gpu_read_bytes(q, got, at, 3 * rows * 4);
+        for (uint64_t r = 0; r < rows; r++) {
+            uint64_t t = r % T, first = t, last = t, place = (uint64_t)starts[r / T] + t;
+            while (first > (uint64_t)begins[r] && (first - (uint64_t)begins[r]) % C != 0)
+                first--;
+            while (last + 1 < (uint64_t)ends[r] && (last + 1 - (uint64_t)begins[r]) % C != 0)
+                last++;
+            assert_int_equal(got[r], first);
+            assert_int_equal(got[rows + r], last + 1);
+            assert_int_equal(got[2 * rows + r], place - place % C);
+        }
+        spw_gpu_free(p->gpu, at);
+        spw_gpu_queue_destroy(q);
+        free(host);
+        free(got);
+    }
+}
+
 /* ---------------------------------------------------------------- promises about bits */
 
-/* One sequence of T tokens in pieces, in the slot of a cache that begins as NaN; row t of out (host). */
+/* One sequence of T tokens in pieces, in the slot of a cache that begins as NaN; row t of out (host). chunk: 0, or of what a row reads. */
 static void
-attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed, uint64_t piece, void *out)
+attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, uint64_t chunk, void *packed, uint64_t piece,
+                 void *out)
 {
     spw_attention_shape shape = shape_of(s);
     uint64_t T = shape.T, width = shape.Hk * shape.D, capacity = T + 3, k = keys_at(&shape), v = values_at(&shape);
@@ -270,10 +316,12 @@ attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed,
     uint64_t bytes = spw_dtype_bytes(subject_type()), cache_bytes = 3 * capacity * width * bytes;
     unsigned char *nan = subject_need(cache_bytes);
     void *key = NULL, *value = NULL, *places = NULL, *y = NULL;
+    int32_t *begins = NULL;
     memset(nan, 0xff, cache_bytes);
     assert_int_equal(spw_gpu_alloc(gpu, &key, cache_bytes, NULL), SPW_OK);
     assert_int_equal(spw_gpu_alloc(gpu, &value, cache_bytes, NULL), SPW_OK);
     assert_int_equal(spw_gpu_alloc(gpu, &places, 8, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, (void **)&begins, T * 4, NULL), SPW_OK);
     assert_int_equal(spw_gpu_alloc(gpu, &y, T * out_width * bytes, NULL), SPW_OK);
     spw_gpu_write_bytes(q, key, nan, cache_bytes);
     spw_gpu_write_bytes(q, value, nan, cache_bytes);
@@ -283,6 +331,9 @@ attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed,
         uint64_t at = t * shape.q_stride;
         spw_gpu_write_bytes(q, places, place, sizeof place);
         shape.T = T - t < piece ? T - t : piece;
+        shape.begins = chunk > 0 ? begins : NULL;
+        if (chunk > 0)
+            spw_gpu_chunks(q, begins, NULL, NULL, NULL, cache.starts, 1, shape.T, chunk);
         spw_gpu_attention_cached(q, subject_elem(y, t * out_width), subject_elem(packed, at),
                                  subject_elem(packed, at + k), subject_elem(packed, at + v), &cache, &shape);
     }
@@ -290,23 +341,33 @@ attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed,
     spw_gpu_free(gpu, key);
     spw_gpu_free(gpu, value);
     spw_gpu_free(gpu, places);
+    spw_gpu_free(gpu, begins);
     spw_gpu_free(gpu, y);
     free(nan);
 }
 
 /* The first t of T tokens alone: rows of out (host) and, behind them, their statistics (Hq, t). */
 static void
-attend_to_prefix(spw_gpu *gpu, spw_gpu_queue *q, spw_attention_shape shape, uint64_t t, void *packed, void *out)
+attend_to_prefix(spw_gpu *gpu, spw_gpu_queue *q, spw_attention_shape shape, uint64_t chunk, uint64_t t, void *packed,
+                 void *out)
 {
     uint64_t k = keys_at(&shape), v = values_at(&shape);
     uint64_t y_bytes = t * shape.Hq * (shape.Dv > 0 ? shape.Dv : shape.D) * spw_dtype_bytes(subject_type());
     void *y = NULL, *lse = NULL;
+    int32_t *bounds = NULL;
+    assert_int_equal(spw_gpu_alloc(gpu, (void **)&bounds, 2 * t * 4, NULL), SPW_OK);
     assert_int_equal(spw_gpu_alloc(gpu, &y, y_bytes, NULL), SPW_OK);
     assert_int_equal(spw_gpu_alloc(gpu, &lse, shape.Hq * t * 4, NULL), SPW_OK);
     shape.T = t;
+    if (chunk > 0) {
+        shape.begins = bounds;
+        shape.ends = bounds + t;
+        spw_gpu_chunks(q, bounds, bounds + t, NULL, NULL, NULL, 1, t, chunk);
+    }
     spw_gpu_attention(q, y, lse, packed, subject_elem(packed, k), subject_elem(packed, v), &shape);
     spw_gpu_read_bytes(q, out, y, y_bytes);
     spw_gpu_read_bytes(q, (char *)out + y_bytes, lse, shape.Hq * t * 4);
+    spw_gpu_free(gpu, bounds);
     spw_gpu_free(gpu, y);
     spw_gpu_free(gpu, lse);
 }
@@ -318,12 +379,23 @@ attend_to_prefix(spw_gpu *gpu, spw_gpu_queue *q, spw_attention_shape shape, uint
 void
 parity_attention_bits(const parity *p)
 {
-    static const uint64_t sizes[][9] = {
-        {1, 65, 3, 3, 24, 0, 0, 0, 1}, {1, 90, 2, 2, 192, 0, 0, 128}, {1, 7, 2, 2, 8, 0},
-        {1, 65, 2, 1, 24, 0},          {1, 150, 2, 1, 8, 0},          {1, 140, 2, 1, 8, 37},
-        {1, 70, 2, 1, 24, 0, 1},       {1, 90, 2, 1, 512, 0},         {1, 140, 2, 1, 320, 37, 1},
-        {1, 1000, 4, 2, 128, 0},       {1, 700, 2, 2, 64, 300},       {1, 700, 2, 2, 256, 0, 2}};
-    for (size_t i = 0; i < (p->large ? 12 : 9); i++) {
+    /* B, T, Hq, Hk, D, window, cap in quarters, Dv or 0, woven, chunk or 0 */
+    static const uint64_t sizes[][10] = {{1, 65, 3, 3, 24, 0, 0, 0, 1},
+                                         {1, 90, 2, 2, 192, 0, 0, 128},
+                                         {1, 7, 2, 2, 8, 0},
+                                         {1, 65, 2, 1, 24, 0},
+                                         {1, 150, 2, 1, 8, 0},
+                                         {1, 140, 2, 1, 8, 37},
+                                         {1, 70, 2, 1, 24, 0, 1},
+                                         {1, 90, 2, 1, 512, 0},
+                                         {1, 140, 2, 1, 320, 37, 1},
+                                         {1, 150, 2, 1, 24, 0, 0, 0, 0, 40},
+                                         {1, 90, 2, 1, 320, 0, 0, 0, 0, 13},
+                                         {1, 1000, 4, 2, 128, 0},
+                                         {1, 700, 2, 2, 64, 300},
+                                         {1, 700, 2, 2, 256, 0, 2},
+                                         {1, 700, 4, 2, 128, 0, 0, 0, 0, 256}};
+    for (size_t i = 0; i < (p->large ? 15 : 11); i++) {
         const uint64_t *d = sizes[i];
         subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6], 0, d[7], d[8]}};
         spw_attention_shape shape = shape_of(&s);
@@ -340,13 +412,13 @@ parity_attention_bits(const parity *p)
         assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
         assert_int_equal(spw_gpu_alloc(p->gpu, &packed, elems * bytes, NULL), SPW_OK);
         spw_gpu_copy_h2d(q, packed, type, host, SPW_F32, elems);
-        attend_to_prefix(p->gpu, q, shape, shape.T, packed, want);
+        attend_to_prefix(p->gpu, q, shape, d[9], shape.T, packed, want);
         for (uint64_t piece = shape.T; piece > 0; piece = piece > 40 ? piece / 3 : piece > 7 ? 5 : 0) {
-            attend_in_pieces(p->gpu, q, &s, packed, piece, got);
+            attend_in_pieces(p->gpu, q, &s, d[9], packed, piece, got);
             assert_memory_equal(want, got, n * bytes);
         }
         for (uint64_t t = shape.T; t > 0; t = t > 4 ? t / 3 : t - 1) {
-            attend_to_prefix(p->gpu, q, shape, t, packed, got);
+            attend_to_prefix(p->gpu, q, shape, d[9], t, packed, got);
             assert_memory_equal(want, got, t * k * bytes);
             for (uint64_t h = 0; h < shape.Hq; h++)
                 assert_memory_equal(want + n * bytes + h * shape.T * 4, got + t * k * bytes + h * t * 4, t * 4);

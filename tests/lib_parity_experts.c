@@ -309,8 +309,10 @@ run_pieces(const mixture *m, spw_gpu_queue *q, void **p, spw_dtype type, const s
         uint64_t at = first * row_bytes;
         rows = n - first < each ? n - first : each;
         spw_gpu_dispatch_piece(q, (char *)p[PIECES_SENT] + at, p[X], r, first, rows, m->C);
-        spw_gpu_combine_backward_piece(q, (char *)p[PIECES_DX] + at, p[PIECES_DOTS], p[DY], (char *)p[MOVED] + at, r,
-                                       first, rows, m->C);
+        spw_gpu_combine_backward_piece(q, (char *)p[PIECES_DX] + at, first == 0 ? p[PIECES_DOTS] : NULL, p[DY],
+                                       (char *)p[MOVED] + at, r, first, rows, m->C);
+        if (first > 0) /* one at a time */
+            spw_gpu_combine_backward_piece(q, NULL, p[PIECES_DOTS], p[DY], (char *)p[MOVED] + at, r, first, rows, m->C);
     }
     sum_pieces(m, q, p[SUM_UP], p[MOVED], row_bytes, r, each, false);
     sum_pieces(m, q, p[SUM_DOWN], p[MOVED], row_bytes, r, n < 200 ? 1 : each, true);

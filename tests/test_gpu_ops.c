@@ -701,7 +701,7 @@ test_rope_at(void **state)
     assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
     for (int neighbors = 0; neighbors < 2; neighbors++) {
         spw_gpu_rope(q, x, H * D, table, LAST + 1, LAST + 1, H, D, R, neighbors, 1);
-        spw_gpu_rope_at(q, some, H * D, table, places, 3, H, D, R, neighbors);
+        spw_gpu_rope_at(q, some, H * D, table, places, 3, H, D, R, neighbors, 1);
         for (int k = 0; k < 3; k++)
             assert_memory_equal(some + k * H * D, x + places[k] * H * D, H * D * 4);
     }

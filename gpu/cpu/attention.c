@@ -19,20 +19,22 @@ typedef struct attention {
     const spw_attention_cache *cache; /* forward: where keys and values are; NULL: beside the queries */
 } attention;
 
-/* The first key that row t of sequence b reads. */
+/* The first key that the row at position t of sequence b reads. */
 static uint64_t
-first_key(const spw_attention_shape *s, uint64_t b, uint64_t t)
+first_key(const attention *a, uint64_t b, uint64_t t)
 {
-    uint64_t begin = s->begins != NULL ? (uint64_t)s->begins[b * s->T + t] : 0;
+    const spw_attention_shape *s = &a->s;
+    uint64_t row = a->cache != NULL ? t - (uint64_t)a->cache->starts[b] : t;
+    uint64_t begin = s->begins != NULL ? (uint64_t)s->begins[b * s->T + row] : 0;
     uint64_t from = s->window > 0 && t + 1 > s->window ? t + 1 - s->window : 0;
     return from > begin ? from : begin;
 }
 
 /* The keys [lo, hi) of the tile at k0 that row t reads, relative to k0; none: lo == hi == 0. */
 static uint64_t
-seen_keys(const spw_attention_shape *s, uint64_t b, uint64_t t, uint64_t k0, uint64_t nk, uint64_t *lo)
+seen_keys(const attention *a, uint64_t b, uint64_t t, uint64_t k0, uint64_t nk, uint64_t *lo)
 {
-    uint64_t hi = t < k0 ? 0 : min_u64(nk, t - k0 + 1), first = first_key(s, b, t);
+    uint64_t hi = t < k0 ? 0 : min_u64(nk, t - k0 + 1), first = first_key(a, b, t);
     *lo = first > k0 ? min_u64(hi, first - k0) : 0;
     if (*lo == hi)
         hi = *lo = 0;
@@ -61,7 +63,7 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     bool started[TILE_Q] = {false};
     uint64_t before = a->cache != NULL ? (uint64_t)a->cache->starts[b] : 0; /* positions are counted from there */
     uint64_t kv_row = a->cache != NULL ? (uint64_t)a->cache->slots[b] * a->cache->capacity : b * s->T;
-    uint64_t p0 = before + q0, first = first_key(s, b, p0) / TILE_K * TILE_K;
+    uint64_t p0 = before + q0, first = first_key(a, b, p0) / TILE_K * TILE_K;
     (void)worker_idx;
     for (uint64_t k0 = first; k0 < p0 + nq; k0 += TILE_K) {
         uint64_t nk = min_u64(TILE_K, p0 + nq - k0); /* later keys are seen by no row of this tile */
@@ -71,7 +73,7 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
                            TILE_K);
         for (uint64_t i = 0; i < nq; i++) {
             float *row = scores + i * TILE_K, m, shrink;
-            uint64_t lo, hi = seen_keys(s, b, p0 + i, k0, nk, &lo);
+            uint64_t lo, hi = seen_keys(a, b, p0 + i, k0, nk, &lo);
             memset(row, 0, lo * sizeof(float));
             memset(row + hi, 0, (nk - hi) * sizeof(float));
             if (hi == 0)
@@ -183,7 +185,7 @@ backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t 
                        0.0f, ds, TILE_K);
     for (uint64_t i = 0; i < nq; i++) {
         float *pr = p + i * TILE_K, *dr = ds + i * TILE_K;
-        uint64_t lo, hi = seen_keys(s, b, q0 + i, k0, nk, &lo);
+        uint64_t lo, hi = seen_keys(a, b, q0 + i, k0, nk, &lo);
         float d = a->k->dot(a->dout + out_at + i * out_stride, a->fwd_out + out_at + i * out_stride, s->Dv);
         if (s->cap > 0) {
             a->k->soft_cap(pr + lo, s->cap, hi - lo);
@@ -266,4 +268,33 @@ spw__cpu_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *d
     spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hk), backward_part, &a);
     if (dsinks != NULL)
         spw__cpu_run(queue, (uint32_t)shape->Hq, sink_part, &a);
+}
+
+typedef struct chunks {
+    int32_t *to_begins, *to_ends;
+    const int32_t *begins, *ends, *starts;
+    uint64_t T, chunk;
+} chunks;
+
+static void
+chunks_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const chunks *c = ctx;
+    uint64_t before = c->starts != NULL ? (uint64_t)c->starts[part_idx] : 0;
+    (void)worker_idx;
+    for (uint64_t t = 0, row = part_idx * c->T; t < c->T; t++, row++) {
+        uint64_t document = c->begins != NULL ? (uint64_t)c->begins[row] : 0;
+        uint64_t end = c->ends != NULL ? (uint64_t)c->ends[row] : c->T;
+        uint64_t begin = document + (before + t - document) / c->chunk * c->chunk;
+        c->to_begins[row] = (int32_t)begin;
+        if (c->to_ends != NULL)
+            c->to_ends[row] = (int32_t)min_u64(end, begin + c->chunk);
+    }
+}
+
+void
+spw__cpu_chunks(spw_gpu_queue *queue, int32_t *to_begins, int32_t *to_ends, const int32_t *begins, const int32_t *ends,
+                const int32_t *starts, uint64_t B, uint64_t T, uint64_t chunk)
+{
+    spw__cpu_run(queue, (uint32_t)B, chunks_part, &(chunks){to_begins, to_ends, begins, ends, starts, T, chunk});
 }

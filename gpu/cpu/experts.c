@@ -439,7 +439,10 @@ combine_backward_piece_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     for (uint64_t i = first; i < end; i++) {
         uint64_t pair = (uint64_t)r->pairs[g->first + i];
         const float *dy = g->dy + pair / r->k * g->C;
-        g->dweights[pair] = g->k->dot(dy, g->x + i * g->C, g->C);
+        if (g->dweights != NULL)
+            g->dweights[pair] = g->k->dot(dy, g->x + i * g->C, g->C);
+        if (g->y == NULL)
+            continue;
         memcpy(g->y + i * g->C, dy, g->C * sizeof *dy);
         g->k->scale(g->y + i * g->C, r->weights[pair], g->C);
     }

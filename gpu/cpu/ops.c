@@ -602,7 +602,7 @@ spw__cpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, u
 
 void
 spw__cpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                 uint64_t H, uint64_t D, uint64_t R, bool neighbors)
+                 uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
 {
     run(q,
         &(args){.out = x,
@@ -614,7 +614,7 @@ spw__cpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin
                 .R = R,
                 .stride = stride,
                 .neighbors = neighbors,
-                .sign = 1},
+                .sign = sign},
         M, row_grain(H * D), rope_part);
 }
 

@@ -5,6 +5,7 @@
 #include "attention_f32.cuh"
 #include "attention_backward.cuh"
 #include "attention_internal.h"
+#include "chunks.cuh"
 #include "rows.cuh"
 
 /* What forward and backward share. */
@@ -143,6 +144,16 @@ spw__cuda_attention_cached(spw_gpu_queue *queue, act *out, const act *query, con
     s.v_stride = s.Hk * s.Dv;
     s.v_head = s.Dv;
     BY_TYPE(q, forward<T>(q, out, NULL, query, cache->key, cache->value, cache, &s));
+}
+
+void
+spw__cuda_chunks(spw_gpu_queue *queue, int32_t *to_begins, int32_t *to_ends, const int32_t *begins, const int32_t *ends,
+                 const int32_t *starts, uint64_t B, uint64_t T, uint64_t chunk)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (B > 0 && T > 0)
+        LAUNCH(q, spw__cuda_blocks(B * T, 256), 256, 0, (chunks_kernel), to_begins, to_ends, begins, ends, starts,
+               B * T, T, chunk);
 }
 
 template <class E>

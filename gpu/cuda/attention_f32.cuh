@@ -40,11 +40,12 @@ dot_f32(const float *a, const float *b, int D)
     return sum;
 }
 
-/* Where the document of a row begins; rows behind the last are asked for, too. */
+/* Where the document begins of the row at a position; rows behind the last are asked for, too. */
 SPW_DEVICE uint64_t
 begin_of(const attention_args<float> &g, int b, uint64_t at)
 {
-    return g.begins != NULL ? (uint64_t)g.begins[(uint64_t)b * g.T + least(at, g.T - 1)] : 0;
+    uint64_t row = g.starts != NULL ? at - (uint64_t)g.starts[b] : at;
+    return g.begins != NULL ? (uint64_t)g.begins[(uint64_t)b * g.T + least(row, g.T - 1)] : 0;
 }
 
 SPW_DEVICE bool

@@ -573,18 +573,20 @@ combine_backward_piece_kernel(T *dx, float *dweights, const T *dy, const T *x, s
     dy += (uint64_t)(pair / (unsigned)r.k) * C;
     for (uint64_t c = threadIdx.x % WARP * 8; c < C; c += WARP * 8) {
         uint64_t left = left_of<WIDE>(C, c);
-        float d[8], v[8];
+        float d[8], v[8] = {};
         load8(d, dy + c, left, WIDE);
-        load8(v, x + i * C + c, left, WIDE); /* zeros behind the end */
+        if (dweights != NULL)
+            load8(v, x + i * C + c, left, WIDE); /* zeros behind the end */
 #pragma unroll
         for (int e = 0; e < 8; e++) {
             dot += d[e] * v[e];
             d[e] *= w;
         }
-        store8(dx + i * C + c, d, left, WIDE);
+        if (dx != NULL)
+            store8(dx + i * C + c, d, left, WIDE);
     }
     dot = warp_sum(dot);
-    if (threadIdx.x % WARP == 0)
+    if (dweights != NULL && threadIdx.x % WARP == 0)
         dweights[pair] = dot;
 }
 

@@ -241,9 +241,9 @@ spw__cuda_rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_s
 
 void
 spw__cuda_rope_at(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places,
-                  uint64_t M, uint64_t H, uint64_t D, uint64_t R, bool neighbors)
+                  uint64_t M, uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
 {
-    rope(queue, x, stride, cos_sin, places, M, 1, H, D, R, neighbors, 1);
+    rope(queue, x, stride, cos_sin, places, M, 1, H, D, R, neighbors, sign);
 }
 
 void

@@ -21,7 +21,7 @@ spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint6
     cos_sin = cos_sin == NULL ? NULL : cos_sin + t->first_row % T * R;
     at = spw__tape_at_col(t, y->data, col);
     if (spw__tape_computes(t) && !y->there && t->places != NULL)
-        spw_gpu_rope_at(t->queue, at, x->cols, cos_sin, t->places, x->rows, heads, D, R, neighbors);
+        spw_gpu_rope_at(t->queue, at, x->cols, cos_sin, t->places, x->rows, heads, D, R, neighbors, 1);
     else if (spw__tape_computes(t) && !y->there)
         spw_gpu_rope(t->queue, at, x->cols, cos_sin, x->rows, T, heads, D, R, neighbors, 1);
     o->in[0] = x;
