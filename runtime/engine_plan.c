@@ -5,6 +5,7 @@
 #include "engine_internal.h"
 #include "spw_files.h"
 #include "spw_data.h"
+#include <math.h>
 
 /* ---------------------------------------------------------------- measuring, before anything is allocated */
 
@@ -227,15 +228,25 @@ pass_uses(const spw_engine *e, plan_use *uses, uint32_t *forward_count)
     return n;
 }
 
-/* Of a row in a layer: half of the keys are masked, or all but a window; linear attention reads a state twice and writes it. */
+/* What a row of a layer reads on average: half of the keys, or all but a window, or half of its chunk, of which the last is cut. */
+static double
+keys_read(const spw_model_config *m, uint64_t layer_idx, double T)
+{
+    double W = (double)spw_model_window(m, layer_idx), C = (double)spw_model_chunk(m, layer_idx);
+    double rest = C > 0 ? fmod(T, C) : 0;
+    if (C > 0)
+        return (C * (T - rest) + rest * rest) / (2 * T);
+    return W == 0 || W > T ? T / 2 : W - W * W / (2 * T);
+}
+
+/* Of a row in a layer; linear attention reads a state twice and writes it. */
 static double
 attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
 {
-    double W = (double)spw_model_window(m, layer_idx);
     if (spw_model_is_linear(m, layer_idx))
         return 6.0 * (double)(m->linear_heads * m->linear_key_dim * m->linear_value_dim);
     return 2.0 * (double)(m->heads * (spw_model_head_dim(m, layer_idx) + spw_model_value_dim(m, layer_idx))) *
-           (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
+           keys_read(m, layer_idx, T);
 }
 
 /*

@@ -86,14 +86,16 @@ random_done(void)
 spw_family
 random_family(uint64_t run, uint32_t what)
 {
-    static const spw_family families[] = {
-        SPW_FAMILY_GPT2,        SPW_FAMILY_GPT2,          SPW_FAMILY_LLAMA,      SPW_FAMILY_PHI3,
-        SPW_FAMILY_OLMO2,       SPW_FAMILY_GEMMA3,        SPW_FAMILY_GEMMA2,     SPW_FAMILY_MIXTRAL,
-        SPW_FAMILY_QWEN3_MOE,   SPW_FAMILY_QWEN2_MOE,     SPW_FAMILY_GPT_OSS,    SPW_FAMILY_GLM4_MOE,
-        SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_DEEPSEEK_V3,   SPW_FAMILY_MINIMAX_M2, SPW_FAMILY_OLMO3,
-        SPW_FAMILY_NEOX,        SPW_FAMILY_OPT,           SPW_FAMILY_STARCODER2, SPW_FAMILY_STABLELM,
-        SPW_FAMILY_QWEN3_5,     SPW_FAMILY_QWEN3_NEXT,    SPW_FAMILY_GEMMA4,     TINY_GEMMA4_SMALL,
-        SPW_FAMILY_ERNIE_MOE,   SPW_FAMILY_HY_V3,         SPW_FAMILY_HUNYUAN,    SPW_FAMILY_HUNYUAN_MOE,
-        SPW_FAMILY_COHERE2,     SPW_FAMILY_GRANITE_HYBRID};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,        SPW_FAMILY_GPT2,        SPW_FAMILY_LLAMA,
+                                          SPW_FAMILY_PHI3,        SPW_FAMILY_OLMO2,       SPW_FAMILY_GEMMA3,
+                                          SPW_FAMILY_GEMMA2,      SPW_FAMILY_MIXTRAL,     SPW_FAMILY_QWEN3_MOE,
+                                          SPW_FAMILY_QWEN2_MOE,   SPW_FAMILY_GPT_OSS,     SPW_FAMILY_GLM4_MOE,
+                                          SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_MINIMAX_M2,
+                                          SPW_FAMILY_OLMO3,       SPW_FAMILY_NEOX,        SPW_FAMILY_OPT,
+                                          SPW_FAMILY_STARCODER2,  SPW_FAMILY_STABLELM,    SPW_FAMILY_QWEN3_5,
+                                          SPW_FAMILY_QWEN3_NEXT,  SPW_FAMILY_GEMMA4,      TINY_GEMMA4_SMALL,
+                                          SPW_FAMILY_ERNIE_MOE,   SPW_FAMILY_HY_V3,       SPW_FAMILY_HUNYUAN,
+                                          SPW_FAMILY_HUNYUAN_MOE, SPW_FAMILY_COHERE2,     SPW_FAMILY_GRANITE_HYBRID,
+                                          SPW_FAMILY_LLAMA4};
     return families[random_pick(run, what, sizeof families / sizeof families[0])];
 }

@@ -141,8 +141,15 @@ read_small(spw_model_config *m, spw_family family)
         {SPW_FAMILY_HY_V3, "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"num_experts\":6,\"head_dim\":8,"
                            "\"num_experts_per_tok\":2,\"num_shared_experts\":1,\"first_k_dense_replace\":1"},
         {SPW_FAMILY_HUNYUAN, "\"intermediate_size\":128"},
+        {SPW_FAMILY_MINISTRAL3,
+         "\"intermediate_size\":128,\"head_dim\":8,\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":16,"
+         "\"original_max_position_embeddings\":3,\"rope_theta\":1e4,\"llama_4_scaling_beta\":0.4}"},
         {SPW_FAMILY_HUNYUAN_MOE, "\"intermediate_size\":24,\"num_experts\":6,\"moe_topk\":2,\"num_shared_expert\":1"},
         {SPW_FAMILY_COHERE2, "\"intermediate_size\":128,\"sliding_window\":5,\"sliding_window_pattern\":2"},
+        {SPW_FAMILY_LLAMA4,
+         "\"intermediate_size\":24,\"intermediate_size_mlp\":72,\"num_local_experts\":6,\"head_dim\":8,"
+         "\"num_experts_per_tok\":2,\"interleave_moe_layer_step\":2,\"no_rope_layer_interval\":3,"
+         "\"attention_chunk_size\":5,\"floor_scale\":4,\"attn_scale\":0.3"},
         {SPW_FAMILY_GRANITE_HYBRID,
          "\"intermediate_size\":128,\"shared_intermediate_size\":128,\"num_local_experts\":0,"
          "\"residual_multiplier\":0.5,\"layers_block_type\":[\"attention\",\"attention\",\"attention\"]"}};

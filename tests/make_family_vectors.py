@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -62,7 +62,7 @@ def gradients(model, config):
         name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
         if config.model_type == "hy_v3":
             name = name.replace(".mlp.gate.", ".mlp.router.gate.").replace(".shared_experts.", ".shared_mlp.")
-        if config.model_type in ("gpt_oss", "gemma4_text") and ".experts." in name:
+        if config.model_type in ("gpt_oss", "gemma4_text", "llama4_text", "llama4") and ".experts." in name:
             for e in range(grad.shape[0]):
                 yield f"{name}.{e}", grad[e]
             continue
@@ -100,6 +100,7 @@ def in_double(model):
 
 def results(model, config, tokens, targets, balance):
     B, T = tokens.shape
+    model = model.language_model if config.model_type == "llama4" else model  # whose whole takes no text without images
     # Without a cache: there is none for layers of linear attention alone.
     result = model(tokens, output_router_logits=True) if balance else model(tokens, use_cache=False)
     logits = result.logits
@@ -262,6 +263,19 @@ def granite_keys(folder):
     path = os.path.join(folder, "config.json")
     c = json.load(open(path))
     c |= {"layer_types": ["attention"] * c["num_hidden_layers"], "init_method": "mup", "normalization_function": "rmsnorm"}
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As Scout's folder has it: no list of layers, but numbers that stand for one.
+def llama4_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    t = c.get("text_config", c)
+    rope = t.pop("rope_parameters")
+    t["rope_theta"] = rope["rope_theta"]
+    t["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
+    del t["layer_types"], t["moe_layers"]
+    t |= {"no_rope_layers": [], "for_llm_compressor": False, "torch_dtype": t.pop("dtype", "bfloat16")}
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -576,6 +590,13 @@ def random_case(rng, family):
     if family.startswith("granite"):
         del more["head_dim"]
         more |= dict(hidden_size=heads * 2 * rng.randrange(2, 9))
+    if family == "llama4":
+        experts, interval = rng.choice([1, 2, 3, 6, 9]), rng.choice([1, 2, 3, 4])
+        return Llama4TextConfig(**more | dict(head_dim=more["head_dim"] + 6), pad_token_id=None, intermediate_size_mlp=rng.randrange(3, 60), num_local_experts=experts,
+                                num_experts_per_tok=rng.choice([1, 1, min(experts, 2), min(experts, 4)]), interleave_moe_layer_step=rng.choice([1, 1, 2]),
+                                use_qk_norm=rng.random() < 0.6, no_rope_layer_interval=interval, attention_bias=interval > layers and rng.random() < 0.5,
+                                attention_chunk_size=rng.choice([None, window, 30]), attn_temperature_tuning=rng.random() < 0.7, floor_scale=rng.choice([1, 3, 8192]),
+                                attn_scale=rng.choice([0.1, 0.7]))
     if family == "granitemoehybrid":  # without rope a bias of the keys changes nothing
         turned = rng.random() < 0.6
         return GraniteMoeHybridConfig(**more, pad_token_id=None, attention_bias=turned and rng.random() < 0.3, embedding_multiplier=rng.choice([1, 12.0]),
@@ -761,7 +782,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -936,6 +957,17 @@ elif __name__ == "__main__":
     make("granitemoehybrid", GraniteMoeHybridConfig(**granite, position_embedding_type="rope", tie_word_embeddings=True, rope_parameters=rope(1000.0)), bf16,
          rewrite=granite_keys)
     make("granitemoehybrid_nope", GraniteMoeHybridConfig(**granite | dict(num_key_value_heads=1, residual_multiplier=1.3)), f32)
+    llama4 = common | dict(pad_token_id=None, head_dim=8, intermediate_size=11, intermediate_size_mlp=31, num_local_experts=5)
+    scout = rope(1000.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=48)
+    make("llama4", Llama4TextConfig(**llama4 | dict(num_hidden_layers=4), interleave_moe_layer_step=2, no_rope_layer_interval=4, attention_chunk_size=5, floor_scale=3,
+                                    attn_scale=0.6, rope_parameters=scout), bf16, rewrite=llama4_keys)
+    make("llama4_each", Llama4TextConfig(**llama4 | dict(num_key_value_heads=1), num_experts_per_tok=2, use_qk_norm=False, attention_chunk_size=None, no_rope_layers=[1, 0],
+                                         attn_temperature_tuning=False, tie_word_embeddings=True, rope_parameters=rope(500.0)), f32)
+    make("llama4_bias", Llama4TextConfig(**llama4, attention_bias=True, no_rope_layers=[1, 1], attention_chunk_size=16, moe_layers=[1], rope_parameters=rope(500.0, "linear", factor=2.5)), f16)
+    vision = Llama4VisionConfig(hidden_size=8, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=4, patch_size=2, vision_output_dim=8,
+                                projector_input_dim=8, projector_output_dim=8)
+    make("llama4_images", Llama4Config(text_config=Llama4TextConfig(**llama4, rope_parameters=scout).to_dict(), vision_config=vision.to_dict(), image_token_index=0,
+                                       boi_token_index=1, eoi_token_index=2), bf16, rewrite=llama4_keys)
     make("olmoe", OlmoeConfig(**common | dict(hidden_size=24, intermediate_size=11, pad_token_id=None), num_experts=6, num_experts_per_tok=3,
                               rope_parameters=rope(1000.0)), bf16)
     make("olmoe_sum", OlmoeConfig(**common | dict(hidden_size=24, intermediate_size=13, num_key_value_heads=4, pad_token_id=None), num_experts=4,

@@ -16,6 +16,7 @@ lines, least = [], float("inf")
 for case in sys.argv[1:] or sorted(os.listdir(os.path.join(HERE, "families"))):
     model = (AutoModelForImageTextToText if case.endswith("_images") else AutoModelForCausalLM).from_pretrained(os.path.join(HERE, "families", case), dtype=torch.float32, attn_implementation="eager",
                                                  experts_implementation="eager").eval()
+    model = model.language_model if model.config.model_type == "llama4" else model  # whose whole takes no text without images
     config = model.config.get_text_config()
     positions = getattr(config, "n_positions", None) or config.max_position_embeddings
     rope = getattr(config, "rope_parameters", None) or {}

@@ -165,6 +165,8 @@ test_same_bits(void **state)
     compare(SPW_FAMILY_DEEPSEEK_V3, SPW_STATE_MIXED, in_sevens);
     compare(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, clipped); /* whose experts' sum is read: they come once more */
     compare(SPW_FAMILY_GEMMA4, SPW_STATE_FP32, in_sevens);
+    compare(SPW_FAMILY_LLAMA4, SPW_STATE_SPLIT, accumulated); /* whose weights are of what experts read */
+    compare(SPW_FAMILY_LLAMA4, SPW_STATE_FP32, in_sevens);
 }
 
 /* What was saved with experts in turns goes on with all at once, and the other way. */

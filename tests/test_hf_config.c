@@ -258,6 +258,16 @@ test_refusals(void **state)
         {"granitemoehybrid", FOUR2 ",\"num_local_experts\":8", "not supported yet: num_local_experts 8: of Granite 4"},
         {"granitemoehybrid", FOUR2 ",\"num_local_experts\":0,\"position_embedding_type\":\"learned\"",
          "not supported yet: position_embedding_type \"learned\""},
+        {"llama4", "", "not supported yet: model_type \"llama4\": of a model of text and images only"},
+        {"llama4_text", "\"moe_layers\":[0,2]", "not supported yet: moe_layers [0,2]"},
+        {"llama4_text", "\"moe_layers\":{}", "not supported yet: moe_layers {}"},
+        {"llama4_text", "\"moe_layers\":[1,2]", "not supported yet: moe_layers [1,2]"},
+        {"llama4_text", "\"interleave_moe_layer_step\":0", "interleave_moe_layer_step: expected integer in [1, "},
+        {"llama4_text", "\"no_rope_layers\":[0,1,1]", "not supported yet: no_rope_layers[1] 1"},
+        {"llama4_text", FOUR2, "not supported yet: layer_types[0] \"full_attention\""},
+        {"llama4_text", "\"attention_chunk_size\":0", "attention_chunk_size: expected integer in [1, "},
+        {"llama4_text", "\"attn_temperature_tuning\":\"yes\"", "attn_temperature_tuning: expected true or false"},
+        {"llama4_text", "\"attn_scale\":-1", "attn_scale: expected number in [0, 1e12], got -1"},
         {"minimax_m2", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
         {"minimax_m2", "\"qk_norm_type\":\"per_head\"", "not supported yet: qk_norm_type \"per_head\""},
         {"minimax_m2", "\"use_qk_norm\":false", "not supported yet: use_qk_norm false"},
@@ -319,8 +329,8 @@ test_refusals(void **state)
         {"llama", "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}",
          "rope_scaling.low_freq_factor: expected number above 0, got nothing"},
         {"llama",
-         "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4}",
-         "rope_scaling.high_freq_factor: expected number above low_freq_factor"},
+         "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":3}",
+         "rope_scaling.high_freq_factor: expected number of at least low_freq_factor"},
         {"llama",
          "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4}",
          "rope_scaling.original_max_position_embeddings: expected integer, got nothing"},
@@ -606,6 +616,24 @@ test_defaults(void **state)
     assert_true(spw_model_rope_tables(&m) == 0 && !spw_model_has_rope(&m, 0) && m.half_scale == 1);
     DONE(parse("granitemoehybrid", FOUR2 ",\"num_local_experts\":0,\"position_embedding_type\":\"rope\"", &m, &err));
     assert_true(m.rope_theta == 10000 && spw_model_has_rope(&m, 2) && m.score_scale == 1);
+    DONE(parse("llama4_text", "", &m, &err));
+    assert_true(m.experts == 16 && m.choices == 1 && m.mlp_width == 7 && m.shared_width == 7 && m.dense_width == 0);
+    assert_true(m.sigmoid && m.experts_weighed && m.qk_unit && m.rope_paired && m.rope_theta == 5e5 && !m.tied);
+    assert_true(m.kv_heads == 8 && m.head_dim == 128 && m.norm_eps == 1e-5 && m.chunk == 8192 && !m.qkv_bias);
+    assert_true(m.rope_skip_every == 0 && m.still_growth == 0 && spw_model_rope_tables(&m) == 1);
+    DONE(parse("llama4_text", "\"moe_layers\":[1],\"no_rope_layer_interval\":2,\"no_rope_layers\":[]", &m, &err));
+    assert_true(m.sparse_every == 2 && m.dense_width == 16384 && spw_model_experts(&m, 1) == 16);
+    assert_true(spw_model_experts(&m, 0) == 0 && spw_model_dense_width(&m, 2) == 16384);
+    assert_true(spw_model_chunk(&m, 0) == 8192 && spw_model_chunk(&m, 1) == 0 && spw_model_rope_tables(&m) == 2);
+    assert_true(m.still_growth == 0.1 && m.still_places == 8192 && spw_model_query_table(&m, 1) == 1);
+    assert_true(spw_model_query_table(&m, 0) == 0 && spw_model_rope_table(&m, 1) == 0);
+    DONE(parse("llama4_text",
+               "\"attention_chunk_size\":null,\"attn_temperature_tuning\":4,\"no_rope_layers\":[1,1,0],"
+               "\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]",
+               &m, &err));
+    assert_true(m.chunk == 0 && m.still_growth == 0.1 && m.rope_skip_every == 3);
+    DONE(parse("llama4_text", "\"moe_layers\":[],\"intermediate_size_mlp\":9", &m, &err));
+    assert_true(spw_model_experts(&m, 0) == 0 && spw_model_experts(&m, 2) == 0 && spw_model_dense_width(&m, 1) == 9);
     DONE(parse("olmoe", "\"clip_qkv\":null", &m, &err));
     assert_true(m.experts == 64 && m.choices == 8 && !m.sum_to_one && m.kv_heads == 2 && m.mlp_width == 7);
     assert_true(m.qk_norm && m.qk_norm_whole && m.norms == SPW_NORMS_BEFORE && m.norm_eps == 1e-5 && !m.tied);

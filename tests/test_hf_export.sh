@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -67,6 +67,9 @@ train granite true "\"model_type\":\"granite\",$small,\"embedding_multiplier\":1
 granite4="\"model_type\":\"granitemoehybrid\",$small,\"num_local_experts\":0,\"shared_intermediate_size\":31,\"layer_types\":[\"attention\",\"attention\"]"
 train granitemoehybrid true "$granite4,\"residual_multiplier\":0.22,\"attention_bias\":true,\"position_embedding_type\":\"rope\""
 train granitemoehybrid_nope false "$granite4,\"tie_word_embeddings\":true"
+llama4="\"model_type\":\"llama4_text\",$small,\"head_dim\":8,\"num_local_experts\":5"
+train llama4 true "$llama4,\"intermediate_size_mlp\":31,\"interleave_moe_layer_step\":2,\"no_rope_layer_interval\":2,\"attention_chunk_size\":7,\"floor_scale\":4,\"attn_scale\":0.3"
+train llama4_each false "$llama4,\"num_experts_per_tok\":2,\"use_qk_norm\":false,\"attention_chunk_size\":null,\"attn_temperature_tuning\":false,\"attention_bias\":true,\"tie_word_embeddings\":true"
 train olmoe false "\"model_type\":\"olmoe\",$small,\"num_experts\":6,\"num_experts_per_tok\":3,\"norm_topk_prob\":true"
 train seed_oss true "\"model_type\":\"seed_oss\",$small,\"head_dim\":8,\"attention_out_bias\":true"
 train glm true "\"model_type\":\"glm\",$small,\"head_dim\":8,\"partial_rotary_factor\":1.0"
@@ -113,7 +116,7 @@ train gemma4_moe true "$gemma4,\"attention_k_eq_v\":true,\"num_global_key_value_
 train gemma4_small true "\"model_type\":\"gemma4_text\",${small/layers\":2/layers\":4},\"head_dim\":8,\"global_head_dim\":16,\"sliding_window\":7,
     \"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"full_attention\"],\"hidden_size_per_layer_input\":8,\"vocab_size_per_layer_input\":256,\"num_kv_shared_layers\":2,\"use_double_wide_mlp\":true"
 # Of a folder with images what is written is a text model's, configuration and all.
-for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_vl_moe_images qwen3_5_images qwen3_5_moe_images gemma4_image gemma4_small_image gemma4_unified; do
+for name in gemma3_images llama4_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_vl_moe_images qwen3_5_images qwen3_5_moe_images gemma4_image gemma4_small_image gemma4_unified; do
     mkdir "$dir/$name"
     check "$name: exported" run export "tests/vectors/families/$name" --to "$dir/$name/step-1"
     names="$names $name"
@@ -187,6 +190,12 @@ want = {
     "granitemoehybrid": dict(residual_multiplier=0.22, attention_bias=True, position_embedding_type="rope", num_local_experts=0, shared_intermediate_size=31,
                              layer_types=["full_attention"] * 2, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
     "granitemoehybrid_nope": dict(position_embedding_type="nope", tie_word_embeddings=True, attention_bias=False),
+    "llama4": dict(num_local_experts=5, num_experts_per_tok=1, moe_layers=[1], intermediate_size=29, intermediate_size_mlp=31, use_qk_norm=True, no_rope_layers=[1, 0],
+                   layer_types=["chunked_attention", "full_attention"], attention_chunk_size=7, attn_temperature_tuning=True, floor_scale=4, attn_scale=0.3,
+                   attention_bias=False, rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
+    "llama4_each": dict(num_experts_per_tok=2, moe_layers=[0, 1], use_qk_norm=False, attention_chunk_size=None, attn_temperature_tuning=False,
+                        attention_bias=True, tie_word_embeddings=True, layer_types=["full_attention"] * 2),
+    "llama4_images": dict(model_type="llama4_text", num_local_experts=5, vocab_size=41, attention_chunk_size=8192),
     "hunyuan_v1_dense": dict(attention_bias=True, head_dim=8, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 1e4 * 16 ** (8 / 6)}),
     "hunyuan_v1_moe": dict(num_experts=6, moe_topk=3, num_key_value_heads=2, rope_parameters={"rope_type": "default", "rope_theta": 100 * 16 ** (8 / 6)}),
     "cohere": dict(attention_bias=True, logit_scale=0.25, num_key_value_heads=2, tie_word_embeddings=True, layer_norm_eps=1e-5, use_qk_norm=False,
@@ -261,7 +270,7 @@ def by_expert(model):
         key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral else key.replace(".gate.moe_statics.", ".moe_statics.")
         if model.config.model_type == "hy_v3":
             key = key.replace(".mlp.gate.", ".mlp.router.gate.").replace("e_score_correction_bias", "expert_bias").replace(".shared_experts.", ".shared_mlp.")
-        if t.ndim < 3 or "conv1d" in key or model.config.model_type in ("gpt_oss", "gemma4_text"):  # whose files have the two tensors
+        if t.ndim < 3 or "conv1d" in key or model.config.model_type in ("gpt_oss", "gemma4_text", "llama4_text"):  # whose files have the two tensors
             yield key, t
             continue
         kinds = [("w2", "down_proj")] if key.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]

@@ -72,9 +72,9 @@ draw_travel(uint64_t at, spw_config *c)
 static void
 draw_world(uint64_t run, spw_config *c, world *w)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2,        SPW_FAMILY_LLAMA,     SPW_FAMILY_MIXTRAL,
-                                          SPW_FAMILY_GEMMA3,      SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_GLM4_MOE,
-                                          SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_ERNIE_MOE, SPW_FAMILY_COHERE2};
+    static const spw_family families[] = {
+        SPW_FAMILY_GPT2,     SPW_FAMILY_LLAMA,       SPW_FAMILY_MIXTRAL,   SPW_FAMILY_GEMMA3,  SPW_FAMILY_QWEN3_MOE,
+        SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_ERNIE_MOE, SPW_FAMILY_COHERE2, SPW_FAMILY_LLAMA4};
     static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD", "Adagrad"};
     static const uint32_t ranks[] = {2, 3, 4};
     spw_state_format format = (spw_state_format)random_pick(run, 0, SPW_STATE_COUNT);
@@ -173,7 +173,7 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     /* In codes come sums of other hosts, so whose an element is decides about bits, and turns decide about that. */
     if (c->run.micro_batches_per_pass == 1 && !c->zero.quantized_gradients &&
         (w->family == SPW_FAMILY_MIXTRAL || w->family == SPW_FAMILY_QWEN3_MOE || w->family == SPW_FAMILY_GLM4_MOE ||
-         w->family == SPW_FAMILY_DEEPSEEK_V3 || w->family == SPW_FAMILY_ERNIE_MOE))
+         w->family == SPW_FAMILY_DEEPSEEK_V3 || w->family == SPW_FAMILY_ERNIE_MOE || w->family == SPW_FAMILY_LLAMA4))
         c->run.expert_turns = (uint32_t)random_pick(at, 23, 4);
     w->per_host = c->zero.quantized_gradients ? 2 : (uint32_t)random_pick(at, 24, 3);
     if (w->per_host == 1 && c->zero.hpz_partition_size > 0)

@@ -172,7 +172,7 @@ static uint32_t
 layer_of(spw_family family)
 {
     bool second = family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_DEEPSEEK_V2 ||
-                  family == SPW_FAMILY_DEEPSEEK_V3 ||
+                  family == SPW_FAMILY_DEEPSEEK_V3 || family == SPW_FAMILY_LLAMA4 ||
                   family == SPW_FAMILY_QWEN3_5; /* whose first layer has linear attention, as Qwen3-Next's has */
     return second ? 2 : 1;
 }
@@ -183,7 +183,8 @@ static const spw_family families[] = {
     SPW_FAMILY_MIXTRAL,     SPW_FAMILY_QWEN3_MOE,  SPW_FAMILY_PHI3,    SPW_FAMILY_QWEN2_MOE,  SPW_FAMILY_OLMO2,
     SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,     SPW_FAMILY_GPT_OSS, SPW_FAMILY_GLM4_MOE,   SPW_FAMILY_DEEPSEEK_V2,
     SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_MINIMAX_M2, SPW_FAMILY_OLMO3,   SPW_FAMILY_NEOX,       SPW_FAMILY_OPT,
-    SPW_FAMILY_STARCODER2,  SPW_FAMILY_STABLELM,   SPW_FAMILY_QWEN3_5, SPW_FAMILY_QWEN3_NEXT, SPW_FAMILY_GEMMA4};
+    SPW_FAMILY_STARCODER2,  SPW_FAMILY_STABLELM,   SPW_FAMILY_QWEN3_5, SPW_FAMILY_QWEN3_NEXT, SPW_FAMILY_GEMMA4,
+    SPW_FAMILY_LLAMA4};
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
 /* Of 2 FAMILIES: each without adapters, then each with. */

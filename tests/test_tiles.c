@@ -105,7 +105,8 @@ test_as_the_whole(void **state)
                  {SPW_FAMILY_STABLELM, as_it_is, {9, 24}},     {SPW_FAMILY_NEOX, with_adapters, {7, 2}},
                  {SPW_FAMILY_QWEN3_5, as_it_is, {9, 1}},       {SPW_FAMILY_QWEN3_NEXT, as_it_is, {7, 24}},
                  {SPW_FAMILY_QWEN3_5, with_adapters, {7, 24}}, {SPW_FAMILY_GEMMA4, as_it_is, {9, 1}},
-                 {TINY_GEMMA4_SMALL, as_it_is, {7, 24}},       {TINY_GEMMA4_SMALL, with_frozen, {9, 5}}};
+                 {SPW_FAMILY_LLAMA4, as_it_is, {9, 24}},       {TINY_GEMMA4_SMALL, as_it_is, {7, 24}},
+                 {TINY_GEMMA4_SMALL, with_frozen, {9, 5}}};
     (void)state;
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         bool four =

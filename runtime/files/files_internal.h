@@ -144,10 +144,10 @@ static inline bool
 spw__hf_is_full(spw_family family)
 {
     return family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_SOLAR_OPEN || family == SPW_FAMILY_MINIMAX_M2 ||
-           family == SPW_FAMILY_GEMMA || family == SPW_FAMILY_OLMOE || spw__hf_is_granite(family) ||
-           family == SPW_FAMILY_SEED_OSS || family == SPW_FAMILY_HY_V3 || spw__hf_is_hunyuan(family) ||
-           spw__hf_is_ernie(family) || spw__hf_is_glm_dense(family) || spw__hf_is_latent(family) ||
-           spw__hf_is_linear(family);
+           family == SPW_FAMILY_GEMMA || family == SPW_FAMILY_OLMOE || family == SPW_FAMILY_LLAMA4 ||
+           spw__hf_is_granite(family) || family == SPW_FAMILY_SEED_OSS || family == SPW_FAMILY_HY_V3 ||
+           spw__hf_is_hunyuan(family) || spw__hf_is_ernie(family) || spw__hf_is_glm_dense(family) ||
+           spw__hf_is_latent(family) || spw__hf_is_linear(family);
 }
 
 /* By which cos and sin are larger where a configuration does not say: of yarn, and of longrope. */

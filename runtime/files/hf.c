@@ -78,6 +78,8 @@ static const struct with_images {
 } with_images[] = {
     {"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3,
      .missing = {.vocab = 262208, .positions = 131072, .width = 2304, .layers = 26, .heads = 8, .mlp_width = 9216}},
+    {"llama4", "Llama4ForConditionalGeneration", "llama4_text", SPW_FAMILY_LLAMA4,
+     .missing = {.vocab = 202048, .positions = 131072, .width = 5120, .layers = 48, .heads = 40, .mlp_width = 8192}},
     {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, .missing = {.vocab = 0}},
     {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, true, QWEN2_VL},
     {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, true, QWEN2_VL},

@@ -90,6 +90,9 @@ spw__hf_is_passed_over(const char *name, const spw_model_config *c)
     if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL || family == SPW_FAMILY_MINISTRAL3) &&
         (begins_with(inner, "vision_tower.") || begins_with(inner, "multi_modal_projector.")))
         return true;
+    if (family == SPW_FAMILY_LLAMA4 &&
+        (begins_with(inner, "vision_model.") || begins_with(inner, "multi_modal_projector.")))
+        return true;
     if (c->readers > 0 && begins_with(name, "model.layers.") && is_of_reader(name, c))
         return true;
     if (family == SPW_FAMILY_GEMMA4 && (begins_with(inner, "vision_") || begins_with(inner, "embed_vision.") ||
@@ -103,7 +106,7 @@ spw__hf_is_passed_over(const char *name, const spw_model_config *c)
         return true;
     if (family == SPW_FAMILY_ERNIE_MOE && begins_with(inner, "mtp_"))
         return true;
-    if (c->sigmoid && begins_with(name, "model.layers.") &&
+    if (c->sigmoid && !c->experts_weighed && begins_with(name, "model.layers.") &&
         strtoull(name + strlen("model.layers."), NULL, 10) >= c->layers)
         return true;
     if (family == SPW_FAMILY_GPT2)

@@ -38,6 +38,7 @@
 #define GRANITE4    OF(GRANITE_HYBRID)
 #define GRANITE     (OF(GRANITE) | GRANITE4)
 #define OLMOE       OF(OLMOE)
+#define LLAMA4      OF(LLAMA4)
 #define SEED_OSS    OF(SEED_OSS)
 #define GLM_DENSE   (OF(GLM) | OF(GLM4))
 #define ERNIE_MOE   OF(ERNIE_MOE)
@@ -51,8 +52,8 @@
 #define LINEAR      (QWEN3_5 | QWEN3_NEXT)
 #define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
 #define FULL                                                                                                           \
-    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~DOTS) | MINIMAX | GLM_DENSE | ERNIE | HY | HUNYUAN |             \
-     LINEAR) /* without a window */
+    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~DOTS) | MINIMAX | GLM_DENSE | ERNIE | HY | HUNYUAN | LINEAR |    \
+     LLAMA4) /* without a window */
 #define LLAMAS                                                                                                         \
     (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE)
 #define NEOX       OF(NEOX)
@@ -112,8 +113,8 @@ static const struct {
     {"rotary_pct", NEOX},
     {"rotary_emb_base", NEOX},
     {"use_parallel_residual", NEOX | STABLELM},
-    {"no_rope_layers", SMOLLM3},
-    {"no_rope_layer_interval", SMOLLM3},
+    {"no_rope_layers", SMOLLM3 | LLAMA4},
+    {"no_rope_layer_interval", SMOLLM3 | LLAMA4},
     {"rope_local_base_freq", GEMMA3},
     {"attention_bias", LLAMAS | NEOX | COHERE},
     {"mlp_bias", LLAMAS},
@@ -144,21 +145,28 @@ static const struct {
     {"shared_intermediate_size", MINIMAX | GRANITE4},
     {"position_embedding_type", GRANITE4},
     {"layers_block_type", GRANITE4},
+    {"intermediate_size_mlp", LLAMA4},
+    {"moe_layers", LLAMA4},
+    {"interleave_moe_layer_step", LLAMA4},
+    {"attention_chunk_size", LLAMA4},
+    {"attn_temperature_tuning", LLAMA4},
+    {"floor_scale", LLAMA4},
+    {"attn_scale", LLAMA4},
     {"attention_out_bias", SEED_OSS},
     {"clip_qkv", OLMOE},
     {"use_bias", ERNIE | STARCODER2},
     {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX | LINEAR_MOE | GEMMA4 | HY | HUNYUAN_MOE},
-    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX | HY | HUNYUAN_MOE | GRANITE4},
+    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX | HY | HUNYUAN_MOE | GRANITE4 | LLAMA4},
     {"shared_expert_intermediate_size", QWEN2_MOE | LINEAR_MOE},
     {"qkv_bias", QWEN2_MOE},
-    {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | HY | GRANITE4},
+    {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | HY | GRANITE4 | LLAMA4},
     {"n_routed_experts", SHARED},
     {"n_shared_experts", SHARED},
     {"first_k_dense_replace", (SHARED & ~SOLAR) | HY},
     {"n_group", SHARED},
     {"topk_group", SHARED},
     {"routed_scaling_factor", SHARED},
-    {"use_qk_norm", GLM | MINIMAX | HUNYUAN | OF(COHERE)},
+    {"use_qk_norm", GLM | MINIMAX | HUNYUAN | OF(COHERE) | LLAMA4},
     {"kv_lora_rank", LATENT},
     {"q_lora_rank", LATENT},
     {"qk_nope_head_dim", LATENT},
@@ -197,9 +205,9 @@ static const struct {
     {"decoder_sparse_step", QWEN_MOE | QWEN3_NEXT},
     {"mlp_only_layers", QWEN_MOE | LINEAR_MOE},
     {"output_router_logits",
-     EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | HY | HUNYUAN_MOE | GRANITE4},
-    {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | GRANITE4},
-    {"router_jitter_noise", MIXTRAL | MINIMAX},
+     EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | HY | HUNYUAN_MOE | GRANITE4 | LLAMA4},
+    {"router_aux_loss_coef", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | GRANITE4 | LLAMA4},
+    {"router_jitter_noise", MIXTRAL | MINIMAX | LLAMA4},
     {"layer_types", LLAMAS | COHERE2},
     {"full_attention_interval", LINEAR},
     {"linear_num_value_heads", LINEAR},
@@ -258,7 +266,8 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {"GPT2LMHeadModel",
                                                               "SolarOpenForCausalLM",    "Ernie4_5_MoeForCausalLM",
                                                               "HYV3ForCausalLM",         "HunYuanDenseV1ForCausalLM",
                                                               "HunYuanMoEV1ForCausalLM", "CohereForCausalLM",
-                                                              "Cohere2ForCausalLM",      "GraniteMoeHybridForCausalLM"};
+                                                              "Cohere2ForCausalLM",      "GraniteMoeHybridForCausalLM",
+                                                              "Llama4ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

@@ -60,6 +60,7 @@ static const struct class
     [SPW_FAMILY_HUNYUAN] = {0, 0, 1e-5, .out_bias = true, .qk_norm = true},
     [SPW_FAMILY_HUNYUAN_MOE] = {0, 0, 1e-5, .out_bias = true, .qk_norm = true},
     [SPW_FAMILY_HY_V3] = {8, 128, 1e-5, .out_bias = true, .mlp_bias = true, .qk_norm = true},
+    [SPW_FAMILY_LLAMA4] = {8, 128, 1e-5, .out_bias = true},
     [SPW_FAMILY_SOLAR_OPEN] = {8, 128, 1e-5},
 };
 
@@ -235,6 +236,7 @@ spw__hf_read_llama(const source *s, spw_model_config *c)
     SPW_TRY(spw__hf_read_no_rope(s, c));
     SPW_TRY(spw__hf_read_window(s, c));
     SPW_TRY(spw__hf_read_experts(s, c));
+    SPW_TRY(spw__hf_read_llama4(s, c));
     SPW_TRY(read_biases(s, of, c));
     c->qk_norm = of->qk_norm;
     if (c->family == SPW_FAMILY_GLM4_MOE)

@@ -159,8 +159,8 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
     SPW_TRY(read_real(s, "high_freq_factor", &c->rope_high));
     if (!(c->rope_low > 0))
         return wrong(s, "low_freq_factor", "number above 0", get(s, "low_freq_factor"));
-    if (!(c->rope_high > c->rope_low))
-        return wrong(s, "high_freq_factor", "number above low_freq_factor", get(s, "high_freq_factor"));
+    if (!(c->rope_high >= c->rope_low)) /* alike in Llama 4's files: there is nothing between them */
+        return wrong(s, "high_freq_factor", "number of at least low_freq_factor", get(s, "high_freq_factor"));
     if (c->rope_positions == 0)
         return wrong(s, "original_max_position_embeddings", "integer", NULL);
     return SPW_OK;
@@ -302,12 +302,14 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
                     : c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_GEMMA3 ||
                             c->family == SPW_FAMILY_GEMMA4 || c->family == SPW_FAMILY_SOLAR_OPEN || s->qwen_vl
                         ? 1e6
-                    : s->axes || by_layer || spw__hf_is_ernie(c->family) || c->family == SPW_FAMILY_COHERE ? 5e5
-                    : minimax                                                                              ? 5e6
-                    : c->family == SPW_FAMILY_HY_V3                                                        ? 11158840
-                    : c->family == SPW_FAMILY_SMOLLM3                                                      ? 2e6
-                    : c->family == SPW_FAMILY_GPT_OSS                                                      ? 150000
-                                                                                                           : 10000;
+                    : s->axes || by_layer || spw__hf_is_ernie(c->family) || c->family == SPW_FAMILY_COHERE ||
+                            c->family == SPW_FAMILY_LLAMA4
+                        ? 5e5
+                    : minimax                         ? 5e6
+                    : c->family == SPW_FAMILY_HY_V3   ? 11158840
+                    : c->family == SPW_FAMILY_SMOLLM3 ? 2e6
+                    : c->family == SPW_FAMILY_GPT_OSS ? 150000
+                                                      : 10000;
     c->rope_paired = c->rope_paired || spw__hf_is_ernie(c->family) || spw__hf_is_glm_dense(c->family);
     c->rope_part = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family)        ? 0.5
                    : neox || c->family == SPW_FAMILY_STABLELM || spw__hf_is_linear(c->family) ? 0.25
@@ -336,8 +338,10 @@ spw__hf_read_no_rope(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "no_rope_layers");
     uint64_t with = 0;
-    if (c->family != SPW_FAMILY_SMOLLM3)
+    if (c->family != SPW_FAMILY_SMOLLM3 && c->family != SPW_FAMILY_LLAMA4)
         return SPW_OK;
+    if (c->family == SPW_FAMILY_LLAMA4 && json_is_array(list) && json_array_size(list) == 0)
+        list = NULL; /* as its files have it: by the interval */
     c->rope_skip_every = 4;
     SPW_TRY(read_size(s, "no_rope_layer_interval", 1, &c->rope_skip_every));
     if (list != NULL && (!json_is_array(list) || json_array_size(list) < c->layers))

@@ -1,5 +1,5 @@
 /*
- * What config.json says of which layers have a window, or linear attention, in place of attention to all keys. layer_types, where it stands, has to
+ * What config.json says of which layers have a window, chunks, or linear attention, in place of attention to all keys. layer_types, where it stands, has to
  * say the same as the other keys do.
  * Source: FORMATS S7.
  */
@@ -39,6 +39,7 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
     for (uint64_t l = 0; l < c->layers; l++) {
         const char *text = json_string_value(json_array_get(list, l));
         const char *want = spw_model_is_linear(c, l)    ? "linear_attention"
+                           : spw_model_chunk(c, l) > 0  ? "chunked_attention"
                            : spw_model_window(c, l) > 0 ? "sliding_attention"
                                                         : "full_attention";
         char key[40];
@@ -131,6 +132,10 @@ spw__hf_read_window(const source *s, spw_model_config *c)
         return read_full_between(s, c);
     if (c->family == SPW_FAMILY_GRANITE_HYBRID)
         return read_granite_layers(s, c);
+    if (c->family == SPW_FAMILY_LLAMA4) { /* null is none */
+        c->chunk = json_is_null(json_object_get(s->object, "attention_chunk_size")) ? 0 : 8192;
+        SPW_TRY(read_size(s, "attention_chunk_size", 1, &c->chunk));
+    }
     if (spw__hf_is_full(c->family))
         return read_layer_types(s, c, false);
     if (spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_OLMO3 ||

@@ -354,6 +354,10 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "attention_out_bias", json_boolean(c->out_bias));
     if (granite)
         write_granite(o, c);
+    if (c->family == SPW_FAMILY_LLAMA4) {
+        spw__hf_write_llama4(o, c);
+        return;
+    }
     if (c->kv_rank > 0)
         write_latent(o, c);
     if (spw__hf_has_deepseek_experts(c->family) || c->kv_rank > 0) {

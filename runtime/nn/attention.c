@@ -6,8 +6,8 @@
 #include "tape_internal.h"
 
 spw_value *
-spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D,
-            uint64_t R, bool neighbors)
+spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const int32_t *places, uint64_t T,
+            uint64_t heads, uint64_t D, uint64_t R, bool neighbors)
 {
     spw_value *y;
     spw__op *o;
@@ -18,14 +18,16 @@ spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint6
     if (y == NULL || (o = spw__tape_op(t, T_ROPE, y)) == NULL)
         return spw__tape_fail(t);
     y->there = x->there;
-    cos_sin = cos_sin == NULL ? NULL : cos_sin + t->first_row % T * R;
+    places = t->places != NULL ? t->places : places != NULL ? places + t->first_row : NULL;
+    cos_sin = cos_sin == NULL || places != NULL ? cos_sin : cos_sin + t->first_row % T * R;
     at = spw__tape_at_col(t, y->data, col);
-    if (spw__tape_computes(t) && !y->there && t->places != NULL)
-        spw_gpu_rope_at(t->queue, at, x->cols, cos_sin, t->places, x->rows, heads, D, R, neighbors, 1);
+    if (spw__tape_computes(t) && !y->there && places != NULL)
+        spw_gpu_rope_at(t->queue, at, x->cols, cos_sin, places, x->rows, heads, D, R, neighbors, 1);
     else if (spw__tape_computes(t) && !y->there)
         spw_gpu_rope(t->queue, at, x->cols, cos_sin, x->rows, T, heads, D, R, neighbors, 1);
     o->in[0] = x;
     o->cos_sin = cos_sin;
+    o->places = places;
     o->T = T;
     o->heads = heads;
     o->D = D;
@@ -39,9 +41,11 @@ void
 spw__rope_backward(spw_tape *t, const spw__op *o)
 {
     spw_value *y = o->out;
-    if (!t->dry)
-        spw_gpu_rope(t->queue, spw__tape_at_col(t, y->grad, o->col[0]), y->cols, o->cos_sin, y->rows, o->T, o->heads,
-                     o->D, o->R, o->neighbors, -1);
+    act *at = spw__tape_at_col(t, y->grad, o->col[0]);
+    if (!t->dry && o->places != NULL)
+        spw_gpu_rope_at(t->queue, at, y->cols, o->cos_sin, o->places, y->rows, o->heads, o->D, o->R, o->neighbors, -1);
+    else if (!t->dry)
+        spw_gpu_rope(t->queue, at, y->cols, o->cos_sin, y->rows, o->T, o->heads, o->D, o->R, o->neighbors, -1);
     spw__tape_share_grad(o->in[0], y);
 }
 
@@ -137,6 +141,25 @@ spw__keys_backward(spw_tape *t, const spw__op *o)
     if (!t->dry && dshared != NULL)
         spw_gpu_sum_heads(t->queue, spw__tape_at_col(t, dshared, o->col[1]), shared->cols,
                           spw__tape_at_col(t, y->grad, N), y->cols, N + R, y->rows, o->heads, R);
+}
+
+void
+spw_nn_chunks(spw_tape *t, spw_attention_shape *shape, uint64_t chunk)
+{
+    const int32_t *starts = t->cache != NULL ? t->cache->starts : NULL;
+    uint64_t places = t->cache != NULL ? t->cache->capacity : shape->T, bytes = shape->B * shape->T * sizeof(int32_t);
+    int32_t *begins, *ends = NULL;
+    if (chunk == 0 || (places <= chunk && !t->dry)) /* which knows no cache's places */
+        return;
+    begins = spw__tape_take(t, bytes);
+    if (starts == NULL)
+        ends = spw__tape_take(t, bytes);
+    if (begins == NULL || (starts == NULL && ends == NULL))
+        return; /* the tape knows */
+    if (spw__tape_computes(t))
+        spw_gpu_chunks(t->queue, begins, ends, shape->begins, shape->ends, starts, shape->B, shape->T, chunk);
+    shape->begins = begins;
+    shape->ends = ends;
 }
 
 spw_value *

@@ -88,13 +88,41 @@ fits_routing(const spw_value *x, const spw_value *routing)
     return x != NULL && routing != NULL && routing->routed != NULL && x->rows == rows_between(routing);
 }
 
-spw_value *
-spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing)
+/* Places of experts [expert, expert_end), [first, end); the place `base` is row 0 of the values there. */
+typedef struct span {
+    uint64_t expert, expert_end, first, end, base;
+} span;
+
+/*
+ * Rows of x (M,C) in the order of places, and places' rows added up where they came from: one of both with weights. What weighs is its own
+ * transpose, so that forward of a routing that weighs what experts read is the other kind's backward.
+ */
+static void
+to_places(spw_tape *t, act *y, const act *x, const spw_routing *r, bool weighed, uint64_t C)
+{
+    if (weighed)
+        spw_gpu_combine_backward(t->queue, y, NULL, x, NULL, r, C);
+    else
+        spw_gpu_dispatch(t->queue, y, x, r, C);
+}
+
+static void
+to_places_of_piece(spw_tape *t, act *y, const act *x, const spw_routing *r, bool weighed, const span *s, uint64_t C)
+{
+    if (weighed)
+        spw_gpu_combine_backward_piece(t->queue, y, NULL, x, NULL, r, s->first, s->end - s->first, C);
+    else
+        spw_gpu_dispatch_piece(t->queue, y, x, r, s->first, s->end - s->first, C);
+}
+
+static spw_value *
+dispatch(spw_tape *t, spw_value *x, spw_value *routing, bool weighed)
 {
     spw_value *y;
     spw__op *o;
     if (x == NULL || routing == NULL || routing->routed == NULL || x->rows != routing->rows || t->in_experts)
         return spw__tape_fail(t);
+    routing->routed->weighs_input = weighed;
     if (t->rows_each > 0 && x->rows > t->rows_each && t->cache == NULL && t->places == NULL)
         routing->routed->piece_rows = t->rows_each;
     t->in_pieces = routing->routed->piece_rows > 0;
@@ -102,7 +130,7 @@ spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing)
     if (y == NULL || (o = spw__tape_op(t, T_DISPATCH, y)) == NULL)
         return spw__tape_fail(t);
     if (spw__tape_computes(t) && !t->in_pieces)
-        spw_gpu_dispatch(t->queue, y->data, x->data, &routing->routed->on_device, x->cols);
+        to_places(t, y->data, x->data, &routing->routed->on_device, weighed, x->cols);
     o->in[0] = x;
     o->in[1] = routing;
     t->in_experts = true;
@@ -112,10 +140,17 @@ spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing)
     return y;
 }
 
-/* Places of experts [expert, expert_end), [first, end); the place `base` is row 0 of the values there. */
-typedef struct span {
-    uint64_t expert, expert_end, first, end, base;
-} span;
+spw_value *
+spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing)
+{
+    return dispatch(t, x, routing, false);
+}
+
+spw_value *
+spw_nn_dispatch_weighed(spw_tape *t, spw_value *x, spw_value *routing)
+{
+    return dispatch(t, x, routing, true);
+}
 
 static uint64_t
 smaller(uint64_t a, uint64_t b)
@@ -288,10 +323,10 @@ forward_in_pieces(spw_tape *t, spw_value *y, const spw_value *onto, spw_routed *
             return;
         for (uint64_t i = all.first / rows; i * rows < all.end; i++) {
             span s = piece_of(&all, rows, i);
-            spw_gpu_dispatch_piece(t->queue, in->data, x->data, &r->on_device, s.first, s.end - s.first, x->cols);
+            to_places_of_piece(t, in->data, x->data, &r->on_device, r->weighs_input, &s, x->cols);
             experts_forward(t, op_first, op_end, &s);
-            spw_gpu_combine_piece(t->queue, sums, last->data, &r->on_device, true, false, s.first, s.end - s.first,
-                                  y->cols);
+            spw_gpu_combine_piece(t->queue, sums, last->data, &r->on_device, !r->weighs_input, false, s.first,
+                                  s.end - s.first, y->cols);
         }
         if (!spw__tape_turn(t, r, e, past, SPW_TURN_OVER))
             return;
@@ -357,7 +392,8 @@ spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
         return spw__tape_fail(t);
     o->later = later;
     if (spw__tape_computes(t) && !later && !pieces)
-        spw_gpu_combine(t->queue, y->data, onto == NULL ? NULL : onto->data, x->data, &r->on_device, true, x->cols);
+        spw_gpu_combine(t->queue, y->data, onto == NULL ? NULL : onto->data, x->data, &r->on_device, !r->weighs_input,
+                        x->cols);
     o->in[0] = x;
     o->in[1] = routing;
     o->in[2] = onto;
@@ -427,13 +463,19 @@ turn_backward(spw_tape *t, const spw__op *dispatch, const spw__op *combine, cons
     for (uint64_t i = (all->end + rows - 1) / rows; i-- > all->first / rows;) {
         span s = piece_of(all, rows, i);
         uint64_t n = s.end - s.first;
-        spw_gpu_dispatch_piece(t->queue, in->data, x->data, &r->on_device, s.first, n, x->cols);
+        to_places_of_piece(t, in->data, x->data, &r->on_device, r->weighs_input, &s, x->cols);
         experts_forward(t, op_first, op_end, &s);
-        spw_gpu_combine_backward_piece(t->queue, given->grad, r->dweights, combine->out->grad, given->data,
-                                       &r->on_device, s.first, n, given->cols);
+        if (r->weighs_input)
+            spw_gpu_dispatch_piece(t->queue, given->grad, combine->out->grad, &r->on_device, s.first, n, given->cols);
+        else
+            spw_gpu_combine_backward_piece(t->queue, given->grad, r->dweights, combine->out->grad, given->data,
+                                           &r->on_device, s.first, n, given->cols);
         experts_backward(t, dispatch, combine, &s);
+        if (r->weighs_input)
+            spw_gpu_combine_backward_piece(t->queue, NULL, r->dweights, x->data, in->grad, &r->on_device, s.first, n,
+                                           x->cols);
         if (sums != NULL)
-            spw_gpu_combine_piece(t->queue, sums, in->grad, &r->on_device, false, true, s.first, n, x->cols);
+            spw_gpu_combine_piece(t->queue, sums, in->grad, &r->on_device, r->weighs_input, true, s.first, n, x->cols);
     }
 }
 
@@ -473,11 +515,13 @@ spw__experts_dispatch_backward(spw_tape *t, spw__op *o)
         spw_gpu_copy_d2d(t->queue, dx, t->act_dtype, sums, SPW_F32, x->rows * x->cols, NULL);
     if (t->dry || pieces)
         return;
-    if (combine->later)
+    if (r->weighs_input)
+        spw_gpu_combine_backward(t->queue, NULL, r->dweights, x->data, y->grad, &r->on_device, y->cols);
+    else if (combine->later)
         spw_gpu_combine_backward(t->queue, NULL, r->dweights, combine->out->grad, combine->in[0]->data, &r->on_device,
                                  combine->out->cols);
     if (dx != NULL)
-        spw_gpu_combine(t->queue, dx, onto, y->grad, &r->on_device, false, y->cols);
+        spw_gpu_combine(t->queue, dx, onto, y->grad, &r->on_device, r->weighs_input, y->cols);
 }
 
 void
@@ -500,7 +544,9 @@ spw__experts_combine_backward(spw_tape *t, spw__op *o)
     }
     dx = spw__tape_grad(t, x, 1, &added);
     SPW_ASSERT(!added);
-    if (!t->dry && !pieces && dx != NULL && r->dweights != NULL)
+    if (!t->dry && !pieces && dx != NULL && r->weighs_input)
+        spw_gpu_dispatch(t->queue, dx, y->grad, &r->on_device, y->cols);
+    else if (!t->dry && !pieces && dx != NULL && r->dweights != NULL)
         spw_gpu_combine_backward(t->queue, dx, o->later ? NULL : r->dweights, y->grad, x->data, &r->on_device, y->cols);
     o->in[1]->grad_set = true;
 }

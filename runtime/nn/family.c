@@ -51,6 +51,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "cohere",
                                                            "cohere2",
                                                            "granitemoehybrid",
+                                                           "llama4_text",
                                                            "custom"};
 
 const char *
@@ -93,6 +94,12 @@ uint64_t
 spw_model_window(const spw_model_config *c, uint64_t layer_idx)
 {
     return layer_idx < c->window_from || is_each(c->full_every, layer_idx) ? 0 : c->window;
+}
+
+uint64_t
+spw_model_chunk(const spw_model_config *c, uint64_t layer_idx)
+{
+    return spw_model_has_rope(c, layer_idx) ? c->chunk : 0;
 }
 
 uint64_t
@@ -211,7 +218,7 @@ spw_model_rope_elems(const spw_model_config *c, uint64_t T)
 uint64_t
 spw_model_rope_tables(const spw_model_config *c)
 {
-    return c->rope_theta > 0 ? 1 + (c->rope_local_theta > 0 || c->rope_growth > 0) : 0;
+    return c->rope_theta > 0 ? 1 + (c->rope_local_theta > 0 || c->rope_growth > 0 || c->still_growth > 0) : 0;
 }
 
 uint64_t
@@ -223,7 +230,8 @@ spw_model_rope_table(const spw_model_config *c, uint64_t layer_idx)
 uint64_t
 spw_model_query_table(const spw_model_config *c, uint64_t layer_idx)
 {
-    return c->rope_growth > 0 ? 1 : spw_model_rope_table(c, layer_idx);
+    bool still = c->still_growth > 0 && !spw_model_has_rope(c, layer_idx);
+    return c->rope_growth > 0 || still ? 1 : spw_model_rope_table(c, layer_idx);
 }
 
 uint64_t
@@ -291,7 +299,7 @@ scaled_frequency(const spw_model_config *c, uint64_t j, double f)
         return j < (uint64_t)(c->rope_part * (double)spw_model_rope_width(c, 0)) / 2 ? f / c->rope_factor : 0;
     if (c->rope != SPW_ROPE_LLAMA3 || wavelength < M / c->rope_high)
         return f;
-    if (wavelength > M / c->rope_low)
+    if (wavelength > M / c->rope_low || c->rope_high == c->rope_low)
         return f / c->rope_factor;
     mix = (M / wavelength - c->rope_low) / (c->rope_high - c->rope_low);
     return (1 - mix) * f / c->rope_factor + mix * f;
@@ -312,6 +320,17 @@ growth(const spw_model_config *c, uint64_t t)
     return (float)(1 + c->rope_growth * log(1 + (double)(t / c->rope_positions)));
 }
 
+/* Of queries that are not turned: as if by no angle. */
+static void
+still_table(const spw_model_config *c, uint64_t R, uint64_t T, float *out)
+{
+    for (uint64_t t = 0; t < T; t++) {
+        float factor = (float)(1 + c->still_growth * log(1 + (double)((t + 1) / c->still_places)));
+        for (uint64_t j = 0; j < R; j++)
+            out[t * R + j] = j < R / 2 ? factor : 0;
+    }
+}
+
 void
 spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float *out)
 {
@@ -319,6 +338,10 @@ spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float 
     spw_model_config local = *c;
     bool queries = table_idx > 0 && c->rope_growth > 0;
     float scale;
+    if (table_idx > 0 && c->still_growth > 0) {
+        still_table(c, R, T, out);
+        return;
+    }
     local.rope = SPW_ROPE_PLAIN;
     local.rope_theta = c->rope_local_theta;
     c = table_idx > 0 && !queries ? &local : c;

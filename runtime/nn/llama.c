@@ -10,7 +10,7 @@
  * a window), Ministral 3 (queries that grow with their place), GPT-NeoX (LayerNorm, an MLP without a gate beside attention), OPT (LayerNorm,
  * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
- * embeddings of each layer, layers that read another's keys) apart are flags of the configuration, not functions.
+ * embeddings of each layer, layers that read another's keys), Llama 4 (what experts read is weighed, chunks, heads normed behind rope) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -78,17 +78,32 @@ normed(const spw_call *call, uint32_t *at, spw_value *x, uint32_t k)
     return spw__nn_norm(call, at, x);
 }
 
+/* Whether the heads of this layer's queries and keys are made as long as each other behind rope. */
+static bool
+is_unit(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->qk_unit && spw_model_has_rope(c, layer_idx);
+}
+
 /* Norm and rope of so many heads, or rope and norm; the part's output k. */
 static spw_value *
 turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_t k)
 {
     const spw_model_config *c = &call->model->config;
     uint64_t l = call->block->layer_idx;
+    /* Turning goes by what lies between two rows, growth by how far a document has come. */
+    bool grows = c->rope_growth > 0 || c->still_growth > 0;
+    const int32_t *places = grows && call->batch->begins != NULL ? call->batch->places : NULL;
     if (c->qk_norm && !c->qk_norm_last)
         x = normed(call, at, x, k);
-    if (spw_model_has_rope(c, l))
-        x = spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, call->batch->positions, heads,
-                        spw_model_head_dim(c, l), spw_model_rope_width(c, spw_model_rope_table(c, l)), c->rope_paired);
+    if (spw_model_has_rope(c, l) || (k == 0 && c->still_growth > 0))
+        x = spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, places, call->batch->positions,
+                        heads, spw_model_head_dim(c, l), spw_model_rope_width(c, spw_model_rope_table(c, l)),
+                        c->rope_paired);
+    if (is_unit(c, l)) {
+        spw_nn_into(call->tape, k);
+        return spw_nn_rmsnorm_plain(call->tape, x, spw_model_head_dim(c, l), (float)c->norm_eps);
+    }
     return c->qk_norm_last ? normed(call, at, x, k) : x;
 }
 
@@ -96,9 +111,10 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_
 static spw_value *
 projected(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_t k)
 {
-    if (!call->model->config.qk_norm)
+    const spw_model_config *c = &call->model->config;
+    if (!c->qk_norm && !is_unit(c, call->block->layer_idx))
         spw_nn_into(call->tape, k);
-    x = linear(call, at, x, call->model->config.qkv_bias);
+    x = linear(call, at, x, c->qkv_bias);
     return turned(call, at, x, heads, k);
 }
 
@@ -144,7 +160,7 @@ woven(const spw_call *call, uint32_t *at, spw_value *x)
     spw_nn_into(call->tape, 0);
     x = linear(call, at, x, c->qkv_bias);
     for (uint64_t k = 0; k < 2; k++)
-        x = spw_nn_rope(call->tape, x, k * c->head_dim, k == 0 ? call->query_cos_sin : call->cos_sin,
+        x = spw_nn_rope(call->tape, x, k * c->head_dim, k == 0 ? call->query_cos_sin : call->cos_sin, NULL,
                         call->batch->positions, c->heads, 3 * c->head_dim, spw_model_rope_width(c, 0), c->rope_paired);
     return x;
 }
@@ -182,7 +198,7 @@ route(const spw_call *call, uint32_t *at, spw_value *logits)
                              .scale = c->choice_scale > 0 ? (float)c->choice_scale : 1,
                              .groups = c->groups,
                              .group_choices = c->group_choices};
-    if (c->sigmoid || c->softmax_biased)
+    if ((c->sigmoid && !c->experts_weighed) || c->softmax_biased)
         rule.bias = call->params[(*at)++]->data;
     return spw_nn_route_scaled(call->tape, logits, c->choices, &rule, call->batch->balance, factors);
 }
@@ -193,17 +209,19 @@ experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_v
 {
     const spw_model_config *c = &call->model->config;
     spw_tape *t = call->tape;
-    spw_value *gate, *up, *routing = route(call, at, logits), *x = spw_nn_dispatch(t, h, routing);
+    spw_value *gate, *up, *routing = route(call, at, logits), *x;
     spw_value *const *w = call->params + *at;
+    x = c->experts_weighed ? spw_nn_dispatch_weighed(t, h, routing) : spw_nn_dispatch(t, h, routing);
     if (c->experts_paired) {
         *at += (uint32_t)(4 * c->experts);
         gate = spw_nn_linear_each(t, x, routing, w, w + c->experts, SPW_OP_W_IN_OUT);
         x = spw_nn_gate_mul_packed(t, c->gate, gate);
         x = spw_nn_linear_each(t, x, routing, w + 2 * c->experts, w + 3 * c->experts, SPW_OP_W_IN_OUT);
-    } else if (c->experts_beside) {
+    } else if (c->experts_beside || c->experts_weighed) {
+        unsigned flags = c->experts_weighed ? SPW_OP_W_IN_OUT : 0;
         *at += (uint32_t)(2 * c->experts);
-        x = spw_nn_gate_mul_packed(t, c->gate, spw_nn_linear_each(t, x, routing, w, NULL, 0));
-        x = spw_nn_linear_each(t, x, routing, w + c->experts, NULL, 0);
+        x = spw_nn_gate_mul_packed(t, c->gate, spw_nn_linear_each(t, x, routing, w, NULL, flags));
+        x = spw_nn_linear_each(t, x, routing, w + c->experts, NULL, flags);
     } else {
         *at += (uint32_t)(3 * c->experts);
         gate = spw_nn_linear_each(t, x, routing, w, NULL, 0);
@@ -280,9 +298,9 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
         q = latent_norm(call, at, linear(call, at, h, c->qkv_bias));
     spw_nn_into(t, 0);
     q = linear(call, at, q, false);
-    out[0] = spw_nn_rope(t, q, N, call->cos_sin, T, c->heads, c->head_dim, R, c->rope_paired);
+    out[0] = spw_nn_rope(t, q, N, call->cos_sin, NULL, T, c->heads, c->head_dim, R, c->rope_paired);
     kv = linear(call, at, h, c->qkv_bias);
-    kv = spw_nn_rope(t, kv, c->kv_rank, call->cos_sin, T, 1, R, R, c->rope_paired);
+    kv = spw_nn_rope(t, kv, c->kv_rank, call->cos_sin, NULL, T, 1, R, R, c->rope_paired);
     h = latent_norm(call, at, spw_nn_parts(t, kv, 1, &c->kv_rank, 0, 1));
     spw_nn_into(t, 2);
     out[2] = linear(call, at, h, false);
@@ -457,6 +475,7 @@ attended(const spw_call *call, uint32_t *at, spw_value *x, spw_value **beside)
         Q = KV = c->head_dim;
         shape.qk_head = shape.v_head = 3 * c->head_dim;
     }
+    spw_nn_chunks(call->tape, &shape, spw_model_chunk(c, l));
     spw_nn_rows(call, at, c->kv_rank > 0 ? before_latent_attention : before_attention, (spw_value *[]){x}, 1, qkv,
                 qkv_count + more);
     *beside = more ? qkv[qkv_count] : NULL;
@@ -597,6 +616,11 @@ names_of(const spw_model_config *c)
         n.router = "gate.wg";
         n.shared = "shared_mlp";
         break;
+    case SPW_FAMILY_LLAMA4:
+        n.mlp = "feed_forward";
+        n.router = "router";
+        n.shared = "shared_expert";
+        break;
     default: break;
     }
     return n;
@@ -610,7 +634,7 @@ own_router(spw_model *m, spw_block *b, const char *prefix, const mixture_names *
     spw_param *p;
     snprintf(name, sizeof name, "%s.%s", names->mlp, names->router);
     own_linear(m, b, prefix, name, c->experts, c->width, c->experts_paired);
-    if (!c->sigmoid && !c->softmax_biased)
+    if ((!c->sigmoid || c->experts_weighed) && !c->softmax_biased)
         return;
     snprintf(name, sizeof name, "%s.%s", names->mlp, names->bias);
     spw__nn_own(m, b, prefix, name, 1, SPW_TERMS * c->experts, 1, SPW_INIT_ZEROS, 0);
@@ -647,7 +671,11 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
         own_each(m, b, prefix, "mlp.experts.down_proj_bias", 1, c->width, 1);
         return;
     }
-    for (int k = 0; k < 3; k++) {
+    if (c->experts_weighed) {
+        own_each(m, b, prefix, "feed_forward.experts.gate_up_proj", c->width, 2 * c->mlp_width, 2);
+        own_each(m, b, prefix, "feed_forward.experts.down_proj", c->mlp_width, c->width, 2);
+    }
+    for (int k = 0; k < 3 && !c->experts_weighed; k++) {
         uint64_t rows = k < 2 ? c->mlp_width : c->width, cols = k < 2 ? c->width : c->mlp_width;
         for (uint64_t e = 0; e < c->experts; e++) {
             snprintf(name, sizeof name, "%s.experts.%u.%s", names.mlp, (unsigned)e, parts[k]);
@@ -695,7 +723,7 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
         own_linear(m, b, prefix, names->up, 2 * c->mlp_width, c->width, c->mlp_bias);
         own_linear(m, b, prefix, names->down, c->width, c->mlp_width, c->mlp_bias);
     } else {
-        own_gated(m, b, prefix, "mlp", spw_model_dense_width(c, b->layer_idx), c->mlp_bias);
+        own_gated(m, b, prefix, names_of(c).mlp, spw_model_dense_width(c, b->layer_idx), c->mlp_bias);
     }
 }
 

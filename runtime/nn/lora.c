@@ -77,7 +77,7 @@ has_bare_router(spw_family family)
 {
     return family == SPW_FAMILY_GPT_OSS || family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_DEEPSEEK_V2 ||
            family == SPW_FAMILY_DEEPSEEK_V3 || family == SPW_FAMILY_DOTS1 || family == SPW_FAMILY_SOLAR_OPEN ||
-           family == SPW_FAMILY_HY_V3 || family == SPW_FAMILY_QWEN3_5_MOE;
+           family == SPW_FAMILY_HY_V3 || family == SPW_FAMILY_QWEN3_5_MOE || family == SPW_FAMILY_LLAMA4;
 }
 
 /* The name without ".weight"; false when this is no linear weight of a layer. */

@@ -318,9 +318,9 @@ check(const spw_model_config *c, spw_error *err)
             err, SPW_ECONFIG,
             "model: partial_rotary_factor %g turns %llu of a head's %llu elements; it must be an even number",
             c->rope_part, (unsigned long long)spw_model_rope_width(c, 0), (unsigned long long)c->head_dim);
-    if (c->rope == SPW_ROPE_LLAMA3 && !(c->rope_low > 0 && c->rope_low < c->rope_high && c->rope_positions > 0))
+    if (c->rope == SPW_ROPE_LLAMA3 && !(c->rope_low > 0 && c->rope_low <= c->rope_high && c->rope_positions > 0))
         return SPW_RAISE(err, SPW_ECONFIG,
-                         "model: llama3 rope needs 0 < low_freq_factor (%g) < high_freq_factor (%g) and "
+                         "model: llama3 rope needs 0 < low_freq_factor (%g) <= high_freq_factor (%g) and "
                          "original_max_position_embeddings above 0",
                          c->rope_low, c->rope_high);
     if (c->rope == SPW_ROPE_YARN &&

@@ -22,6 +22,7 @@ typedef struct spw_routed {
     spw_routing on_device;
     int32_t ends[SPW_EXPERTS_MAX]; /* of each expert's rows, on the host: products are made by expert */
     uint64_t piece_rows;           /* places that are computed at a time; 0: all */
+    bool weighs_input;             /* weights are of what experts read, not of what they give */
     float *dweights, balance;      /* as spw_gpu_route_backward() takes it */
     spw_routing_rule rule;
 } spw_routed;
@@ -152,10 +153,11 @@ spw_value *spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, floa
 spw_value *spw_nn_rmsnorm_plain(spw_tape *t, spw_value *x, uint64_t cols, float eps);
 /*
  * Rotates the first R elements of each head of D in place, from column col on; x must have no other user. cos_sin (T, R) on the device.
- * Pairs are elements j and j + R / 2, or 2j and 2j + 1 where they are neighbors.
+ * Pairs are elements j and j + R / 2, or 2j and 2j + 1 where they are neighbors. places: of each row, where a cache has none; NULL: rows of a
+ * sequence have those from 0 on.
  */
-spw_value *spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint64_t T, uint64_t heads,
-                       uint64_t D, uint64_t R, bool neighbors);
+spw_value *spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const int32_t *places, uint64_t T,
+                       uint64_t heads, uint64_t D, uint64_t R, bool neighbors);
 /*
  * What values are cut into, and what latent attention makes keys of. Backward writes the gradients of the columns that they read and adds to nothing:
  * of a value that one of them reads, they and attention together read each column once, and nothing else reads any.
@@ -174,6 +176,11 @@ spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64
  * shape's strides are the values'; its v_head counts. */
 spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
                             uint64_t v_col, spw_value *sinks, const spw_attention_shape *shape);
+/*
+ * Cuts what rows of an attention read into chunks of so many places from a document's first on (0: not at all), by begins and ends of
+ * shape, which are made in the arena where a chunk may end among the places of the call.
+ */
+void spw_nn_chunks(spw_tape *t, spw_attention_shape *shape, uint64_t chunk);
 /*
  * Linear attention: the short convolution, w (C, K) a parameter, and the gated delta rule (spw_gpu_conv, spw_gpu_delta); qkv, a and b have
  * no other user, log_a and dt_bias (1, Hv) are parameters. What a sequence's later rows read is kept in the delta cache, if the call has one.
@@ -197,6 +204,8 @@ spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, const 
 spw_value *spw_nn_route_scaled(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing_rule *rule,
                                float balance, spw_value *factors);
 spw_value *spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing);
+/* The same, weighted, and combine adds up what experts make of it as it is. */
+spw_value *spw_nn_dispatch_weighed(spw_tape *t, spw_value *x, spw_value *routing);
 spw_value *spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w, spw_value *const *b,
                               unsigned flags);
 spw_value *spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing);
@@ -357,6 +366,7 @@ typedef enum spw_family {
     SPW_FAMILY_COHERE,
     SPW_FAMILY_COHERE2,
     SPW_FAMILY_GRANITE_HYBRID,
+    SPW_FAMILY_LLAMA4,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -390,6 +400,7 @@ typedef struct spw_model_config {
     bool qk_norm;                      /* RMSNorm over each head of q and k, before rope */
     bool qk_norm_whole;                /* and over all heads together */
     bool qk_norm_last;                 /* but behind rope */
+    bool qk_unit;                      /* or behind rope without weights, in layers that have rope alone */
     /*
      * Latent attention: keys and values are made of kv_rank numbers of a row, but for rope_dim of each key, which all heads share; queries of
      * q_rank numbers, or of the row. Only the last rope_dim of head_dim elements are turned.
@@ -433,6 +444,11 @@ typedef struct spw_model_config {
     bool
         experts_paired; /* an expert's gate and up take turns in one matrix (in, out); it, down and the router have biases */
     bool sigmoid; /* a row's weights are sigmoids, not a softmax, and choices go by them and a bias of each expert */
+    /*
+     * They are what experts' input is multiplied by, and choices have no bias (Llama 4's); an expert's gate is in front of its up in one matrix
+     * (in, out), and an expert of all rows is besides
+     */
+    bool experts_weighed;
     bool softmax_biased;               /* choices go by a softmax and such a bias */
     uint64_t groups, group_choices;    /* of experts, and of how many of them choices may be; 0: one of all */
     double choice_scale;               /* weights are so many times as large; 0: once */
@@ -464,7 +480,14 @@ typedef struct spw_model_config {
     uint64_t rope_positions;                 /* original_max_position_embeddings */
     uint64_t rope_skip_every;                /* the last of each so many layers does without; 0: all have it */
     double rope_mscale, rope_all_dim;        /* yarn of latent attention, whose scores the latter enlarges; 0: none */
-    double rope_growth;    /* yarn: queries grow with the log of how many rope_positions are before them; 0: not */
+    double rope_growth; /* yarn: queries grow with the log of how many rope_positions are before them; 0: not */
+    /*
+     * Layers without rope: queries grow with the log of how many times so many places are before them and theirs, and by how much; chunk: layers with
+     * rope read keys of their own so many places alone. 0: not
+     */
+    uint64_t still_places;
+    double still_growth;
+    uint64_t chunk;
     double rope_attention; /* yarn, long: cos and sin are so many times as large */
     bool rope_truncate;    /* yarn */
     double rope_part; /* of each head's elements, the first, that are turned; 0: all are. proportional: of its pairs */
@@ -589,6 +612,8 @@ bool spw_model_is_linear(const spw_model_config *config, uint64_t layer_idx);
 uint64_t spw_model_linear_channels(const spw_model_config *config);
 /* How many keys a row of this layer reads at most; 0: all before it. */
 uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
+/* The places of which a row of this layer reads its own; 0: all are one chunk. */
+uint64_t spw_model_chunk(const spw_model_config *config, uint64_t layer_idx);
 /* Elements of a head of this layer's queries and keys, and of its values; how many heads its keys and values have. */
 uint64_t spw_model_head_dim(const spw_model_config *config, uint64_t layer_idx);
 uint64_t spw_model_value_dim(const spw_model_config *config, uint64_t layer_idx);
@@ -604,7 +629,8 @@ uint64_t spw_model_rope_table(const spw_model_config *config, uint64_t layer_idx
 uint64_t spw_model_query_table(const spw_model_config *config, uint64_t layer_idx);
 /*
  * spw_rope_table - cos and sin for T positions into out (T, R) in host memory, R being the table's width; table_idx 1: of
- *           layers with a window, or of queries that grow, by 1 + rope_growth log(1 + floor(t / rope_positions)).
+ *           layers with a window, or of queries that grow, by 1 + rope_growth log(1 + floor(t / rope_positions)); or of those
+ *           that grow where nothing is turned: 1 + still_growth log(1 + floor((t + 1) / still_places)) and 0.
  * Computes  frequency f[j] = theta^(-2j/R). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
  *           positions: f where w < M / high, f / factor where w > M / low, and between them the mean of both, f with the
  *           weight (M / w - low) / (high - low). yarn: f up to the place j that turns high times over M positions, f / factor

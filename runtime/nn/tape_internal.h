@@ -59,6 +59,7 @@ typedef struct spw__op {
     const int32_t *ids;
     float *saved[2]; /* mean and rstd, or log-sum-exp */
     const float *cos_sin;
+    const int32_t *places;
     uint64_t T, heads, D, R, col[3];
     bool neighbors;
     spw_attention_shape shape;
