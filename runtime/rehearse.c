@@ -12,6 +12,7 @@
 #include "runtime_internal.h"
 
 enum { NO_SLOT = -1, STEPS_MIN = 3, STEPS_MAX = 8 }; /* where experts take turns it may take so many */
+enum { PASSES_MAX = 24 };                            /* rehearsed */
 static const uint64_t SCAN_MAX =
     1u << 22; /* chunks times slots looked at in a step; above it, both are taken in groups */
 
@@ -508,8 +509,8 @@ same_bytes(const rehearsal *a, const rehearsal *b)
     return a->h2d == b->h2d && memcmp(a->path_read, b->path_read, sizeof a->path_read) == 0;
 }
 
-spw_status
-spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
+static spw_status
+rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
 {
     const spw_layout *l = in->layout;
     sim s = {.in = in, .out = out, .first_step = true};
@@ -547,5 +548,38 @@ spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
     spw_mem_free(s.slot_free);
     spw_pieces_deinit(&s.resident);
     spw_mem_free(s.until_again);
+    return st;
+}
+
+/* Of PASSES_MAX passes, which come to few, and more: half of them come to fewer. */
+static uint64_t
+with_more(uint64_t few, uint64_t fewer, uint64_t more)
+{
+    return few + (few > fewer ? (few - fewer) * more / (PASSES_MAX / 2) : 0);
+}
+
+/* Passes between the first and the last ones move the same, one by one or a few together: of very many, a few are rehearsed. */
+spw_status
+spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
+{
+    const uint32_t chunks = in->layout->chunk_count, more = in->passes > PASSES_MAX ? in->passes - PASSES_MAX : 0;
+    rehearsal_input few = *in;
+    rehearsal fewer = {0};
+    few.passes = in->passes - more;
+    few.pace = in->pace * few.passes / in->passes;
+    SPW_TRY(rehearse(&few, out, err));
+    if (more == 0)
+        return SPW_OK;
+    few.passes = PASSES_MAX / 2;
+    few.pace = in->pace * few.passes / in->passes;
+    if (out->chunk_reads != NULL && (fewer.chunk_reads = spw_mem_calloc(chunks, sizeof *fewer.chunk_reads)) == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "rehearsal of %u chunks", chunks);
+    spw_status st = rehearse(&few, &fewer, err);
+    for (uint32_t i = 0; i < SPW_PATHS_MAX; i++)
+        out->path_read[i] = with_more(out->path_read[i], fewer.path_read[i], more);
+    out->h2d = with_more(out->h2d, fewer.h2d, more);
+    for (uint32_t i = 0; i < chunks && out->chunk_reads != NULL; i++)
+        out->chunk_reads[i] = (uint32_t)with_more(out->chunk_reads[i], fewer.chunk_reads[i], more);
+    spw_mem_free(fewer.chunk_reads);
     return st;
 }

@@ -667,20 +667,20 @@ test_save_beyond_fp16(void **state)
     const float most = 65519, beyond = -65520;
     char dir[256], folder[300];
     spw_config c;
-    run r;
+    access_run r;
     (void)state;
     tiny_dir_make(dir);
     snprintf(folder, sizeof folder, "%s/out", dir);
     tiny_config(&c, SPW_STATE_SPLIT);
-    run_open(&r, &c, 7);
-    expect_ok(&r, spw_access_set_full(r.e, &a, &beyond, 0, &r.err));
+    access_run_open(&r, &c, 7);
+    access_expect_ok(&r, spw_access_set_full(r.e, &a, &beyond, 0, &r.err));
     assert_int_equal(spw_engine_save_16bit(r.e, folder, SPW_F16, &r.err), SPW_EINVAL);
     assert_non_null(strstr(r.err.message, "ln_f.weight, element 4, is -65520, and fp16 ends at 65504"));
     assert_int_not_equal(access(folder, F_OK), 0);
-    expect_ok(&r, spw_access_set_full(r.e, &a, &most, 0, &r.err));
-    expect_ok(&r, spw_engine_save_16bit(r.e, folder, SPW_F16, &r.err));
-    expect_ok(&r, run_step(&r, 0));
-    run_close(&r);
+    access_expect_ok(&r, spw_access_set_full(r.e, &a, &most, 0, &r.err));
+    access_expect_ok(&r, spw_engine_save_16bit(r.e, folder, SPW_F16, &r.err));
+    access_expect_ok(&r, access_run_step(&r, 0));
+    access_run_close(&r);
     tiny_dir_remove(dir);
 }
 
@@ -717,18 +717,12 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_placement),
-        cmocka_unit_test(test_between_steps),
-        cmocka_unit_test(test_gradients),
-        cmocka_unit_test(test_skipped),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_what_is_not_there),
-        cmocka_unit_test(test_gathered),
-        cmocka_unit_test(test_gathered_before_a_load),
-        cmocka_unit_test(test_release),
-        cmocka_unit_test(test_save_16bit),
-        cmocka_unit_test(test_save_beyond_fp16),
-        cmocka_unit_test(test_save_beside_a_folder),
+        cmocka_unit_test(test_every_placement),  cmocka_unit_test(test_between_steps),
+        cmocka_unit_test(test_gradients),        cmocka_unit_test(test_skipped),
+        cmocka_unit_test(test_errors),           cmocka_unit_test(test_what_is_not_there),
+        cmocka_unit_test(test_gathered),         cmocka_unit_test(test_gathered_before_a_load),
+        cmocka_unit_test(test_release),          cmocka_unit_test(test_save_16bit),
+        cmocka_unit_test(test_save_beyond_fp16), cmocka_unit_test(test_save_beside_a_folder),
     };
     return cmocka_run_group_tests_name("access", tests, NULL, NULL);
 }

@@ -428,6 +428,9 @@ test_beside_training(void **state)
     beside_training("half and half, small device", &c, 0.12);
     c.run.host_memory = SPW_AUTO;
     beside_training("all on nvme, small device", &c, 0.12);
+    c.accumulation = 30; /* of so many passes a few are rehearsed */
+    c.run.micro_batches_per_pass = 1;
+    beside_training("all on nvme, small device, thirty passes", &c, 0.03);
 }
 
 int

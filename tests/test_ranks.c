@@ -808,24 +808,12 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worlds),
-        cmocka_unit_test(test_no_clipping),
-        cmocka_unit_test(test_passes),
-        cmocka_unit_test(test_frozen),
-        cmocka_unit_test(test_least),
-        cmocka_unit_test(test_comm_dtype),
-        cmocka_unit_test(test_elastic),
-        cmocka_unit_test(test_dropout),
-        cmocka_unit_test(test_late_start),
-        cmocka_unit_test(test_resume_exact),
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_held),
-        cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_own_budgets),
-        cmocka_unit_test(test_copies_together),
-        cmocka_unit_test(test_own_disks),
-        cmocka_unit_test(test_told),
-        cmocka_unit_test(test_links_end_late),
+        cmocka_unit_test(test_worlds),       cmocka_unit_test(test_no_clipping), cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_frozen),       cmocka_unit_test(test_least),       cmocka_unit_test(test_comm_dtype),
+        cmocka_unit_test(test_elastic),      cmocka_unit_test(test_dropout),     cmocka_unit_test(test_late_start),
+        cmocka_unit_test(test_resume_exact), cmocka_unit_test(test_bytes),       cmocka_unit_test(test_held),
+        cmocka_unit_test(test_overlap),      cmocka_unit_test(test_own_budgets), cmocka_unit_test(test_copies_together),
+        cmocka_unit_test(test_own_disks),    cmocka_unit_test(test_told),        cmocka_unit_test(test_links_end_late),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
