@@ -1,8 +1,8 @@
 #!/bin/sh
 # Runs every test program of one build and counts. usage: run.sh BUILD_DIR [NAME...]
 # A C test speaks TAP (cmocka); a script test is one result by its exit code, 77 for "cannot run here".
-# Three run at a time where there are two CPUs or more (SPW_TEST_LANES says otherwise): many wait for disks, sleeps or one another. Under a
-# sanitizer, where all takes longer but what limits time, two.
+# Three run at a time where there are two CPUs or more (SPW_TEST_LANES says otherwise): many wait for disks, sleeps or one another. Where all
+# takes several times as long, two.
 # Lanes take the next test of the list; what is printed keeps the list's order.
 build=$1
 shift
@@ -12,7 +12,7 @@ SPW_BUILD=$root/$build
 export SPW_BUILD CMOCKA_MESSAGE_OUTPUT=TAP
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 TSAN_OPTIONS=halt_on_error=1
 python=$(command -v python3)
-case $build in *asan | *tsan) lanes=2 ;; *) lanes=3 ;; esac
+case $build in *tsan) lanes=2 ;; *) lanes=3 ;; esac
 [ "$(nproc 2>/dev/null || echo 1)" -gt 1 ] || lanes=1
 lanes=${SPW_TEST_LANES:-$lanes}
 out=$(mktemp -d)

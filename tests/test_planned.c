@@ -257,5 +257,6 @@ main(void)
         printf("1..1\nok 1 - plans for another device # SKIP no C++ compiler when this was built\n");
         return 77;
     }
+    setenv("XDG_CACHE_HOME", "/proc/none", 1); /* rates that this machine keeps are not asked for */
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }
