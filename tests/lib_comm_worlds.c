@@ -113,3 +113,12 @@ plans_run(const plan *worlds, int count)
     }
     assert_int_equal(bad, 0);
 }
+
+void
+expect(const spw_error *e, spw_status st, const char *a, const char *b)
+{
+    CHECK(e->status == st && strstr(e->message, a) != NULL && strstr(e->message, b) != NULL, "%s %s (wanted %s, %s)",
+          spw_status_name(e->status), e->message, a, b);
+    if (getenv("SPW_TEST_SHOW") != NULL)
+        fprintf(stderr, "# rank %s: %s %s\n", getenv("RANK"), spw_status_name(e->status), e->message);
+}

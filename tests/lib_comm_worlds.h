@@ -30,6 +30,10 @@ enum { RANKS_MAX = 8, WORLDS_MAX = 4 };
         CHECK(ok_st == SPW_OK, "%s %s", spw_status_name(ok_st), ok_err.message);                                       \
     } while (0)
 
+#define AT_ONCE_NS 20000000000u /* on any machine, and not by a timeout of 60 s */
+/* In a rank: e must be st, and say both. With SPW_TEST_SHOW it is shown, too. */
+void expect(const spw_error *e, spw_status st, const char *a, const char *b);
+
 typedef struct plan {
     const char *hosts; /* a letter per rank: which host it pretends to be on; its length is their number */
     void (*body)(const struct plan *plan);
