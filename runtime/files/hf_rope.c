@@ -286,10 +286,40 @@ read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_co
     return local.rope == SPW_ROPE_PLAIN ? SPW_OK : refuse(&sliding, "rope_type", get(&sliding, "rope_type"));
 }
 
+/* A model's class where a key is missing; of the others theta is 10000, and a head is turned as a whole. */
+static const struct class
+{
+    double theta, part; /* 0: as of the others */
+    bool paired;        /* neighbours are turned together, whatever is said */
+} classes[SPW_FAMILY_CUSTOM] = {
+    [SPW_FAMILY_MIXTRAL] = {1e6},
+    [SPW_FAMILY_GEMMA3] = {1e6},
+    [SPW_FAMILY_GEMMA4] = {1e6},
+    [SPW_FAMILY_SOLAR_OPEN] = {1e6},
+    [SPW_FAMILY_OLMO3] = {5e5},
+    [SPW_FAMILY_ERNIE] = {5e5, .paired = true},
+    [SPW_FAMILY_ERNIE_MOE] = {5e5, .paired = true},
+    [SPW_FAMILY_COHERE] = {5e5},
+    [SPW_FAMILY_LLAMA4] = {5e5},
+    [SPW_FAMILY_MINIMAX_M2] = {5e6},
+    [SPW_FAMILY_HY_V3] = {11158840},
+    [SPW_FAMILY_SMOLLM3] = {2e6},
+    [SPW_FAMILY_GPT_OSS] = {150000},
+    [SPW_FAMILY_GLM4_MOE] = {.part = 0.5},
+    [SPW_FAMILY_GLM] = {.part = 0.5, .paired = true},
+    [SPW_FAMILY_GLM4] = {.part = 0.5, .paired = true},
+    [SPW_FAMILY_NEOX] = {.part = 0.25},
+    [SPW_FAMILY_STABLELM] = {.part = 0.25},
+    [SPW_FAMILY_QWEN3_5] = {.part = 0.25},
+    [SPW_FAMILY_QWEN3_5_MOE] = {.part = 0.25},
+    [SPW_FAMILY_QWEN3_NEXT] = {.part = 0.25},
+};
+
 /* Older files: rope_theta and rope_scaling. Newer ones: rope_parameters with both. */
 spw_status
 spw__hf_read_rope(const source *s, spw_model_config *c)
 {
+    const struct class *of = &classes[c->family];
     bool newer = get(s, "rope_parameters") != NULL, minimax = c->family == SPW_FAMILY_MINIMAX_M2;
     bool neox = c->family == SPW_FAMILY_NEOX; /* with names of its own */
     bool by_layer = c->family == SPW_FAMILY_GEMMA3 || c->family == SPW_FAMILY_GEMMA4 || c->family == SPW_FAMILY_OLMO3;
@@ -298,22 +328,11 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
-    c->rope_theta = spw__hf_is_linear(c->family) ? 10000
-                    : c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_GEMMA3 ||
-                            c->family == SPW_FAMILY_GEMMA4 || c->family == SPW_FAMILY_SOLAR_OPEN || s->qwen_vl
-                        ? 1e6
-                    : s->axes || by_layer || spw__hf_is_ernie(c->family) || c->family == SPW_FAMILY_COHERE ||
-                            c->family == SPW_FAMILY_LLAMA4
-                        ? 5e5
-                    : minimax                         ? 5e6
-                    : c->family == SPW_FAMILY_HY_V3   ? 11158840
-                    : c->family == SPW_FAMILY_SMOLLM3 ? 2e6
-                    : c->family == SPW_FAMILY_GPT_OSS ? 150000
-                                                      : 10000;
-    c->rope_paired = c->rope_paired || spw__hf_is_ernie(c->family) || spw__hf_is_glm_dense(c->family);
-    c->rope_part = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family)        ? 0.5
-                   : neox || c->family == SPW_FAMILY_STABLELM || spw__hf_is_linear(c->family) ? 0.25
-                                                                                              : 0;
+    c->rope_theta = of->theta > 0 ? of->theta : 10000;
+    if (!spw__hf_is_linear(c->family) && (s->qwen_vl || s->axes))
+        c->rope_theta = s->qwen_vl ? 1e6 : 5e5;
+    c->rope_paired = c->rope_paired || of->paired;
+    c->rope_part = of->part;
     if (minimax && c->head_dim > 0) { /* the older name */
         SPW_TRY(read_size(s, "rotary_dim", 2, &turned));
         if (turned > c->head_dim)
