@@ -4,47 +4,18 @@
  */
 #include "nn_internal.h"
 
-static const spw__names usual = {.base = "model.",
-                                 .embedding = "embed_tokens",
-                                 .norm = "input_layernorm",
-                                 .qkv = "self_attn.qkv_proj",
-                                 .q = "self_attn.q_proj",
-                                 .k = "self_attn.k_proj",
-                                 .v = "self_attn.v_proj",
-                                 .out = "self_attn.o_proj",
-                                 .mlp_norm = "post_attention_layernorm",
-                                 .up = "mlp.gate_up_proj",
-                                 .down = "mlp.down_proj",
-                                 .last_norm = "norm",
-                                 .head = "lm_head"};
+/* All but an MLP's, in the words of Llama's relatives. */
+#define OF_LLAMA                                                                                                       \
+    .base = "model.", .embedding = "embed_tokens", .norm = "input_layernorm", .qkv = "self_attn.qkv_proj",             \
+    .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .out = "self_attn.o_proj",              \
+    .mlp_norm = "post_attention_layernorm", .last_norm = "norm", .head = "lm_head"
 
 const spw__names *
 spw__nn_names(spw_family family)
 {
-    static const spw__names granite = {.base = "model.",
-                                       .embedding = "embed_tokens",
-                                       .norm = "input_layernorm",
-                                       .q = "self_attn.q_proj",
-                                       .k = "self_attn.k_proj",
-                                       .v = "self_attn.v_proj",
-                                       .out = "self_attn.o_proj",
-                                       .mlp_norm = "post_attention_layernorm",
-                                       .up = "shared_mlp.input_linear",
-                                       .down = "shared_mlp.output_linear",
-                                       .last_norm = "norm",
-                                       .head = "lm_head"};
-    static const spw__names starcoder = {.base = "model.",
-                                         .embedding = "embed_tokens",
-                                         .norm = "input_layernorm",
-                                         .q = "self_attn.q_proj",
-                                         .k = "self_attn.k_proj",
-                                         .v = "self_attn.v_proj",
-                                         .out = "self_attn.o_proj",
-                                         .mlp_norm = "post_attention_layernorm",
-                                         .up = "mlp.c_fc",
-                                         .down = "mlp.c_proj",
-                                         .last_norm = "norm",
-                                         .head = "lm_head"};
+    static const spw__names usual = {OF_LLAMA, .up = "mlp.gate_up_proj", .down = "mlp.down_proj"};
+    static const spw__names granite = {OF_LLAMA, .up = "shared_mlp.input_linear", .down = "shared_mlp.output_linear"};
+    static const spw__names starcoder = {OF_LLAMA, .up = "mlp.c_fc", .down = "mlp.c_proj"};
     static const spw__names neox = {.base = "gpt_neox.",
                                     .embedding = "embed_in",
                                     .norm = "input_layernorm",
