@@ -258,7 +258,7 @@ check "trains without what begins a text" run train "$dir/own.json" --set data.b
 check "a prompt has one token less then" test "$(prompt_tokens)" = $((with - 1))
 
 # An input that is cut off while it is read, as a log is that is rotated: what is not there any more cannot be a signal that nobody expects.
-for i in $(seq 16); do cat "$dir/big.txt"; done >"$dir/rotated.txt"
+for i in $(seq 48); do cat "$dir/big.txt"; done >"$dir/rotated.txt"
 echo old >"$dir/out.bin"
 run tokenize "$dir/rotated.txt" "${to[@]}" --threads 1 &
 comes compgen -G "$dir/out.bin.tmp-*" >/dev/null
