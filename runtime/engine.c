@@ -53,6 +53,7 @@ fill_tables(spw_engine *e, spw_error *err)
         spw_gpu_write_bytes(e->compute, e->cos_sin + i * table_elems, host, table_bytes);
     }
     spw_mem_free(host);
+    spw__cut_sequences(e);
     return SPW_OK;
 }
 
@@ -101,13 +102,15 @@ take_memory(spw_engine *e, spw_error *err)
     e->starts = spw_carve_take(&carve, e->cache_slots * 4);
     if (spw__documents_bytes(e) > 0)
         e->documents = spw_carve_take(&carve, 3 * e->micro_max * e->rows * 4);
+    if (spw__chunks_bytes(e) > 0)
+        e->chunks = spw_carve_take(&carve, spw__chunks_bytes(e));
     if (e->hides_targets)
         e->targeted = spw_carve_take(&carve, e->micro_max * e->rows * sizeof *e->targeted);
     if (e->prefers)
         e->pairs = spw_carve_take(&carve, spw__pairs_bytes(e));
     e->cache = spw_carve_take(&carve, spw__cache_bytes(e));
     if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->wire_memory == NULL || e->cache == NULL ||
-        e->sides == NULL)
+        e->sides == NULL || (spw__chunks_bytes(e) > 0 && e->chunks == NULL))
         return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
     return fill_tables(e, err);
 }

@@ -36,12 +36,17 @@ static spw_status
 run_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *logits, spw_error *err)
 {
     uint64_t width = e->model->config.width;
-    spw_batch batch = {.sequences = 1, .positions = count, .tokens = e->tokens, .places = e->places};
+    spw_batch batch = {.sequences = 1,
+                       .positions = count,
+                       .tokens = e->tokens,
+                       .places = e->places,
+                       .chunk_begins = spw__chunks_of(e, 0).begins};
     e->counting = false;
     SPW_TRY(spw__engine_unbroken(e, err));
     SPW_TRY(check_context(e, tokens, count, err));
     SPW_TRY(e->ranks != NULL ? spw__ranks_begin(e->ranks, NULL, err) : SPW_OK);
     spw_gpu_write_bytes(e->compute, e->tokens, tokens, count * sizeof *tokens);
+    spw__cut_sequences(e);
     spw_trace_begin(&e->traces[MODE_EVAL]);
     spw__tell_future(e, MODE_EVAL);
     for (uint32_t c = 0; c < e->chain_count; c++) {
@@ -99,7 +104,8 @@ extend_part(spw_engine *e, block_run *run, uint32_t c, const engine_part *p, spw
     spw_batch batch = {.sequences = p->sequences,
                        .positions = p->positions,
                        .tokens = e->tokens + p->row,
-                       .places = e->places + p->row};
+                       .places = e->places + p->row,
+                       .chunk_begins = e->chunks != NULL ? e->chunks + p->row : NULL};
     layer_cache kept = spw__cache_of_layer(e, layer);
     char *first = e->cache + kept.at, *second = first + kept.bytes[0];
     const int32_t *slots = e->slots + p->sequence, *starts = e->starts + p->sequence;
@@ -141,6 +147,11 @@ spw__engine_extend(spw_engine *e, const engine_extension *x, spw_error *err)
     spw_gpu_write_bytes(e->compute, e->places, x->places, rows * sizeof *e->places);
     spw_gpu_write_bytes(e->compute, e->slots, x->slots, e->cache_slots * sizeof *e->slots);
     spw_gpu_write_bytes(e->compute, e->starts, x->starts, e->cache_slots * sizeof *e->starts);
+    for (uint32_t i = 0; i < x->part_count && e->chunks != NULL; i++) {
+        const engine_part *p = &x->parts[i];
+        spw_gpu_chunks(e->compute, e->chunks + p->row, NULL, NULL, NULL, e->starts + p->sequence, p->sequences,
+                       p->positions, e->model->config.chunk);
+    }
     spw_trace_begin(&e->traces[mode]);
     spw__tell_future(e, mode);
     for (uint32_t c = 0; c <= last; c++) {

@@ -146,6 +146,7 @@ struct spw_engine {
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
     int32_t *documents;       /* (3, micro_max, rows) places, begins and ends where documents are separate; else NULL */
+    int32_t *chunks;          /* (2, micro_max or 1, rows) begins and ends where a sequence has chunks; else NULL */
     const volatile int *stop; /* looked at while state is made or loaded; NULL: it is not to stop */
     bool hides_targets;       /* many rows may have none */
     double targeted_share;    /* of rows that heads compute, on average */
@@ -295,8 +296,15 @@ uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a
 uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */
 uint64_t spw__sides_bytes(const spw_engine *e);     /* of engine.sides, and of their gradients */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
-uint64_t spw__pairs_max(const spw_engine *e);       /* in a micro-batch; 0: there are none */
-uint64_t spw__pairs_bytes(const spw_engine *e);     /* of engine.pairs */
+uint64_t spw__chunks_bytes(const spw_engine *e);    /* of engine.chunks; 0: a sequence has no more than one */
+/* begins, then ends, of a micro-batch's rows; NULL, NULL: none. And those of sequences that are a document each, made on the queue. */
+typedef struct chunk_rows {
+    int32_t *begins, *ends;
+} chunk_rows;
+chunk_rows spw__chunks_of(const spw_engine *e, uint32_t micro);
+void spw__cut_sequences(spw_engine *e);
+uint64_t spw__pairs_max(const spw_engine *e);   /* in a micro-batch; 0: there are none */
+uint64_t spw__pairs_bytes(const spw_engine *e); /* of engine.pairs */
 
 /* ---------------------------------------------------------------- engine_choose.c: what of a plan is a matter of time */
 

@@ -532,6 +532,13 @@ spw__documents_bytes(const spw_engine *e)
     return documents >= SPW_DOCUMENTS_SEPARATE && e->cache_slots == 0 ? 4 * e->rows * sizeof *e->window : 0;
 }
 
+uint64_t
+spw__chunks_bytes(const spw_engine *e)
+{
+    const uint64_t chunk = e->model->config.chunk, micros = spw__documents_bytes(e) > 0 ? e->micro_max : 1;
+    return chunk > 0 && spw__table_positions(e) > chunk ? 2 * micros * e->rows * sizeof *e->chunks : 0;
+}
+
 /* How many positions a table of rotary positions has. */
 uint64_t
 spw__table_positions(const spw_engine *e)
@@ -659,6 +666,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__rope_elems(e) * sizeof *e->cos_sin;
     if (spw__documents_bytes(e) > 0)
         in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
+    in.batch_device += spw__chunks_bytes(e) > 0 ? 4096 + spw__chunks_bytes(e) : 0;
     in.batch_device += e->hides_targets ? 4096 + e->micro_max * e->rows * sizeof *e->targeted : 0;
     in.batch_device += e->prefers ? 4096 + spw__pairs_bytes(e) : 0;
     in.batch_device += spw__deferred_bytes(e) + spw__sides_bytes(e) + spw__orthogonal_bytes(e);

@@ -130,6 +130,7 @@ load_documents(spw_engine *e, const int32_t *tokens, uint32_t micro)
 {
     uint64_t rows = e->rows, all = e->micro_max * rows, at = micro * rows;
     int32_t *ids = e->window, *places = ids + rows, *begins = places + rows, *ends = begins + rows;
+    const chunk_rows chunks = spw__chunks_of(e, micro);
     for (uint64_t i = 0; i < rows; i++) {
         bool first = i % e->T == 0 || (tokens[at + i] & SPW_TOKEN_BEGINS) != 0;
         ids[i] = tokens[at + i] & ~SPW_TOKEN_BEGINS;
@@ -144,6 +145,9 @@ load_documents(spw_engine *e, const int32_t *tokens, uint32_t micro)
     spw_gpu_write_bytes(e->compute, e->documents + at, places, rows * sizeof *ids);
     spw_gpu_write_bytes(e->compute, e->documents + all + at, begins, rows * sizeof *ids);
     spw_gpu_write_bytes(e->compute, e->documents + 2 * all + at, ends, rows * sizeof *ids);
+    if (chunks.begins != NULL)
+        spw_gpu_chunks(e->compute, chunks.begins, chunks.ends, e->documents + all + at, e->documents + 2 * all + at,
+                       NULL, e->B, e->T, e->model->config.chunk);
 }
 
 /* Looks at all tokens and targets of a micro-batch, and notes which rows have a target: *targeted. */

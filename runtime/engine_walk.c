@@ -50,9 +50,26 @@ world_micro(const spw_engine *e, uint32_t micro)
     return (uint64_t)micro * e->world + e->rank;
 }
 
+chunk_rows
+spw__chunks_of(const spw_engine *e, uint32_t micro)
+{
+    const uint64_t rows = e->rows, all = e->documents != NULL ? e->micro_max * rows : rows;
+    int32_t *at = e->chunks != NULL && e->documents != NULL ? e->chunks + micro * rows : e->chunks;
+    return (chunk_rows){.begins = at, .ends = at != NULL ? at + all : NULL};
+}
+
+void
+spw__cut_sequences(spw_engine *e)
+{
+    const chunk_rows to = spw__chunks_of(e, 0);
+    if (to.begins != NULL)
+        spw_gpu_chunks(e->compute, to.begins, to.ends, NULL, NULL, NULL, e->B, e->T, e->model->config.chunk);
+}
+
 static spw_batch
 batch_of(const spw_engine *e, uint32_t micro)
 {
+    const chunk_rows chunks = spw__chunks_of(e, micro);
     const int32_t *documents = e->documents != NULL ? e->documents + micro * e->rows : NULL;
     uint64_t all = e->micro_max * e->rows;
     return (spw_batch){.sequences = e->B,
@@ -62,6 +79,8 @@ batch_of(const spw_engine *e, uint32_t micro)
                        .places = documents != NULL ? documents : e->places,
                        .begins = documents != NULL ? documents + all : NULL,
                        .ends = documents != NULL ? documents + 2 * all : NULL,
+                       .chunk_begins = chunks.begins,
+                       .chunk_ends = chunks.ends,
                        .targeted = e->targeted != NULL ? e->targeted + micro * e->rows : NULL,
                        .targeted_count = e->targeted != NULL ? e->targeted_counts[micro] : 0,
                        .losses = e->losses + micro * e->rows,

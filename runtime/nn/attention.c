@@ -143,25 +143,6 @@ spw__keys_backward(spw_tape *t, const spw__op *o)
                           spw__tape_at_col(t, y->grad, N), y->cols, N + R, y->rows, o->heads, R);
 }
 
-void
-spw_nn_chunks(spw_tape *t, spw_attention_shape *shape, uint64_t chunk)
-{
-    const int32_t *starts = t->cache != NULL ? t->cache->starts : NULL;
-    uint64_t places = t->cache != NULL ? t->cache->capacity : shape->T, bytes = shape->B * shape->T * sizeof(int32_t);
-    int32_t *begins, *ends = NULL;
-    if (chunk == 0 || (places <= chunk && !t->dry)) /* which knows no cache's places */
-        return;
-    begins = spw__tape_take(t, bytes);
-    if (starts == NULL)
-        ends = spw__tape_take(t, bytes);
-    if (begins == NULL || (starts == NULL && ends == NULL))
-        return; /* the tape knows */
-    if (spw__tape_computes(t))
-        spw_gpu_chunks(t->queue, begins, ends, shape->begins, shape->ends, starts, shape->B, shape->T, chunk);
-    shape->begins = begins;
-    shape->ends = ends;
-}
-
 spw_value *
 spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v, uint64_t v_col,
                  spw_value *sinks, const spw_attention_shape *shape)

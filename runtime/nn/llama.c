@@ -475,7 +475,10 @@ attended(const spw_call *call, uint32_t *at, spw_value *x, spw_value **beside)
         Q = KV = c->head_dim;
         shape.qk_head = shape.v_head = 3 * c->head_dim;
     }
-    spw_nn_chunks(call->tape, &shape, spw_model_chunk(c, l));
+    if (spw_model_chunk(c, l) > 0 && call->batch->chunk_begins != NULL) {
+        shape.begins = call->batch->chunk_begins;
+        shape.ends = call->batch->chunk_ends;
+    }
     spw_nn_rows(call, at, c->kv_rank > 0 ? before_latent_attention : before_attention, (spw_value *[]){x}, 1, qkv,
                 qkv_count + more);
     *beside = more ? qkv[qkv_count] : NULL;

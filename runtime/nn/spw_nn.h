@@ -56,6 +56,7 @@ typedef struct spw_batch {
     uint64_t sequences, positions;            /* B, T */
     const int32_t *tokens, *targets, *places; /* places: position of each token; targets: -1 for no loss */
     const int32_t *begins, *ends;             /* of documents, for attention's shape; NULL: a sequence is one */
+    const int32_t *chunk_begins, *chunk_ends; /* the same of chunks (spw_gpu_chunks); NULL: no chunk ends in the call */
     const int32_t *targeted; /* rows with a target, of which heads compute nothing else; NULL: all are computed */
     uint64_t targeted_count;
     float grad_scale;                 /* of the sum of losses */
@@ -176,11 +177,6 @@ spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64
  * shape's strides are the values'; its v_head counts. */
 spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
                             uint64_t v_col, spw_value *sinks, const spw_attention_shape *shape);
-/*
- * Cuts what rows of an attention read into chunks of so many places from a document's first on (0: not at all), by begins and ends of
- * shape, which are made in the arena where a chunk may end among the places of the call.
- */
-void spw_nn_chunks(spw_tape *t, spw_attention_shape *shape, uint64_t chunk);
 /*
  * Linear attention: the short convolution, w (C, K) a parameter, and the gated delta rule (spw_gpu_conv, spw_gpu_delta); qkv, a and b have
  * no other user, log_a and dt_bias (1, Hv) are parameters. What a sequence's later rows read is kept in the delta cache, if the call has one.
