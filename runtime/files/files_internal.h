@@ -82,37 +82,6 @@ spw__st_add_sum(spw_st_sum *sum, uint64_t parts, uint64_t bytes)
 }
 
 extern const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM]; /* "LlamaForCausalLM" */
-static inline bool
-spw__hf_is_gemma(spw_family family)
-{
-    return family == SPW_FAMILY_GEMMA || family == SPW_FAMILY_GEMMA2 || family == SPW_FAMILY_GEMMA3 ||
-           family == SPW_FAMILY_GEMMA4;
-}
-static inline bool
-spw__hf_is_latent(spw_family family)
-{
-    return family == SPW_FAMILY_DEEPSEEK_V2 || family == SPW_FAMILY_DEEPSEEK_V3 || family == SPW_FAMILY_GLM4_LITE;
-}
-static inline bool
-spw__hf_is_glm_dense(spw_family family)
-{
-    return family == SPW_FAMILY_GLM || family == SPW_FAMILY_GLM4;
-}
-static inline bool
-spw__hf_is_granite(spw_family family)
-{
-    return family == SPW_FAMILY_GRANITE || family == SPW_FAMILY_GRANITE_HYBRID;
-}
-static inline bool
-spw__hf_is_hunyuan(spw_family family)
-{
-    return family == SPW_FAMILY_HUNYUAN || family == SPW_FAMILY_HUNYUAN_MOE;
-}
-static inline bool
-spw__hf_is_ernie(spw_family family)
-{
-    return family == SPW_FAMILY_ERNIE || family == SPW_FAMILY_ERNIE_MOE;
-}
 /* hf.c: the object in folder/config.json, which becomes the caller's, and that file's name. Errors as of spw_hf_config_load. */
 struct json_t;
 enum { SPW_HF_CONFIG_PATH_BYTES = 4096 };
@@ -120,35 +89,6 @@ spw_status
 spw__hf_folder_config(struct json_t **out, char file[SPW_HF_CONFIG_PATH_BYTES], const char *folder, spw_error *err);
 /* Whether it is that of a model of text and images, whose text part spw_hf_config_parse takes. */
 bool spw__hf_has_images(const struct json_t *root);
-/* Those that hf_layer_norm.c reads. */
-static inline bool
-spw__hf_has_layer_norm(spw_family family)
-{
-    return (family >= SPW_FAMILY_NEOX && family <= SPW_FAMILY_STABLELM) || family == SPW_FAMILY_COHERE ||
-           family == SPW_FAMILY_COHERE2;
-}
-/* Those with layers of linear attention (hf_linear.c). */
-static inline bool
-spw__hf_is_linear(spw_family family)
-{
-    return family == SPW_FAMILY_QWEN3_5 || family == SPW_FAMILY_QWEN3_5_MOE || family == SPW_FAMILY_QWEN3_NEXT;
-}
-/* Those whose experts are DeepSeek's, without its attention. */
-static inline bool
-spw__hf_has_deepseek_experts(spw_family family)
-{
-    return family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_DOTS1 || family == SPW_FAMILY_SOLAR_OPEN;
-}
-/* Classes without a window of any kind. */
-static inline bool
-spw__hf_is_full(spw_family family)
-{
-    return family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_SOLAR_OPEN || family == SPW_FAMILY_MINIMAX_M2 ||
-           family == SPW_FAMILY_GEMMA || family == SPW_FAMILY_OLMOE || family == SPW_FAMILY_LLAMA4 ||
-           spw__hf_is_granite(family) || family == SPW_FAMILY_SEED_OSS || family == SPW_FAMILY_HY_V3 ||
-           spw__hf_is_hunyuan(family) || spw__hf_is_ernie(family) || spw__hf_is_glm_dense(family) ||
-           spw__hf_is_latent(family) || spw__hf_is_linear(family);
-}
 
 /* By which cos and sin are larger where a configuration does not say: of yarn, and of longrope. */
 double spw__hf_yarn_attention(double factor, double weight);

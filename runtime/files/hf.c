@@ -139,13 +139,13 @@ read_family(const source *s, spw_family *out)
 static spw_status
 check_activation(const source *s, spw_family family)
 {
-    bool gelu = family == SPW_FAMILY_GPT2 || spw__hf_is_gemma(family), older;
-    const char *key = family == SPW_FAMILY_GPT2  ? "activation_function"
-                      : spw__hf_is_gemma(family) ? "hidden_activation"
-                                                 : "hidden_act";
+    bool gelu = family == SPW_FAMILY_GPT2 || spw__hf_of(family, GEMMAS), older;
+    const char *key = family == SPW_FAMILY_GPT2    ? "activation_function"
+                      : spw__hf_of(family, GEMMAS) ? "hidden_activation"
+                                                   : "hidden_act";
     const json_t *v = get(s, key);
     const char *name;
-    if (spw__hf_has_layer_norm(family)) /* they have more than one */
+    if (spw__hf_of(family, LAYER_NORM)) /* they have more than one */
         return SPW_OK;
     older = family == SPW_FAMILY_GEMMA && v == NULL;
     if (older)
@@ -217,7 +217,7 @@ read_config(const source *s, bool section, const struct with_images *kind, spw_m
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
     SPW_TRY(c->family == SPW_FAMILY_GPT2        ? read_gpt2(s, c)
-            : spw__hf_has_layer_norm(c->family) ? spw__hf_read_layer_norm(s, c)
+            : spw__hf_of(c->family, LAYER_NORM) ? spw__hf_read_layer_norm(s, c)
                                                 : spw__hf_read_llama(s, c));
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied)); /* last: readers set what it is where nothing is said */
     if (section) /* GPT-2's files say 0.1 whoever reads them: not for those */

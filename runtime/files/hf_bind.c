@@ -2,6 +2,7 @@
  * Which tensor of a Hugging Face folder is which parameter of a model: by name, whatever files call it, with every type and shape
  * checked. Source: FORMATS S8 (tensor names; what old files hold besides parameters).
  */
+#include "hf_families.h"
 #include "hf_reader.h"
 #include <jansson.h>
 #include <stdio.h>
@@ -17,11 +18,7 @@ begins_with(const char *text, const char *begin)
 }
 
 /* Families whose files say block_sparse_moe where transformers 5 has mlp in memory, and other names for an expert's matrices. */
-static bool
-has_older_experts(spw_family family)
-{
-    return family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_MINIMAX_M2;
-}
+#define OLDER_EXPERTS (MIXTRAL | MINIMAX)
 
 /* What transformers 5 has in memory under other names than in files: who saves that writes those, and it reads both. */
 static const struct {
@@ -37,7 +34,7 @@ const char *
 spw__hf_name_here(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
 {
     const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.", *mlp = strstr(name, ".mlp.");
-    if (mlp != NULL && has_older_experts(family)) {
+    if (mlp != NULL && spw__hf_of(family, OLDER_EXPERTS)) {
         snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s.block_sparse_moe.%s", (int)(mlp - name), name,
                  mlp + strlen(".mlp."));
         return room;
@@ -79,41 +76,45 @@ is_of_reader(const char *name, const spw_model_config *c)
 }
 
 /*
- * What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images, those
- * of GLM, DeepSeek and Qwen layers behind the last one, which predict further tokens, and 8-bit ones scales for who rounds activations.
+ * What files hold besides a text model's parameters, and whose: what reads images and sounds (`within`: below "model.", where newer files have
+ * all), layers that predict further tokens, old masks and tables of frequencies, and of 8-bit files scales for who rounds activations.
  */
+static const struct {
+    uint64_t families;
+    const char *begin, *end;
+    bool within;
+} besides[] = {
+    {MISTRAL | GEMMA3, "vision_tower.", "", true},
+    {MISTRAL | GEMMA3 | LLAMA4, "multi_modal_projector.", "", true},
+    {LLAMA4, "vision_model.", "", true},
+    {GEMMA4, "vision_", "", true},
+    {GEMMA4, "embed_vision.", "", true},
+    {GEMMA4, "audio_tower.", "", true},
+    {GEMMA4, "embed_audio.", "", true},
+    {QWEN | OF(QWEN3_MOE) | LINEAR, "visual.", "", true},
+    {LINEAR, "mtp.", "", false},
+    {ERNIE_MOE, "mtp_", "", true},
+    {GPT2, "h.", ".attn.bias", false},
+    {GPT2, "h.", ".attn.masked_bias", false},
+    {NEOX, "", ".attention.bias", false},
+    {NEOX, "", ".attention.masked_bias", false},
+    {~GPT2, "", ".rotary_emb.inv_freq", false},
+    {~GPT2, "", ".activation_scale", false},
+};
+
 bool
 spw__hf_is_passed_over(const char *name, const spw_model_config *c)
 {
-    spw_family family = c->family;
-    const char *inner = begins_with(name, "model.") ? name + strlen("model.") : name; /* in newer files all are there */
-    if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL || family == SPW_FAMILY_MINISTRAL3) &&
-        (begins_with(inner, "vision_tower.") || begins_with(inner, "multi_modal_projector.")))
-        return true;
-    if (family == SPW_FAMILY_LLAMA4 &&
-        (begins_with(inner, "vision_model.") || begins_with(inner, "multi_modal_projector.")))
-        return true;
-    if (c->readers > 0 && begins_with(name, "model.layers.") && is_of_reader(name, c))
-        return true;
-    if (family == SPW_FAMILY_GEMMA4 && (begins_with(inner, "vision_") || begins_with(inner, "embed_vision.") ||
-                                        begins_with(inner, "audio_tower.") || begins_with(inner, "embed_audio.")))
-        return true;
-    if ((family == SPW_FAMILY_QWEN2 || family == SPW_FAMILY_QWEN3 || family == SPW_FAMILY_QWEN3_MOE ||
-         spw__hf_is_linear(family)) &&
-        begins_with(inner, "visual."))
-        return true;
-    if (spw__hf_is_linear(family) && begins_with(name, "mtp."))
-        return true;
-    if (family == SPW_FAMILY_ERNIE_MOE && begins_with(inner, "mtp_"))
-        return true;
-    if (c->sigmoid && !c->experts_weighed && begins_with(name, "model.layers.") &&
-        strtoull(name + strlen("model.layers."), NULL, 10) >= c->layers)
-        return true;
-    if (family == SPW_FAMILY_GPT2)
-        return begins_with(name, "h.") && (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias"));
-    if (family == SPW_FAMILY_NEOX && (ends_with(name, ".attention.bias") || ends_with(name, ".attention.masked_bias")))
-        return true;
-    return ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".activation_scale");
+    const char *inner = begins_with(name, "model.") ? name + strlen("model.") : name;
+    for (size_t i = 0; i < sizeof besides / sizeof *besides; i++)
+        if (spw__hf_of(c->family, besides[i].families) &&
+            begins_with(besides[i].within ? inner : name, besides[i].begin) && ends_with(name, besides[i].end))
+            return true;
+    if (!begins_with(name, "model.layers."))
+        return false;
+    return (c->readers > 0 && is_of_reader(name, c)) ||
+           (c->sigmoid && !c->experts_weighed && /* of GLM and DeepSeek, further tokens' */
+            strtoull(name + strlen("model.layers."), NULL, 10) >= c->layers);
 }
 
 static bool
@@ -292,7 +293,7 @@ is_of_experts(spw_family family, const named *names, uint32_t count, const char 
         char plain[SPW_TENSOR_NAME_BYTES];
         const named *found;
         snprintf(plain, sizeof plain, "%.*s.0.%s.weight", (int)(strrchr(name, '.') - name), name,
-                 kinds[has_older_experts(family)][down ? 2 : k]);
+                 kinds[spw__hf_of(family, OLDER_EXPERTS)][down ? 2 : k]);
         found = bsearch(plain, names, count, sizeof *names, compare_name);
         if (found == NULL)
             return false;

@@ -118,7 +118,7 @@ read_method(const source *s, spw_model_config *c)
     uint64_t every = 1;
     bool v2 = c->family == SPW_FAMILY_DEEPSEEK_V2,
          limited = method != NULL && strcmp(method, "group_limited_greedy") == 0;
-    if (!spw__hf_is_latent(c->family))
+    if (!spw__hf_of(c->family, LATENT))
         return SPW_OK;
     SPW_TRY(read_size(s, "moe_layer_freq", 1, &every));
     if (every != 1)
@@ -220,7 +220,7 @@ spw__hf_read_latent(const source *s, spw_model_config *c)
 {
     const struct shared_experts *d;
     uint64_t own;
-    if (!spw__hf_is_latent(c->family))
+    if (!spw__hf_of(c->family, LATENT))
         return SPW_OK;
     d = defaults_of(c->family);
     own = d->own;
@@ -344,7 +344,7 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, mixtral = c->family == SPW_FAMILY_MIXTRAL;
     const struct qwen_experts *qwen = qwen_defaults(s, c->family);
     double jitter = 0;
-    bool shared = spw__hf_has_deepseek_experts(c->family) || spw__hf_is_latent(c->family);
+    bool shared = spw__hf_of(c->family, SHARED);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
     bool ernie = c->family == SPW_FAMILY_ERNIE_MOE, hy = c->family == SPW_FAMILY_HY_V3;
     bool hunyuan = c->family == SPW_FAMILY_HUNYUAN_MOE;

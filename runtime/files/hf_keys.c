@@ -4,67 +4,8 @@
  * Source: FORMATS S7.
  */
 #include "files_internal.h"
+#include "hf_families.h"
 #include <string.h>
-
-/* Which families a key belongs to: a bit for each. */
-#define OF(family)  (UINT64_C(1) << SPW_FAMILY_##family)
-#define GPT2        OF(GPT2)
-#define LLAMA       OF(LLAMA)
-#define MISTRAL     (OF(MISTRAL) | OF(MINISTRAL3))
-#define QWEN        (OF(QWEN2) | OF(QWEN3))
-#define MIXTRAL     OF(MIXTRAL)
-#define QWEN2_MOE   OF(QWEN2_MOE)
-#define QWEN_MOE    (QWEN2_MOE | OF(QWEN3_MOE))
-#define EXPERTS     (MIXTRAL | QWEN_MOE)
-#define PHI3        OF(PHI3)
-#define SMOLLM3     OF(SMOLLM3)
-#define OLMO3       OF(OLMO3)
-#define OLMO        (OF(OLMO2) | OLMO3)
-#define GEMMA2      OF(GEMMA2)
-#define GEMMA3      OF(GEMMA3)
-#define GEMMA       (GEMMA2 | GEMMA3)
-#define GEMMA4      OF(GEMMA4)
-#define GPT_OSS     OF(GPT_OSS)
-#define GLM         OF(GLM4_MOE)
-#define MINIMAX     OF(MINIMAX_M2)
-#define DEEPSEEK_V2 OF(DEEPSEEK_V2)
-#define DEEPSEEK_V3 OF(DEEPSEEK_V3)
-#define GLM_LITE    OF(GLM4_LITE)
-#define LATENT      (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE)
-#define DOTS        OF(DOTS1)
-#define SOLAR       OF(SOLAR_OPEN)
-#define SHARED      (GLM | LATENT | DOTS | SOLAR) /* an expert of all rows beside the others, by DeepSeek's names */
-#define GEMMA1      OF(GEMMA)
-#define GRANITE4    OF(GRANITE_HYBRID)
-#define GRANITE     (OF(GRANITE) | GRANITE4)
-#define OLMOE       OF(OLMOE)
-#define LLAMA4      OF(LLAMA4)
-#define SEED_OSS    OF(SEED_OSS)
-#define GLM_DENSE   (OF(GLM) | OF(GLM4))
-#define ERNIE_MOE   OF(ERNIE_MOE)
-#define ERNIE       (OF(ERNIE) | ERNIE_MOE)
-#define HY          OF(HY_V3)
-#define HUNYUAN_MOE OF(HUNYUAN_MOE)
-#define HUNYUAN     (OF(HUNYUAN) | HUNYUAN_MOE)
-#define EXAONE      OF(EXAONE4)
-#define QWEN3_5     (OF(QWEN3_5) | OF(QWEN3_5_MOE))
-#define QWEN3_NEXT  OF(QWEN3_NEXT)
-#define LINEAR      (QWEN3_5 | QWEN3_NEXT)
-#define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
-#define FULL                                                                                                           \
-    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~DOTS) | MINIMAX | GLM_DENSE | ERNIE | HY | HUNYUAN | LINEAR |    \
-     LLAMA4) /* without a window */
-#define LLAMAS                                                                                                         \
-    (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE)
-#define NEOX       OF(NEOX)
-#define OPT        OF(OPT)
-#define STARCODER2 OF(STARCODER2)
-#define STABLELM   OF(STABLELM)
-#define COHERE2    OF(COHERE2)
-#define COHERE     (OF(COHERE) | COHERE2)
-#define LAYER_NORM (NEOX | OPT | STARCODER2 | STABLELM | COHERE)
-#define ALL        (GPT2 | LLAMAS | LAYER_NORM)
-_Static_assert(SPW_FAMILY_COUNT <= 64, "a bit for each family");
 
 static const struct {
     const char *key;

@@ -14,7 +14,7 @@ check_most(const source *s, const char *key, uint64_t is, uint64_t most, uint64_
 spw_status
 spw__hf_read_linear(const source *s, spw_model_config *c)
 {
-    if (!spw__hf_is_linear(c->family))
+    if (!spw__hf_of(c->family, LINEAR))
         return SPW_OK;
     c->linear_heads = 32; /* the classes' defaults */
     c->linear_key_heads = 16;

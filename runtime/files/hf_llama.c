@@ -79,7 +79,7 @@ read_gemma(const source *s, spw_model_config *c)
 {
     static const char *const caps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
     bool capped = c->family == SPW_FAMILY_GEMMA2;
-    if (!spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GEMMA4)
+    if (!spw__hf_of(c->family, GEMMAS) || c->family == SPW_FAMILY_GEMMA4)
         return spw__hf_read_gemma4(s, c);
     c->norms_from_one = c->embedding_scaled = true;
     c->gate = SPW_GATE_GELU;
@@ -131,7 +131,7 @@ read_granite(const source *s, spw_model_config *c)
                    {"residual_multiplier", &c->half_scale},
                    {"attention_multiplier", &c->score_scale},
                    {"logits_scaling", &c->logit_divisor}};
-    if (!spw__hf_is_granite(c->family))
+    if (!spw__hf_of(c->family, GRANITE))
         return SPW_OK;
     for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) {
         *factors[i].out = 1;
@@ -164,7 +164,7 @@ read_gpt_oss(const source *s, spw_model_config *c)
 static spw_status
 read_hunyuan(const source *s, spw_model_config *c)
 {
-    if (!spw__hf_is_hunyuan(c->family))
+    if (!spw__hf_of(c->family, HUNYUAN))
         return SPW_OK;
     c->qk_norm_last = true;
     SPW_TRY(must_be(s, "use_qk_norm", true));
@@ -188,7 +188,7 @@ check_olmoe(const source *s)
 static spw_status
 read_biases(const source *s, const struct class *of, spw_model_config *c)
 {
-    const char *key = spw__hf_is_ernie(c->family) ? "use_bias" : "attention_bias";
+    const char *key = spw__hf_of(c->family, ERNIE) ? "use_bias" : "attention_bias";
     bool bias = of->bias;
     SPW_TRY(of->fixed_bias ? must_be(s, key, bias) : read_bool(s, key, &bias));
     c->qkv_bias = bias || of->qkv_bias;
@@ -197,7 +197,7 @@ read_biases(const source *s, const struct class *of, spw_model_config *c)
     c->out_bias = bias && of->out_bias;
     if (c->family == SPW_FAMILY_SEED_OSS)
         SPW_TRY(read_bool(s, "attention_out_bias", &c->out_bias));
-    c->mlp_bias = bias && spw__hf_is_ernie(c->family);
+    c->mlp_bias = bias && spw__hf_of(c->family, ERNIE);
     return of->mlp_bias ? read_bool(s, "mlp_bias", &c->mlp_bias) : must_be(s, "mlp_bias", c->mlp_bias);
 }
 

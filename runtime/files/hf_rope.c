@@ -18,7 +18,7 @@ alpha_of(const source *s, const spw_model_config *c)
 {
     const char *kind = json_string_value(get(s, get(s, "rope_type") != NULL ? "rope_type" : "type"));
     bool dynamic = kind != NULL && strcmp(kind, "dynamic") == 0;
-    return dynamic && spw__hf_is_hunyuan(c->family) && c->head_dim > 2 ? json_number_value(get(s, "alpha")) : 0;
+    return dynamic && spw__hf_of(c->family, HUNYUAN) && c->head_dim > 2 ? json_number_value(get(s, "alpha")) : 0;
 }
 
 static spw_status
@@ -45,8 +45,7 @@ read_rope_kind(const source *s, spw_model_config *c)
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
               : kind != NULL && strcmp(kind, "yarn") == 0   ? SPW_ROPE_YARN
                                                             : SPW_ROPE_PLAIN;
-    if (c->family == SPW_FAMILY_GEMMA4 ||
-        ((spw__hf_is_latent(c->family) || spw__hf_is_linear(c->family)) && c->rope != SPW_ROPE_YARN))
+    if (c->family == SPW_FAMILY_GEMMA4 || (spw__hf_of(c->family, LATENT | LINEAR) && c->rope != SPW_ROPE_YARN))
         return refuse(s, key, v);
     return c->rope != SPW_ROPE_PLAIN && c->family != SPW_FAMILY_PHI3 ? SPW_OK : refuse(s, key, v);
 }
@@ -72,7 +71,7 @@ read_yarn(const source *s, spw_model_config *c)
     if (mscale > 0 && all_dim > 0)
         c->rope_attention =
             spw__hf_yarn_attention(c->rope_factor, mscale) / spw__hf_yarn_attention(c->rope_factor, all_dim);
-    if (spw__hf_is_latent(c->family)) {
+    if (spw__hf_of(c->family, LATENT)) {
         c->rope_mscale = mscale;
         c->rope_all_dim = all_dim;
     }
@@ -176,8 +175,7 @@ read_rope_part(const source *s, const char *key, spw_model_config *c)
     double part = c->rope_part > 0 ? c->rope_part : 1;
     SPW_TRY(read_real(s, key, &part));
     if (part != 1 && c->family != SPW_FAMILY_PHI3 && c->family != SPW_FAMILY_GLM4_MOE &&
-        c->family != SPW_FAMILY_MINIMAX_M2 && !spw__hf_is_glm_dense(c->family) && c->family != SPW_FAMILY_NEOX &&
-        c->family != SPW_FAMILY_STABLELM && !spw__hf_is_linear(c->family) && c->rope != SPW_ROPE_PROPORTIONAL)
+        !spw__hf_of(c->family, MINIMAX | GLM_DENSE | NEOX | STABLELM | LINEAR) && c->rope != SPW_ROPE_PROPORTIONAL)
         return refuse(s, key, get(s, key));
     if (!(part > 0 && part <= 1))
         return wrong(s, key, "number above 0, at most 1", get(s, key));
@@ -322,14 +320,14 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
     const struct class *of = &classes[c->family];
     bool newer = get(s, "rope_parameters") != NULL, minimax = c->family == SPW_FAMILY_MINIMAX_M2;
     bool neox = c->family == SPW_FAMILY_NEOX; /* with names of its own */
-    bool by_layer = c->family == SPW_FAMILY_GEMMA3 || c->family == SPW_FAMILY_GEMMA4 || c->family == SPW_FAMILY_OLMO3;
+    bool by_layer = spw__hf_of(c->family, GEMMA3 | GEMMA4 | OLMO3);
     uint64_t turned = c->head_dim;
     source rope;
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
     c->rope_theta = of->theta > 0 ? of->theta : 10000;
-    if (!spw__hf_is_linear(c->family) && (s->qwen_vl || s->axes))
+    if (!spw__hf_of(c->family, LINEAR) && (s->qwen_vl || s->axes))
         c->rope_theta = s->qwen_vl ? 1e6 : 5e5;
     c->rope_paired = c->rope_paired || of->paired;
     c->rope_part = of->part;

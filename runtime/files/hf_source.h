@@ -5,6 +5,7 @@
 #define SPW_HF_SOURCE_H
 
 #include "files_internal.h"
+#include "hf_families.h"
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>

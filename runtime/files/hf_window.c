@@ -123,12 +123,11 @@ spw__hf_read_window(const source *s, spw_model_config *c)
     bool moe = c->family == SPW_FAMILY_QWEN3_MOE; /* a window is for all of its layers */
     bool dots = c->family == SPW_FAMILY_DOTS1;    /* as qwen, and always used */
     bool qwen = c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3 || dots;
-    bool none = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 ||
-                c->family == SPW_FAMILY_MINISTRAL3;                                   /* where nothing is said */
-    bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
+    bool none = spw__hf_of(c->family, MIXTRAL | PHI3 | OF(MINISTRAL3)); /* where nothing is said */
+    bool idle = spw__hf_of(c->family, SMOLLM3 | QWEN2_MOE);             /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || dots || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
-    if (spw__hf_is_linear(c->family))
+    if (spw__hf_of(c->family, LINEAR))
         return read_full_between(s, c);
     if (c->family == SPW_FAMILY_GRANITE_HYBRID)
         return read_granite_layers(s, c);
@@ -136,10 +135,9 @@ spw__hf_read_window(const source *s, spw_model_config *c)
         c->chunk = json_is_null(json_object_get(s->object, "attention_chunk_size")) ? 0 : 8192;
         SPW_TRY(read_size(s, "attention_chunk_size", 1, &c->chunk));
     }
-    if (spw__hf_is_full(c->family))
+    if (spw__hf_of(c->family, FULL))
         return read_layer_types(s, c, false);
-    if (spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_OLMO3 ||
-        c->family == SPW_FAMILY_EXAONE4 || c->family == SPW_FAMILY_COHERE2)
+    if (spw__hf_of(c->family, GEMMAS | GPT_OSS | OLMO3 | EXAONE | COHERE2))
         return read_windows_between(s, c);
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));

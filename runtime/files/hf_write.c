@@ -132,8 +132,8 @@ write_rope(json_t *o, const spw_model_config *c)
     }
     if (c->rope_theta > 0)
         json_object_set_new(o, "rope_theta", json_real(c->rope_theta));
-    if (c->rope_part > 0 || c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_glm_dense(c->family) ||
-        spw__hf_is_linear(c->family)) /* whose default is less than all */
+    if (c->rope_part > 0 || c->family == SPW_FAMILY_GLM4_MOE || spw__hf_of(c->family, GLM_DENSE) ||
+        spw__hf_of(c->family, LINEAR)) /* whose default is less than all */
         json_object_set_new(o, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
     spw__hf_write_scaling(o, c);
     if (c->rope == SPW_ROPE_LONG)
@@ -313,13 +313,11 @@ dense_layers(const spw_model_config *c)
 static void
 write_llama(json_t *o, const spw_model_config *c)
 {
-    bool seed = c->family == SPW_FAMILY_SEED_OSS, glm_dense = spw__hf_is_glm_dense(c->family);
+    bool seed = c->family == SPW_FAMILY_SEED_OSS, glm_dense = spw__hf_of(c->family, GLM_DENSE);
     bool exaone = c->family == SPW_FAMILY_EXAONE4;
-    bool qwen_moe =
-        c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_QWEN3_NEXT;
-    bool granite = spw__hf_is_granite(c->family);
-    bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GRANITE ||
-                  c->family == SPW_FAMILY_HY_V3 || seed;
+    bool qwen_moe = spw__hf_of(c->family, QWEN_MOE | QWEN3_NEXT);
+    bool granite = spw__hf_of(c->family, GRANITE);
+    bool biases = spw__hf_of(c->family, LLAMA | SMOLLM3 | OF(GRANITE) | HY | SEED_OSS);
     set_size(o, "hidden_size", c->width);
     set_size(o, "num_hidden_layers", c->layers);
     set_size(o, "num_attention_heads", c->heads);
@@ -329,7 +327,7 @@ write_llama(json_t *o, const spw_model_config *c)
     if (c->family != SPW_FAMILY_QWEN3_5_MOE && c->family != SPW_FAMILY_SOLAR_OPEN) /* which have none */
         set_size(o, "intermediate_size", c->dense_width > 0 ? c->dense_width : c->mlp_width);
     set_size(o, "max_position_embeddings", c->positions);
-    if (spw__hf_is_gemma(c->family))
+    if (spw__hf_of(c->family, GEMMAS))
         write_gemma(o, c);
     else
         json_object_set_new(o, "hidden_act", json_string("silu"));
@@ -343,12 +341,12 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
     if (c->family == SPW_FAMILY_GPT_OSS)
         write_gpt_oss(o, c);
-    if (spw__hf_is_ernie(c->family))
+    if (spw__hf_of(c->family, ERNIE))
         json_object_set_new(o, "use_bias", json_boolean(c->qkv_bias));
-    if (spw__hf_is_linear(c->family))
+    if (spw__hf_of(c->family, LINEAR))
         spw__hf_write_linear(o, c);
-    if (biases || (c->qk_norm && c->family != SPW_FAMILY_MINIMAX_M2 && !exaone) || spw__hf_is_gemma(c->family) ||
-        c->family == SPW_FAMILY_GPT_OSS || glm_dense || granite)
+    if (biases || (c->qk_norm && c->family != SPW_FAMILY_MINIMAX_M2 && !exaone) ||
+        spw__hf_of(c->family, GEMMAS | GPT_OSS | GLM_DENSE | GRANITE))
         json_object_set_new(o, "attention_bias", json_boolean(seed || glm_dense ? c->qkv_bias : c->out_bias));
     if (seed)
         json_object_set_new(o, "attention_out_bias", json_boolean(c->out_bias));
@@ -360,7 +358,7 @@ write_llama(json_t *o, const spw_model_config *c)
     }
     if (c->kv_rank > 0)
         write_latent(o, c);
-    if (spw__hf_has_deepseek_experts(c->family) || c->kv_rank > 0) {
+    if (spw__hf_of(c->family, BESIDE) || c->kv_rank > 0) {
         write_shared_experts(o, c);
         json_object_set_new(o, "attention_bias", json_boolean(c->qkv_bias));
         if (c->family == SPW_FAMILY_DOTS1) {
@@ -412,8 +410,8 @@ write_llama(json_t *o, const spw_model_config *c)
         spw__hf_write_rope_windows(o, c);
     else if (c->family == SPW_FAMILY_OLMO3)
         write_windows(o, c);
-    else if (c->family != SPW_FAMILY_LLAMA && c->family != SPW_FAMILY_OLMO2 && c->family != SPW_FAMILY_GPT_OSS &&
-             !spw__hf_is_full(c->family) && !spw__hf_is_gemma(c->family)) /* null, not absent: that would be 4096 */
+    else if (!spw__hf_of(c->family,
+                         LLAMA | OF(OLMO2) | GPT_OSS | FULL | GEMMAS)) /* null, not absent: that would be 4096 */
         json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
 }
 
@@ -437,7 +435,7 @@ spw_hf_config_text(const spw_model_config *c, spw_dtype dtype)
     json_object_set_new(o, c->family == SPW_FAMILY_OPT ? "init_std" : "initializer_range", json_real(c->init_std));
     if (c->family == SPW_FAMILY_GPT2)
         write_gpt2(o, c);
-    else if (spw__hf_has_layer_norm(c->family))
+    else if (spw__hf_of(c->family, LAYER_NORM))
         spw__hf_write_layer_norm(o, c);
     else
         write_llama(o, c);

@@ -72,13 +72,11 @@ is_gate(const char *name)
 }
 
 /* Families whose router is a bare parameter in transformers 4, or in 5, which alone has them: peft has adapters beside linear layers. */
-static bool
-has_bare_router(spw_family family)
-{
-    return family == SPW_FAMILY_GPT_OSS || family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_DEEPSEEK_V2 ||
-           family == SPW_FAMILY_DEEPSEEK_V3 || family == SPW_FAMILY_DOTS1 || family == SPW_FAMILY_SOLAR_OPEN ||
-           family == SPW_FAMILY_HY_V3 || family == SPW_FAMILY_QWEN3_5_MOE || family == SPW_FAMILY_LLAMA4;
-}
+static const bool bare_router[SPW_FAMILY_COUNT] = {
+    [SPW_FAMILY_GPT_OSS] = true,     [SPW_FAMILY_GLM4_MOE] = true, [SPW_FAMILY_DEEPSEEK_V2] = true,
+    [SPW_FAMILY_DEEPSEEK_V3] = true, [SPW_FAMILY_DOTS1] = true,    [SPW_FAMILY_SOLAR_OPEN] = true,
+    [SPW_FAMILY_HY_V3] = true,       [SPW_FAMILY_LLAMA4] = true,   [SPW_FAMILY_QWEN3_5_MOE] = true,
+};
 
 /* The name without ".weight"; false when this is no linear weight of a layer. */
 static bool
@@ -91,7 +89,7 @@ linear_name(const spw_model *m, const spw_block *b, uint32_t id, char name[96])
         strcmp(p->name + n - end, ".weight") != 0)
         return false;
     snprintf(name, 96, "%.*s", (int)(n - end), p->name);
-    return !is_router(name) || !has_bare_router(m->config.family);
+    return !is_router(name) || !bare_router[m->config.family];
 }
 
 bool
@@ -199,7 +197,7 @@ check(const spw_model *m, const spw_lora *lora, const char *const *targets, uint
 {
     char names[256];
     const char *but = m->config.experts == 0 ? ""
-                      : has_bare_router(m->config.family)
+                      : bare_router[m->config.family]
                           ? m->config.shared_gated
                                 ? " but shared_expert_gate; the router is none, because peft has no adapters beside it"
                                 : "; the router is none, because peft has no adapters beside it"
