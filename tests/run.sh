@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs every test program of one build and counts. usage: run.sh BUILD_DIR [NAME...]
+# Runs every test program of one build and counts. usage: run.sh BUILD_DIR [NAME...]; SPW_TEST_WITHOUT: files to leave out
 # A C test speaks TAP (cmocka); a script test is one result by its exit code, 77 for "cannot run here".
 # Three run at a time where there are two CPUs or more (SPW_TEST_LANES says otherwise): many wait for disks, sleeps or one another. Where all
 # takes several times as long, two.
@@ -70,6 +70,7 @@ for path in "$build"/tests/test_* tests/test_*.sh; do
     *) [ -x "$path" ] && [ -f "$path" ] && [ -f "tests/$name.c" ] || continue ;;
     esac
     [ $# -gt 0 ] && { want "$name" "$@" || continue; }
+    case " $SPW_TEST_WITHOUT " in *" ${path##*/} "*) continue ;; esac
     echo "$name $path" >>"$out/list"
     count=$((count + 1))
 done

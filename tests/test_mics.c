@@ -61,16 +61,20 @@ tight_elems(uint32_t shard)
     return 3 * shard * spw_layout_part(12 * 32 * 32 + 13 * 32, shard);
 }
 
-/* Every placement gives the bits of the first; c0: what they have in common. The caller's to free. */
+/* Every second placement, in turns, gives the bits of the first; c0: what they have in common. The caller's to free. */
 static outcome *
 compare_placements(const char *what, world w, const spw_config *c0)
 {
+    static size_t turn;
     outcome *first = outcome_new(), *other = outcome_new();
     char dir[256], text[160];
     tiny_dir_make(dir);
+    turn++;
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
         const variant *v = &variants[i];
         spw_config c = *c0;
+        if (i > 0 && (i + turn) % 2 == 1)
+            continue;
         ranks_use_dir(&c, dir);
         c.zero.offload_param = v->param;
         c.zero.offload_optimizer = v->optimizer;

@@ -15,7 +15,7 @@
 
 static bool emulated;
 
-enum { MODELS = SANITIZED ? 2 : 3, PLACEMENTS = 4, SECONDS_MAX = SANITIZED ? 240 : 120 };
+enum { MODELS = 2, PLACEMENTS = 4, SECONDS_MAX = SANITIZED ? 240 : 120 };
 
 /* A part that is not trained, or adapters beside what is not. */
 static void
