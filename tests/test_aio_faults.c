@@ -255,7 +255,12 @@ story(const world *w, spw_region *region, bool automatic, spw_test_aio_schedule 
                                .fixed = region};
     spw_aio *aio = NULL;
     spw_aio_file *file = NULL;
-    spw_status st = spw_aio_create(&aio, &options, err);
+    spw_status st = SPW_EUNSUPPORTED;
+    /* A kernel that counts rings as locked memory gives a closed one's back when it has time for that. */
+    for (int tries = 0; tries < 8 && st == SPW_EUNSUPPORTED && (tries == 0 || strstr(err->message, "memlock")); tries++) {
+        *err = (spw_error){0};
+        st = spw_aio_create(&aio, &options, err);
+    }
     if (st == SPW_OK)
         st = spw_aio_file_open(&file, aio, aio_test_path_in(w, "story"),
                                SPW_AIO_OPEN_READ | SPW_AIO_OPEN_WRITE | SPW_AIO_OPEN_CREATE, err);
