@@ -257,7 +257,8 @@ story(const world *w, spw_region *region, bool automatic, spw_test_aio_schedule 
     spw_aio_file *file = NULL;
     spw_status st = SPW_EUNSUPPORTED;
     /* A kernel that counts rings as locked memory gives a closed one's back when it has time for that. */
-    for (int tries = 0; tries < 8 && st == SPW_EUNSUPPORTED && (tries == 0 || strstr(err->message, "memlock")); tries++) {
+    for (int tries = 0; tries < 8 && st == SPW_EUNSUPPORTED && (tries == 0 || strstr(err->message, "memlock"));
+         tries++) {
         *err = (spw_error){0};
         st = spw_aio_create(&aio, &options, err);
     }

@@ -25,7 +25,7 @@ JSON
 python3 - "$spw" "$dir" <<'PY'
 import json, os, resource, subprocess, sys
 spw, folder = sys.argv[1:]
-SHORT, LONG = 3, 8  # steps; what starting and ending costs is in both
+SHORT, LONG = 2, 5  # steps; what starting and ending costs is in both
 n = 0
 
 def check(name, good, *notes):
