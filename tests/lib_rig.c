@@ -1,4 +1,5 @@
 #include "lib_rig.h"
+#include "nn_internal.h"
 #include "runtime_internal.h"
 #include <math.h>
 #include <setjmp.h>
@@ -145,12 +146,9 @@ set_lora(rig *r, uint64_t rank, double alpha, double dropout)
              : r->c.model.kv_rank > 0      ? "*_b_proj"
              : r->c.model.linear_heads > 0 ? "in_proj_[qb]*"
                                            : "[qv]_proj");
-    snprintf(list->item[1], sizeof list->item[1], "%s",
-             gpt2                                             ? "h.1.mlp.*"
-             : r->c.model.family == SPW_FAMILY_NEOX           ? "*.layers.1.mlp.*"
-             : r->c.model.family == SPW_FAMILY_OPT            ? "*.layers.1.fc?"
-             : r->c.model.family == SPW_FAMILY_GRANITE_HYBRID ? "model.layers.1.shared_mlp.output_linear"
-                                                              : "model.layers.1.mlp.down_proj");
+    snprintf(list->item[1], sizeof list->item[1], "*.layers.1.%s", spw__nn_names(r->c.model.family)->down);
+    if (gpt2)
+        snprintf(list->item[1], sizeof list->item[1], "h.1.mlp.*");
     r->c.optimizer.lr = 2e-2;
 }
 
