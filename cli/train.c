@@ -61,12 +61,20 @@ fail(train_run *r, const spw_error *err)
     return cli_fail(err);
 }
 
+/* Steps that failed, which has been said: a save that was under way is finished, or fails with them. */
+static void
+end_failed(train_run *r, spw_status why, const char *found)
+{
+    spw_error err = {0};
+    if (cli_train_finish_save(r, &err) != SPW_OK)
+        fprintf(stderr, "spillway: the checkpoint of step %llu was not finished\n", (unsigned long long)r->saved_step);
+    if (r->rank == 0 && why != SPW_ENONFINITE) /* which names what to change, too */
+        cli_train_show_way_on(r, found);
+}
+
 static void
 release(train_run *r)
 {
-    spw_error err = {0};
-    if (cli_train_finish_save(r, &err) != SPW_OK) /* training has failed, which has been said, and the save with it */
-        fprintf(stderr, "spillway: the checkpoint of step %llu was not finished\n", (unsigned long long)r->saved_step);
     cli_folder_leave(&r->checkpoints);
     spw_engine_destroy(r->engine);
     spw_channel_close(r->talk);
@@ -176,10 +184,12 @@ cli_train(int argc, char **argv)
         cli_train_use_rates(&r, &predicted);
         cli_train_show_prediction(&r, &predicted);
         cli_train_log_start(&r, &predicted);
-        if (cli_train_loop(&r, &err) != SPW_OK)
+        if ((st = cli_train_loop(&r, &err)) != SPW_OK) {
             rc = fail(&r, &err);
-        else if (r.stopped || (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0))
+            end_failed(&r, st, found);
+        } else if (r.stopped || (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)) {
             rc = EXIT_PAUSED;
+        }
         if (r.rank == 0 && r.steps_done > 0 && (rc == EXIT_DONE || rc == EXIT_PAUSED)) {
             cli_train_show_end(&r);
             cli_train_log_end(&r);

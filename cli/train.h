@@ -112,6 +112,8 @@ void cli_train_show_prediction(const train_run *r, const spw_prediction *x);
 void cli_train_show_step(train_run *r, uint64_t step, const spw_step_result *s, double eval_loss);
 /* The closing table. */
 void cli_train_show_end(train_run *r);
+/* Behind what failed on the way: where training stands, and which checkpoint it goes on from. found: the one that it came from; "": none. */
+void cli_train_show_way_on(const train_run *r, const char *found);
 /* Bytes that this process has had at once: planned for it, tables, and regions. */
 uint64_t cli_train_memory_peak(const train_run *r);
 

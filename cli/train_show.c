@@ -212,3 +212,22 @@ cli_train_show_end(train_run *r)
     if (r->last_checkpoint[0] != '\0')
         printf("  checkpoint       %s\n", r->last_checkpoint);
 }
+
+void
+cli_train_show_way_on(const train_run *r, const char *found)
+{
+    const char *from = r->last_checkpoint[0] != '\0' ? r->last_checkpoint : found;
+    const char *folder = r->config.run.checkpoint_dir;
+    char again[SPW_PATH_BYTES];
+    spw_error ignored = {0};
+    if (r->steps_done == 0 || (folder[0] == '\0' && from[0] == '\0'))
+        return;
+    fprintf(stderr, "spillway: training ended after step %llu of %llu", (unsigned long long)r->at.step,
+            (unsigned long long)r->config.run.steps);
+    if (from[0] == '\0')
+        fprintf(stderr, ", and no checkpoint of it is complete\n");
+    else if (!r->from_foreign && spw_checkpoint_find(from, again, &ignored) != SPW_OK)
+        fprintf(stderr, ", and its last checkpoint, %s, is not there any more\n", from);
+    else
+        fprintf(stderr, "; to go on from its newest complete checkpoint: --resume %s\n", from);
+}

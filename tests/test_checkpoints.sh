@@ -237,6 +237,7 @@ if mount -t tmpfs -o size=1500k tmpfs "$dir/small" 2>/dev/null; then
     check "and what is free" grep -qE "saving checkpoint $dir/small/step-[0-9]+: it needs [0-9.]+ [KM]iB \([0-9]+ bytes\), [0-9.]+ [KM]iB free" "$dir/err"
     left=$(ls "$dir/small" | xargs)
     check "the last complete one is alone" test "$left" = "step-1" -o "$left" = "step-1 step-2"
+    check "and named as what to go on from" grep -qE "^spillway: training ended after step [2-6] of 6; to go on from its newest complete checkpoint: --resume $dir/small/${left##* }\$" "$dir/err"
     check "and goes on" train --resume "$dir/small" $(to o)
     check "to the same bytes" same "$dir/a/step-6" "$dir/o/step-6"
     rm -rf "$dir/small"/*
@@ -272,6 +273,9 @@ limited --resume "$dir/lim" --set spillway.checkpoint_dir="$dir/lim" --set spill
 code=$?
 check "a limit on file sizes is an error" test $code -eq 1 -a -n "$(grep 'saving checkpoint .*step-3.*needs' "$dir/err")"
 check "and leaves the checkpoint before alone" test "$(ls "$dir/lim")" = step-2
+check "which was gone on from, and is again" grep -qx "spillway: training ended after step 3 of 3; to go on from its newest complete checkpoint: --resume $dir/lim/step-2" "$dir/err"
+limited $(to lim3) --set spillway.steps=1 --set "$host" --set 'zero_optimization.offload_optimizer={"device":"cpu"}'
+check "that there is none is said too" grep -qx "spillway: training ended after step 1 of 1, and no checkpoint of it is complete" "$dir/err"
 check "which goes on" train --resume "$dir/lim" $(to l)
 check "to the same bytes" same "$dir/a/step-6" "$dir/l/step-6"
 check "nothing is left in swap" test -z "$(ls -A "$dir/swap")"
