@@ -92,6 +92,7 @@ spw_checkpoint_find(const char *path, char *found, spw_error *err)
         snprintf(found, SPW_PATH_BYTES, "%.1000s", path);
         return SPW_OK;
     }
+    spw__checkpoint_recover(path);
     dir = opendir(path);
     if (dir == NULL)
         return SPW_RAISE_SYS(err, errno, "checkpoint %s", path);

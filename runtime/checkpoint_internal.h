@@ -72,9 +72,15 @@ spw_status spw__checkpoint_check_name(const char *final, spw_error *err);
 
 /*
  * spw__checkpoint_place - moves a finished folder to its name, in one step where the file system can exchange names.
- * What had that name before is removed, without ever being there half. Both names are in dir. Durable on SPW_OK.
+ * What had that name before is removed, without ever being there half. Both names are in dir. Durable on SPW_OK; else
+ * the names are what they were.
  */
 spw_status spw__checkpoint_place(const char *dir, const char *partial, const char *final, spw_error *err);
+/*
+ * spw__checkpoint_recover - where names cannot be exchanged, a save that was killed while it replaced a step's checkpoint left the new one as
+ * step-<n>.partial, the old one as step-<n>.old, both complete, and none that is found. The new one gets the name.
+ */
+void spw__checkpoint_recover(const char *dir);
 /*
  * Of the complete checkpoints in dir up to step, which has just become one, removes all but the last keep (0: none), and
  * what killed removals and killed saves of earlier steps left. A failure is a warning in the log.

@@ -26,20 +26,26 @@ is_numbered(const char *name, uint64_t *step_out)
     return strcmp(again, name) == 0; /* not step-007: it is looked up by number */
 }
 
+static bool
+is_complete(const char *path)
+{
+    char manifest[PATH_BYTES];
+    snprintf(manifest, sizeof manifest, "%.1200s/" SPW_MANIFEST_FILE, path);
+    return spw__manifest_there(manifest);
+}
+
 bool
 spw__checkpoint_step(const char *dir, const char *name, uint64_t *step_out)
 {
-    char manifest[PATH_BYTES];
-    snprintf(manifest, sizeof manifest, "%.1000s/%.200s/" SPW_MANIFEST_FILE, dir, name);
-    return is_numbered(name, step_out) && spw__manifest_there(manifest);
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%.1000s/%.200s", dir, name);
+    return is_numbered(name, step_out) && is_complete(path);
 }
 
 spw_status
 spw__checkpoint_check_name(const char *final, spw_error *err)
 {
-    char manifest[PATH_BYTES];
-    snprintf(manifest, sizeof manifest, "%.1200s/" SPW_MANIFEST_FILE, final);
-    if (access(final, F_OK) != 0 || spw__manifest_there(manifest))
+    if (access(final, F_OK) != 0 || is_complete(final))
         return SPW_OK;
     return SPW_RAISE_SYS(err, EEXIST,
                          "%s would be replaced, and is no checkpoint of this program: move it away, or save to another "
@@ -100,30 +106,55 @@ warn_of_rest(const char *final, const spw_error *left)
     spw_log(SPW_LOG_WARN, "what was checkpoint %s before is left behind: %s", final, left->message);
 }
 
-/* Where names cannot be exchanged: for a moment this step has no checkpoint. */
+/* Or somebody who looked for checkpoints just did. */
+static bool
+take_name(const char *partial, const char *final)
+{
+    int errnum;
+    if (rename(partial, final) == 0)
+        return true;
+    errnum = errno;
+    if (errnum == ENOENT && is_complete(final))
+        return true;
+    errno = errnum;
+    return false;
+}
+
+/*
+ * Where names cannot be exchanged: for a moment this step has no checkpoint. Whoever is killed there leaves two that are complete,
+ * of which spw__checkpoint_recover() gives the new one the name.
+ */
 static spw_status
 replace(const char *dir, const char *partial, const char *final, spw_error *err)
 {
     char old[PATH_BYTES];
     spw_error left = {0};
     SPW_TRY(set_aside(final, old, err));
-    if (rename(partial, final) != 0) {
+    if (!take_name(partial, final)) {
         int errnum = errno;
         (void)rename(old, final);
         return SPW_RAISE_SYS(err, errnum, "renaming %s to %s", partial, final);
     }
-    SPW_TRY(spw_dir_sync(dir, err));
+    if (spw_dir_sync(dir, err) != SPW_OK) {
+        if (rename(final, partial) == 0)
+            (void)rename(old, final);
+        return err->status;
+    }
     if (remove_aside(old, &left) != SPW_OK)
         warn_of_rest(final, &left);
     return SPW_OK;
 }
 
+/* What fails takes its names back: a save that failed leaves what was there before. */
 spw_status
 spw__checkpoint_place(const char *dir, const char *partial, const char *final, spw_error *err)
 {
     spw_error left = {0};
     if (renameat2(AT_FDCWD, partial, AT_FDCWD, final, RENAME_EXCHANGE) == 0) { /* the same step saved again */
-        SPW_TRY(spw_dir_sync(dir, err));
+        if (spw_dir_sync(dir, err) != SPW_OK) {
+            (void)renameat2(AT_FDCWD, partial, AT_FDCWD, final, RENAME_EXCHANGE);
+            return err->status;
+        }
         if (discard(partial, &left) != SPW_OK)
             warn_of_rest(final, &left);
         return SPW_OK;
@@ -132,7 +163,31 @@ spw__checkpoint_place(const char *dir, const char *partial, const char *final, s
         return replace(dir, partial, final, err);
     if (rename(partial, final) != 0)
         return SPW_RAISE_SYS(err, errno, "renaming %s to %s", partial, final);
-    return spw_dir_sync(dir, err);
+    if (spw_dir_sync(dir, err) != SPW_OK) {
+        (void)rename(final, partial);
+        return err->status;
+    }
+    return SPW_OK;
+}
+
+void
+spw__checkpoint_recover(const char *dir)
+{
+    DIR *folder = opendir(dir);
+    const struct dirent *entry;
+    while (folder != NULL && (entry = readdir(folder)) != NULL) {
+        const char *end = strstr(entry->d_name, ".partial");
+        char final[PATH_BYTES], partial[PATH_BYTES], old[PATH_BYTES];
+        if (end == NULL || strcmp(end, ".partial") != 0)
+            continue;
+        snprintf(final, sizeof final, "%.1000s/%.*s", dir, (int)(end - entry->d_name), entry->d_name);
+        snprintf(partial, sizeof partial, "%.1200s.partial", final);
+        snprintf(old, sizeof old, "%.1200s.old", final);
+        if (access(final, F_OK) != 0 && is_complete(old) && is_complete(partial))
+            (void)rename(partial, final); /* a folder that may only be read stays as it is */
+    }
+    if (folder != NULL)
+        closedir(folder);
 }
 
 /* The complete checkpoint with the largest step below `below`; false: there is none. */

@@ -459,6 +459,7 @@ prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
         return SPW_OK; /* folder and files are the first rank's */
     SPW_TRY(spw__checkpoint_check_name(job->final, err));
     SPW_TRY(spw_dir_make(job->dir, err));
+    spw__checkpoint_recover(job->dir);
     if (access(job->partial, F_OK) == 0)
         SPW_TRY(spw_dir_remove(job->partial, err)); /* a save that was killed */
     SPW_TRY(spw_dir_make(job->partial, err));

@@ -2,6 +2,7 @@
  * What a power cut leaves: the calls that make names and make them durable are watched, and a folder that gets its name must have
  * nothing in it that is not on disk. Stands in for fsync, mkdir, link and rename of this process.
  */
+#include "checkpoint_internal.h"
 #include "lib_rig.h"
 #include "spw_access.h"
 #include "spw_files.h"
@@ -212,9 +213,28 @@ test_checkpoints(void **state)
     }
 }
 
+/* A save of the step, told apart by a position. */
+static spw_status
+save(rig *r, const char *dir, uint64_t step, uint64_t position, spw_error *err)
+{
+    return spw_checkpoint_save(r->e, &r->c, dir, &(spw_checkpoint_state){.step = step, .data_position = position}, NULL,
+                               err);
+}
+
+/* The checkpoint is whole, and the save at that position. */
+static void
+expect_position(rig *r, const char *path, uint64_t position)
+{
+    spw_manifest m;
+    rig_need(r, spw_checkpoint_verify(path, true, &r->err));
+    rig_need(r, spw__manifest_read(&m, path, &r->err));
+    assert_int_equal(m.state.data_position, position);
+    spw__manifest_free(&m);
+}
+
 /*
  * Each of these calls of a save may fail, of a step's first save and of one that is repeated: that is told, or it did not matter; the
- * checkpoint before is as it was, what has the name of one is one, and the next save leaves nothing else.
+ * checkpoint before is as it was, also that of the same step, and the next save leaves nothing else.
  */
 static void
 test_each_call_fails(void **state)
@@ -223,6 +243,7 @@ test_each_call_fails(void **state)
     for (int again = 0; again < 3; again++) {
         char dir[300], first[320], second[320];
         bool through = false;
+        uint64_t kept = 0;
         rig r;
         rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
         r.c.run.checkpoint_links = true;
@@ -232,9 +253,9 @@ test_each_call_fails(void **state)
         snprintf(dir, sizeof dir, "%s/saves", r.dir);
         snprintf(first, sizeof first, "%s/step-1", dir);
         snprintf(second, sizeof second, "%s/step-2", dir);
-        rig_need(&r, spw_checkpoint_save(r.e, &r.c, dir, &(spw_checkpoint_state){.step = 1}, NULL, &r.err));
+        rig_need(&r, save(&r, dir, 1, 0, &r.err));
         if (again > 0)
-            rig_need(&r, spw_checkpoint_save(r.e, &r.c, dir, &(spw_checkpoint_state){.step = 2}, NULL, &r.err));
+            rig_need(&r, save(&r, dir, 2, 0, &r.err));
         no_exchange = again == 2;
         for (uint32_t k = 1; !through; k++) {
             spw_error err = {0};
@@ -242,18 +263,55 @@ test_each_call_fails(void **state)
             if (again == 0 && access(second, F_OK) == 0)
                 rig_need(&r, spw_dir_remove(second, &r.err));
             fail_in = k;
-            st = spw_checkpoint_save(r.e, &r.c, dir, &(spw_checkpoint_state){.step = 2}, NULL, &err);
+            st = save(&r, dir, 2, k, &err);
             through = fail_in > 0;
             fail_in = 0;
+            kept = st == SPW_OK ? k : kept;
             assert_true(st == SPW_OK || (!through && strstr(err.message, r.dir) != NULL));
-            rig_need(&r, spw_checkpoint_verify(first, true, &r.err));
-            if (st == SPW_OK || again > 0 || access(second, F_OK) == 0)
-                rig_need(&r, spw_checkpoint_verify(second, true, &r.err));
+            expect_position(&r, first, 0);
+            if (st == SPW_OK || again > 0)
+                expect_position(&r, second, kept);
+            else
+                assert_int_not_equal(access(second, F_OK), 0);
         }
         no_exchange = false;
         assert_int_equal(tiny_dir_entries(dir), 2);
         rig_remove(&r);
     }
+}
+
+/* Killed where names cannot be exchanged, between taking a step's name from the old checkpoint and giving it to the new one: whoever looks finds the new one. */
+static void
+test_killed_between_names(void **state)
+{
+    char dir[300], second[320], old[340], partial[340], aside[320], found[SPW_PATH_BYTES];
+    rig r;
+    (void)state;
+    rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    rig_open(&r);
+    rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    snprintf(dir, sizeof dir, "%s/saves", r.dir);
+    snprintf(second, sizeof second, "%s/step-2", dir);
+    snprintf(old, sizeof old, "%s.old", second);
+    snprintf(partial, sizeof partial, "%s.partial", second);
+    snprintf(aside, sizeof aside, "%s/aside", r.dir);
+    rig_need(&r, save(&r, dir, 1, 0, &r.err));
+    for (int next = 0; next < 2; next++) {
+        rig_need(&r, save(&r, dir, 2, 5, &r.err));
+        assert_int_equal(rename(second, aside), 0);
+        rig_need(&r, save(&r, dir, 2, 0, &r.err));
+        assert_int_equal(rename(second, old) | rename(aside, partial), 0);
+        if (next == 0) { /* who goes on, or reads */
+            rig_need(&r, spw_checkpoint_find(dir, found, &r.err));
+            assert_string_equal(found, second);
+        } else { /* who saves another step */
+            rig_need(&r, save(&r, dir, 3, 0, &r.err));
+        }
+        expect_position(&r, second, 5);
+    }
+    rig_need(&r, save(&r, dir, 2, 0, &r.err));
+    assert_int_equal(tiny_dir_entries(dir), 3);
+    rig_remove(&r);
 }
 
 /* Weights alone, and an export of them. */
@@ -284,6 +342,6 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_checkpoints), cmocka_unit_test(test_each_call_fails),
-                                       cmocka_unit_test(test_folders)};
+                                       cmocka_unit_test(test_killed_between_names), cmocka_unit_test(test_folders)};
     return cmocka_run_group_tests_name("durable", tests, NULL, NULL);
 }
