@@ -408,10 +408,10 @@ static spw_dtype
 default_grad_dtype(const spw_config *c, const json_t *data_types)
 {
     const char *name = json_string_value(json_object_get(data_types, "grad_accum_dtype"));
-    int found = c->fp16 ? SPW_F16 : SPW_F32;
-    for (int i = 0; name != NULL && i < SPW_DTYPE_COUNT; i++)
-        found = strcmp(name, spw_dtype_name((spw_dtype)i)) == 0 ? i : found;
-    return (spw_dtype)found;
+    spw_dtype found = c->fp16 ? SPW_F16 : SPW_F32;
+    if (name != NULL)
+        (void)spw_dtype_parse(name, &found);
+    return found;
 }
 
 /* By the configuration, or by a scheduler that does not go by the optimizer's. */

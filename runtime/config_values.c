@@ -207,12 +207,8 @@ read_word(const config_reader *r, const key_row *row, const json_t *v, void *fie
     }
     if (row->type == K_FORMAT && spw_state_parse(text, field))
         return SPW_OK;
-    for (int i = 0; row->type == K_DTYPE && i < SPW_DTYPE_COUNT; i++) {
-        if (strcmp(text, spw_dtype_name((spw_dtype)i)) == 0) {
-            *(spw_dtype *)field = (spw_dtype)i;
-            return SPW_OK;
-        }
-    }
+    if (row->type == K_DTYPE && spw_dtype_parse(text, field))
+        return SPW_OK;
     return spw__config_bad_value(r, row->key, row->help, v);
 }
 

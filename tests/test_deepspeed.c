@@ -122,6 +122,17 @@ test_grad_accum(void **state)
         "{\"model\":{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":1,\"n_head\":1},\"data\":{\"path\":\"a\"}," MICRO
         "\"spillway\":{\"steps\":1,\"grad_dtype\":\"fp32\"},\"data_types\":{\"grad_accum_dtype\":\"bf16\"}}");
     assert_int_equal(c.run.grad_dtype, SPW_F32);
+    takes("{" NEEDED MICRO "\"bf16\":{\"enabled\":true},\"communication_data_type\":\"BF16\","
+          "\"data_types\":{\"grad_accum_dtype\":\"torch.bfloat16\"}}");
+    assert_int_equal(c.comm_dtype, SPW_BF16);
+    assert_int_equal(c.run.grad_dtype, SPW_BF16);
+    takes("{" NEEDED MICRO "\"fp16\":{\"enabled\":true},\"communication_data_type\":\"Float32\","
+          "\"seq_parallel_communication_data_type\":\"half\",\"data_types\":{\"grad_accum_dtype\":\"float32\"}}");
+    assert_int_equal(c.comm_dtype, SPW_F32);
+    assert_int_equal(c.run.grad_dtype, SPW_F32);
+    refuses("{" NEEDED MICRO "\"communication_data_type\":\"int8\"}",
+            "communication_data_type: expected fp32, bf16 or fp16");
+    refuses("{" NEEDED MICRO "\"communication_data_type\":\"\"}", "communication_data_type: expected");
 }
 
 /* What DeepSpeed takes and does nothing with is taken too, and does nothing. */

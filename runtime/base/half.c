@@ -3,6 +3,7 @@
  */
 #include "philox.h"
 #include "spw_base.h"
+#include <strings.h>
 #if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
 #include <xxh_x86dispatch.h> /* the same sums with the widest vectors of this processor */
 #else
@@ -15,6 +16,26 @@ spw_dtype_name(spw_dtype t)
 {
     static const char *const names[SPW_DTYPE_COUNT] = {"fp32", "bf16", "fp16"};
     return (unsigned)t < SPW_DTYPE_COUNT ? names[t] : "unknown";
+}
+
+bool
+spw_dtype_parse(const char *text, spw_dtype *out)
+{
+    static const char *const names[SPW_DTYPE_COUNT][4] = {
+        [SPW_F32] = {"fp32", "float32", "float"},
+        [SPW_BF16] = {"bf16", "bfloat16", "bfloat"},
+        [SPW_F16] = {"fp16", "float16", "half"},
+    };
+    text += strncmp(text, "torch.", 6) == 0 ? 6 : 0;
+    for (int t = 0; t < SPW_DTYPE_COUNT; t++) {
+        for (const char *const *name = names[t]; *name != NULL; name++) {
+            if (strcasecmp(text, *name) == 0) {
+                *out = (spw_dtype)t;
+                return true;
+            }
+        }
+    }
+    return false;
 }
 
 float

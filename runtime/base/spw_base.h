@@ -277,7 +277,8 @@ spw_dtype_bytes(spw_dtype t)
 {
     return t == SPW_F32 ? 4u : 2u;
 }
-const char *spw_dtype_name(spw_dtype t);                            /* "fp32", "bf16", "fp16" */
+const char *spw_dtype_name(spw_dtype t);                /* "fp32", "bf16", "fp16" */
+bool spw_dtype_parse(const char *text, spw_dtype *out); /* also PyTorch's words, "bfloat16" and "half", in any case */
 typedef enum spw_fp8 { SPW_E4M3, SPW_E5M2, SPW_FP8_COUNT } spw_fp8; /* formats of 8-bit floats */
 
 static inline uint32_t
