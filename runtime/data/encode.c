@@ -573,27 +573,28 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
     return sum;
 }
 
-/* Takes an open cache file if it is what f needs; anything else is made anew. */
-static bool
-accept(data_file *f, const spw_data_options *o, uint64_t key)
+/* Takes an open cache file if it is what f needs. SPW_ECORRUPT: it is something else; other errors are of reading it. */
+static spw_status
+accept(data_file *f, const spw_data_options *o, uint64_t key, spw_error *err)
 {
     unsigned char h[HEADER_BYTES];
     struct stat info;
     uint64_t width = f->element == E_CACHE32 ? 4 : 2, tokens;
-    if (fstat(f->fd, &info) != 0 || spw__data_read(f->fd, f->store, 0, h, sizeof h, NULL) != SPW_OK)
-        return false;
+    if (fstat(f->fd, &info) != 0)
+        return SPW_RAISE_SYS(err, errno, "data: size of %s", f->store);
+    SPW_TRY(spw__data_read(f->fd, f->store, 0, h, sizeof h, err));
     tokens = spw_get_le(h + 24, 8);
     if (memcmp(h, "SPWTOKEN", 8) != 0 || spw_get_le(h + 8, 4) != VERSION || spw_get_le(h + 12, 4) != width ||
         spw_get_le(h + 16, 8) != key || tokens > (uint64_t)INT64_MAX / 8 ||
         (uint64_t)info.st_size != HEADER_BYTES + tokens * width)
-        return false;
+        return SPW_RAISE(err, SPW_ECORRUPT, "data: %s changed while it was written", f->store);
     f->begin = HEADER_BYTES;
     f->tokens = tokens;
     f->targets = hides_targets(f, o) || o->documents == SPW_DOCUMENTS_WHOLE ? spw_get_le(h + 56, 8) : 0;
     f->untargeted = hides_targets(f, o) ? spw_get_le(h + 40, 8) : 0; /* else it may be other windows' */
     f->cut = o->documents == SPW_DOCUMENTS_WHOLE ? spw_get_le(h + 48, 8) : 0;
     f->pairs = o->pairs ? spw_get_le(h + 32, 8) : 0;
-    return true;
+    return SPW_OK;
 }
 
 static spw_status
@@ -738,12 +739,12 @@ open_part(encoding *e, const char *folder, spw_error *err)
     return e->out >= 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", e->part);
 }
 
-/* Opens the cache file if it is there and what f needs. */
+/* Opens the cache file if it is there and what f needs; anything else is made anew. */
 static bool
 open_made(data_file *f, const spw_data_options *o, uint64_t key)
 {
     f->fd = open(f->store, O_RDONLY | O_CLOEXEC);
-    if (f->fd >= 0 && accept(f, o, key)) {
+    if (f->fd >= 0 && accept(f, o, key, NULL) == SPW_OK) {
         (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_RANDOM); /* as spw__data_fd() says of windows */
         return true;
     }
@@ -857,5 +858,5 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     if (f->fd >= 0) /* another run's */
         return SPW_OK;
     SPW_TRY(spw__data_fd(&f->fd, f->store, true, err));
-    return accept(f, o, key) ? SPW_OK : SPW_RAISE(err, SPW_ECORRUPT, "data: %s changed while it was written", f->store);
+    return accept(f, o, key, err);
 }
