@@ -7,6 +7,7 @@
  * the best within 3 % the one with the least CPU time wins: those cycles are the optimizer's.
  */
 #include "bench_io.h"
+#include <jansson.h>
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -196,16 +197,37 @@ print_prediction(const tuning *t, double gb_s)
     }
 }
 
-/* Paths as they are from anywhere: the file is there to be included, and a relative one would be another folder in another working directory. */
+/* As it is from anywhere: the file is there to be included, and a relative path would be another folder in another working directory. */
+static const char *
+path_from_anywhere(const char *dir, char room[PATH_MAX])
+{
+    return dir[0] != '/' && realpath(dir, room) != NULL ? room : dir;
+}
+
+/* The file is JSON, whose text is UTF-8. */
+static spw_status
+check_names(const tuning *t, spw_error *err)
+{
+    char room[PATH_MAX];
+    for (uint32_t d = 0; d < t->dir_count; d++) {
+        json_t *name = json_string(path_from_anywhere(t->dirs[d], room));
+        if (name == NULL)
+            return SPW_RAISE(err, SPW_EINVAL,
+                             "-o %s: %s is not UTF-8, and a configuration cannot name it: name it by a link to it",
+                             t->out_path, t->dirs[d]);
+        json_decref(name);
+    }
+    return SPW_OK;
+}
+
 static void
 write_paths(FILE *f, const tuning *t, const double *weights)
 {
-    char path[PATH_MAX];
+    char room[PATH_MAX];
     fputs("{\"nvme_path\": [", f);
     for (uint32_t d = 0; d < t->dir_count; d++) {
-        bool relative = t->dirs[d][0] != '/' && realpath(t->dirs[d], path) != NULL;
         fputs(d > 0 ? ", {\"path\": " : "{\"path\": ", f);
-        cli_bench_write_text(f, relative ? path : t->dirs[d]);
+        cli_bench_write_text(f, path_from_anywhere(t->dirs[d], room));
         fprintf(f, ", \"weight\": %.3f}", weights[d]);
     }
     fputs("]}", f);
@@ -340,7 +362,7 @@ cli_tune(int argc, char **argv)
     int rc = parse(&t, argc, argv);
     if (rc >= 0)
         return rc;
-    if (t.out_path != NULL && cli_check_replaced("-o", t.out_path, &err) != SPW_OK)
+    if (t.out_path != NULL && (cli_check_replaced("-o", t.out_path, &err) != SPW_OK || check_names(&t, &err) != SPW_OK))
         return cli_fail(&err);
     cli_catch_signals();
     candidates_make(&t);

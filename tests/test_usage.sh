@@ -223,6 +223,8 @@ expect 2 "bench io: a path is empty" "bench io of one" bench io "$dir" "" --smok
 expect 2 "tune: a path is empty" "tune of one" tune "" --seconds 5
 expect 1 "-o: the name of the file is empty" "tune into a file without a name, before it measures" tune "$dir" --seconds 5 -o ""
 expect 1 "--trace: the name of the file is empty" "and a timeline" train examples/demo.json --set spillway.checkpoint_dir= --set data.path=README.md --trace ""
+mkdir "$dir/b"$'\351'
+expect 1 "is not UTF-8, and a configuration cannot name it" "tune a folder that a configuration cannot name" tune "$dir/b"$'\351' --seconds 5 -o "$dir/t.json"
 # What a finished file takes the place of is a file.
 mkfifo "$dir/pipe"
 echo '{"op": "copy", "size": 4096, "gb_s": 1}' >"$dir/rows.json"
