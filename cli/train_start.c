@@ -118,6 +118,14 @@ compare_checkpoint(const train_run *r, const char *checkpoint, spw_error *err)
     return SPW_OK;
 }
 
+static spw_status
+check_monitor(const char *key, const spw_monitor_config *c, spw_error *err)
+{
+    char folder[SPW_MONITOR_FOLDER_BYTES];
+    spw_monitor_folder(folder, c);
+    return c->enabled ? cli_check_folder(key, folder, err) : SPW_OK;
+}
+
 /* The first rank writes them: what cannot be is said before any work. */
 static spw_status
 check_outputs(train_run *r, spw_error *err)
@@ -129,6 +137,8 @@ check_outputs(train_run *r, spw_error *err)
         SPW_TRY(cli_check_folder("spillway.checkpoint_dir", checkpoints, err));
     if (r->trace_path != NULL)
         SPW_TRY(cli_check_file("--trace", r->trace_path, err));
+    SPW_TRY(check_monitor("tensorboard.output_path", &r->config.tensorboard, err));
+    SPW_TRY(check_monitor("csv_monitor.output_path", &r->config.csv_monitor, err));
     return checkpoints[0] != '\0' ? cli_folder_take(&r->checkpoints, "spillway.checkpoint_dir", checkpoints, err)
                                   : SPW_OK;
 }

@@ -11,8 +11,8 @@
 enum { TAG_BYTES_MAX = 200 };
 
 struct spw_monitor {
-    char csv[SPW_PATH_BYTES + 256]; /* folder; "": off */
-    FILE *events;                   /* NULL: off */
+    char csv[SPW_MONITOR_FOLDER_BYTES], tensorboard[SPW_MONITOR_FOLDER_BYTES]; /* folders; csv "": off */
+    FILE *events;                                                              /* NULL: off */
 };
 
 /* ---------------------------------------------------------------- records */
@@ -95,11 +95,17 @@ spw_monitor_record(unsigned char *out, double wall_s, const char *tag, float val
 
 /* ---------------------------------------------------------------- files */
 
+void
+spw_monitor_folder(char out[SPW_MONITOR_FOLDER_BYTES], const spw_monitor_config *c)
+{
+    snprintf(out, SPW_MONITOR_FOLDER_BYTES, "%s/%s", c->output_path[0] != '\0' ? c->output_path : ".", c->job_name);
+}
+
 static spw_status
-open_folder(char folder[SPW_PATH_BYTES + 256], const char *key, const spw_monitor_config *c, spw_error *err)
+open_folder(char folder[SPW_MONITOR_FOLDER_BYTES], const char *key, const spw_monitor_config *c, spw_error *err)
 {
     spw_status st;
-    snprintf(folder, SPW_PATH_BYTES + 256, "%s%s%s", c->output_path, c->output_path[0] != '\0' ? "/" : "", c->job_name);
+    spw_monitor_folder(folder, c);
     st = spw_dir_make(folder, err);
     if (st != SPW_OK)
         spw_error_wrap(err, "%s", key);
@@ -117,15 +123,19 @@ put_record(FILE *f, const char *tag, float value, uint64_t samples)
     return fwrite(record, 1, n, f) == n && fflush(f) == 0;
 }
 
+/* A file of its own, also where another container's process of the same number began within the second. */
 static spw_status
 open_events(spw_monitor *m, const spw_monitor_config *c, spw_error *err)
 {
-    char folder[SPW_PATH_BYTES + 256], host[65] = "", name[SPW_PATH_BYTES + 512];
-    SPW_TRY(open_folder(folder, "tensorboard", c, err));
+    char host[65] = "", name[SPW_MONITOR_FOLDER_BYTES + 256];
+    long long now = (long long)time(NULL);
+    SPW_TRY(open_folder(m->tensorboard, "tensorboard", c, err));
     (void)gethostname(host, sizeof host - 1);
-    snprintf(name, sizeof name, "%s/events.out.tfevents.%lld.%s.%ld.0", folder, (long long)time(NULL), host,
-             (long)getpid());
-    m->events = fopen(name, "we");
+    for (int i = 0; i == 0 || (m->events == NULL && errno == EEXIST); i++) {
+        snprintf(name, sizeof name, "%s/events.out.tfevents.%lld.%s.%ld.%d", m->tensorboard, now, host, (long)getpid(),
+                 i);
+        m->events = fopen(name, "wxe");
+    }
     if (m->events == NULL || !put_record(m->events, NULL, 0, 0))
         return SPW_RAISE_SYS(err, errno, "tensorboard: %s", name);
     return SPW_OK;
@@ -183,7 +193,7 @@ spw_monitor_write(spw_monitor *m, const char *tag, double value, uint64_t sample
         m->csv[0] = '\0';
     }
     if (m->events != NULL && !put_record(m->events, tag, (float)value, samples)) {
-        spw_log(SPW_LOG_WARN, "tensorboard: %s; no more is written there", strerror(errno));
+        spw_log(SPW_LOG_WARN, "tensorboard: %s: %s; no more is written there", m->tensorboard, strerror(errno));
         fclose(m->events);
         m->events = NULL;
     }

@@ -11,6 +11,9 @@ extern "C" {
 #endif
 
 typedef struct spw_monitor spw_monitor;
+enum { SPW_MONITOR_FOLDER_BYTES = SPW_PATH_BYTES + 256 };
+/* OUTPUT_PATH/JOB_NAME of one of them. */
+void spw_monitor_folder(char out[SPW_MONITOR_FOLDER_BYTES], const spw_monitor_config *c);
 /*
  * spw_monitor_open - makes OUTPUT_PATH/JOB_NAME of each monitor that is enabled. *out NULL: none is.
  * Errors  SPW_ESYS naming the key and the folder or file.
