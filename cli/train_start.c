@@ -126,6 +126,20 @@ check_monitor(const char *key, const spw_monitor_config *c, spw_error *err)
     return c->enabled ? cli_check_folder(key, folder, err) : SPW_OK;
 }
 
+/* The folders above it are made. */
+static spw_status
+check_log(const char *path, spw_error *err)
+{
+    char folder[SPW_PATH_BYTES], *slash;
+    snprintf(folder, sizeof folder, "%s", path);
+    slash = strrchr(folder, '/');
+    if (slash == NULL || slash == folder)
+        return cli_check_file("spillway.run_log", path, err);
+    *slash = '\0';
+    return access(folder, F_OK) == 0 ? cli_check_file("spillway.run_log", path, err)
+                                     : cli_check_folder("spillway.run_log", folder, err);
+}
+
 /* The first rank writes them: what cannot be is said before any work. */
 static spw_status
 check_outputs(train_run *r, spw_error *err)
@@ -137,6 +151,8 @@ check_outputs(train_run *r, spw_error *err)
         SPW_TRY(cli_check_folder("spillway.checkpoint_dir", checkpoints, err));
     if (r->trace_path != NULL)
         SPW_TRY(cli_check_file("--trace", r->trace_path, err));
+    if (r->config.run.run_log[0] != '\0')
+        SPW_TRY(check_log(r->config.run.run_log, err));
     SPW_TRY(check_monitor("tensorboard.output_path", &r->config.tensorboard, err));
     SPW_TRY(check_monitor("csv_monitor.output_path", &r->config.csv_monitor, err));
     return checkpoints[0] != '\0' ? cli_folder_take(&r->checkpoints, "spillway.checkpoint_dir", checkpoints, err)

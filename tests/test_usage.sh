@@ -145,8 +145,9 @@ check "of which a kill leaves nothing" nothing_left
 # What could not be written at the end is said at the beginning.
 expect 1 "spillway.checkpoint_dir $c/x" "a checkpoint_dir below a file" train "$c" --set spillway.checkpoint_dir="$c/x"
 check "is said before the first step" test ! -s "$dir/out"
-expect 1 "csv_monitor.output_path $c/x/job: $c is not a folder" "a monitor below a file" train "$c" $none --set csv_monitor='{"enabled":true,"output_path":"'"$c"'/x","job_name":"job"}' --set data.cache_dir="$dir/unmade"
-check "is said before any work" test ! -e "$dir/unmade"
+expect 1 "csv_monitor.output_path $c/x/job: $c is not a folder" "a monitor below a file, before data are looked for" train "$c" $none --set csv_monitor='{"enabled":true,"output_path":"'"$c"'/x","job_name":"job"}' --set data.path="$dir/gone.txt"
+expect 1 "spillway.run_log $c/x: $c is not a folder" "a log below a file, too" train "$c" $none --set spillway.run_log="$c/x/log" --set data.path="$dir/gone.txt"
+expect 1 "spillway.run_log $dir: Is a directory" "or that is a folder" train "$c" $none --set spillway.run_log="$dir" --set data.path="$dir/gone.txt"
 expect 1 "--trace $dir/gone/t.json" "a trace in a folder that is not there" train "$c" $none --trace "$dir/gone/t.json"
 check "is said before the first step" test ! -s "$dir/out"
 expect 1 "--trace $dir" "a trace that is a folder" train "$c" $none --trace "$dir"

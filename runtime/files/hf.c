@@ -102,7 +102,7 @@ static const struct with_images {
     {"gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", SPW_FAMILY_GEMMA4,
      .missing = {.vocab = 262144, .positions = 262144, .width = 2304, .layers = 30, .heads = 8, .mlp_width = 9216}}};
 
-/* Relatives of what is computed here, and what of them is not. */
+/* Relatives of what is computed here, and what of them is not; of others, what is. */
 static const char *
 missing_of(const char *type)
 {
@@ -110,7 +110,7 @@ missing_of(const char *type)
         if (strcmp(type, with_images[i].type) == 0)
             return ": of a model of text and images only a folder's text part is read";
     }
-    return "";
+    return " (spillway help config model_type names all that are)";
 }
 
 static spw_status
