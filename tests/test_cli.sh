@@ -380,7 +380,10 @@ if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
     nobody train "$c"
     code=$?
     check "a checkpoint_dir of somebody else is named" test $code -eq 1 -a -n "$(grep "checkpoint_dir.*Permission" "$dir/err")"
-    nobody train "$c" --set "data.path=$dir/secret.txt" --set spillway.checkpoint_dir=
+    nobody train "$c" --set spillway.checkpoint_dir= --set "data.path=$dir/secret.txt"
+    code=$?
+    check "and so is a log" test $code -eq 1 -a -n "$(grep "spillway.run_log.*Permission" "$dir/err")"
+    nobody train "$c" --set "data.path=$dir/secret.txt" --set spillway.checkpoint_dir= --set spillway.run_log=
     code=$?
     check "unreadable data is named" test $code -eq 1 -a -n "$(grep "$dir/secret.txt.*Permission" "$dir/err")"
     # Each thread in turn is the first that the user may not have.
