@@ -113,6 +113,43 @@ test_shards(void **state)
     tiny_dir_remove(dir);
 }
 
+/* What is read from a mapping is refused where its file was cut off meanwhile: its pages would end the process. */
+static void
+test_cut_off(void **state)
+{
+    const char *from = "tests/vectors/families/gpt_oss_mxfp4";
+    char dir[256], path[600], command[900];
+    spw_model_config c;
+    spw_model *m = NULL;
+    spw_hf_reader *r = NULL;
+    spw_error err = {0};
+    float x[64];
+    uint32_t refused = 0;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(command, sizeof command, "cp %s/config.json %s/model.safetensors %s", from, from, dir);
+    assert_int_equal(system(command), 0);
+    DONE(spw_hf_config_load(&c, dir, &err));
+    DONE(spw_model_build(&m, &c, &err));
+    DONE(spw_hf_reader_open(&r, dir, &err));
+    DONE(spw_hf_reader_bind(r, m, &err));
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    for (uint32_t id = 0; id < m->param_count; id++)
+        DONE(spw_hf_read_param(r, id, 0, 1, x, &err));
+    assert_int_equal(truncate(path, 4096), 0);
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        spw_error own = {0};
+        if (spw_hf_read_param(r, id, 0, 1, x, &own) == SPW_OK)
+            continue;
+        assert_non_null(strstr(own.message, "model.safetensors"));
+        refused++;
+    }
+    assert_true(refused > 0);
+    spw_hf_reader_close(r);
+    spw_model_destroy(m);
+    tiny_dir_remove(dir);
+}
+
 /* The k-th allocation fails, for every k: nothing is left behind. */
 static void
 test_no_memory(void **state)
@@ -499,9 +536,10 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shards),           cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_other_model),      cmocka_unit_test(test_experts_turned),
-        cmocka_unit_test(test_experts_together), cmocka_unit_test(test_wide_vectors),
+        cmocka_unit_test(test_shards),         cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_no_memory),      cmocka_unit_test(test_other_model),
+        cmocka_unit_test(test_experts_turned), cmocka_unit_test(test_experts_together),
+        cmocka_unit_test(test_wide_vectors),
     };
     return cmocka_run_group_tests_name("hf_folder", tests, NULL, NULL);
 }

@@ -40,6 +40,7 @@ spw_status spw__bounce_flush(spw_bounce *b, spw__large_file *f, spw_error *err);
  *   read_run for runs: at most *bytes of one stretch into a buffer, past the page cache; *data: where in it, *bytes: how many
  *   extent   false: not in one stretch
  *   map      maps the whole file that has this byte; the first call for each belongs to one thread
+ *   check_maps  SPW_ECORRUPT where what is mapped got shorter
  */
 typedef struct spw__span spw__span;
 spw_status spw__span_create(spw__span **out, spw_error *err);
@@ -59,6 +60,7 @@ spw_status
 spw__span_read_run(const spw__span *s, char *buffer, uint64_t at, uint64_t *bytes, char **data, spw_error *err);
 bool spw__span_extent(const spw__span *s, uint64_t at, uint64_t bytes, spw_st_extent *out);
 spw_status spw__span_map(spw__span *s, uint64_t at, const uint8_t **out, spw_error *err);
+spw_status spw__span_check_maps(const spw__span *s, spw_error *err);
 
 /* A reader of these tensors (count), each begin in the span; name: in messages, for a file. It shares the span, and there are no digests. */
 spw_status spw__st_reader_over(spw_st_reader **out, const char *name, spw__span *span, const spw_tensor_info *tensors,
@@ -131,6 +133,8 @@ void spw__fp8_read(float *out, const spw_fp8_blocks *b, uint64_t cols, const uin
  * first call of a reader maps its file, and belongs to one thread; close unmaps it. Errors  SPW_EIO, as the system says it.
  */
 spw_status spw__st_map(spw_st_reader *r, const spw_tensor_info *t, const uint8_t **out, spw_error *err);
+/* Before each read of it: a page behind the file's end would end the process, and is an error but for a moment. */
+spw_status spw__st_check_map(const spw_st_reader *r, spw_error *err);
 /* What is mapped counts as memory of this process until it is let go of; it may be read again. */
 void spw__st_let_go(const uint8_t *mapped, uint64_t bytes);
 

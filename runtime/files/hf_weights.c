@@ -416,6 +416,8 @@ read_terms(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *
 spw_status
 spw__hf_read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
+    if (spw__hf_is_mapped(r, id))
+        SPW_TRY(spw__st_check_map(r->shards[r->tensors[r->of_param[id]].shard_idx].reader, err));
     if (r->mapped[id].columns != NULL) {
         read_columns(&r->mapped[id], r->tensors[r->of_param[id]].info->dtype, first, count, out);
         return SPW_OK;

@@ -260,3 +260,16 @@ spw__span_map(spw__span *s, uint64_t at, const uint8_t **out, spw_error *err)
     *out = (const uint8_t *)map + p->offset + (at - p->at);
     return SPW_OK;
 }
+
+spw_status
+spw__span_check_maps(const spw__span *s, spw_error *err)
+{
+    for (uint32_t i = 0; i < s->file_count; i++) {
+        const file *f = &s->files[i];
+        struct stat info;
+        if (f->map != NULL && fstat(f->large.fd, &info) == 0 && (uint64_t)info.st_size < f->bytes)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s was cut off while it was read: it has %lld of %llu bytes", f->path,
+                             (long long)info.st_size, (unsigned long long)f->bytes);
+    }
+    return SPW_OK;
+}

@@ -219,7 +219,7 @@ const char *spw_hf_adapters(const char *folder);
  * spw_hf_reader_bind - finds every parameter of the model by its name; GPT-2's may begin with "transformer.".
  * Adapters of the model are passed over: they are no part of such a file. Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.
  * Experts of gpt-oss may be MXFP4 ("..._blocks", "..._scales"), and those of Qwen3-VL in tensors of matrices (in, out): their files are then
- * mapped, and must not get shorter while the reader is open.
+ * mapped, and must not get shorter while the reader is open: a read that begins behind that is SPW_ECORRUPT, one that is under way a SIGBUS.
  * Matrices may be 8-bit floats (F8_E4M3) with an fp32, bf16 or fp16 number for each block beside them ("X.weight_scale_inv"). The blocks are those
  * of quantization_config.weight_block_size in the folder's config.json, and 128 x 128 where there is none.
  * Errors   SPW_ECORRUPT naming the tensor: missing, not the model's, another shape, another type than fp32, bf16 and fp16, a head

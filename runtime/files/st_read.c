@@ -340,6 +340,12 @@ spw__st_map(spw_st_reader *r, const spw_tensor_info *t, const uint8_t **out, spw
     return spw__span_map(r->span, r->data_at + t->begin, out, err);
 }
 
+spw_status
+spw__st_check_map(const spw_st_reader *r, spw_error *err)
+{
+    return spw__span_check_maps(r->span, err);
+}
+
 void
 spw__st_let_go(const uint8_t *mapped, uint64_t bytes)
 {
