@@ -110,11 +110,13 @@ warn_of_rest(const char *final, const spw_error *left)
 static bool
 take_name(const char *partial, const char *final)
 {
+    struct stat own, named;
+    bool known = stat(partial, &own) == 0;
     int errnum;
     if (rename(partial, final) == 0)
         return true;
     errnum = errno;
-    if (errnum == ENOENT && is_complete(final))
+    if (known && errnum == ENOENT && stat(final, &named) == 0 && named.st_ino == own.st_ino)
         return true;
     errno = errnum;
     return false;
@@ -161,7 +163,7 @@ spw__checkpoint_place(const char *dir, const char *partial, const char *final, s
     }
     if (errno != ENOENT && access(final, F_OK) == 0)
         return replace(dir, partial, final, err);
-    if (rename(partial, final) != 0)
+    if (!take_name(partial, final))
         return SPW_RAISE_SYS(err, errno, "renaming %s to %s", partial, final);
     if (spw_dir_sync(dir, err) != SPW_OK) {
         (void)rename(final, partial);
