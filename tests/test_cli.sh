@@ -383,6 +383,13 @@ if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
     nobody train "$c" --set spillway.checkpoint_dir= --set "data.path=$dir/secret.txt"
     code=$?
     check "and so is a log" test $code -eq 1 -a -n "$(grep "spillway.run_log.*Permission" "$dir/err")"
+    mkdir -m 1777 "$dir/shared"
+    echo '{"text": "some words of a text that is longer than one window of the model, which has room for a few of its bytes"}' >"$dir/open.jsonl"
+    shared=(--set data.path="$dir/open.jsonl" --set data.text_field=text --set data.validation_split=0 --set data.cache_dir="$dir/shared" --set spillway.checkpoint_dir= --set spillway.run_log= --set spillway.steps=1)
+    check "tokens in a folder of everybody" run train "$c" "${shared[@]}"
+    nobody train "$c" "${shared[@]}"
+    code=$?
+    check "that are another user's are named" test $code -eq 1 -a -n "$(grep "data.cache_dir has to be another folder: $dir/shared/.*tokens cannot be read, nor replaced: Operation not permitted" "$dir/err")"
     nobody train "$c" --set "data.path=$dir/secret.txt" --set spillway.checkpoint_dir= --set spillway.run_log=
     code=$?
     check "unreadable data is named" test $code -eq 1 -a -n "$(grep "$dir/secret.txt.*Permission" "$dir/err")"

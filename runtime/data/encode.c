@@ -754,6 +754,13 @@ open_made(data_file *f, const spw_data_options *o, uint64_t key)
     return false;
 }
 
+/* Another user's, in a folder that everybody writes to and nobody removes others' files from. */
+static spw_status
+in_the_way(const char *name, int errnum, spw_error *err)
+{
+    return SPW_RAISE_SYS(err, errnum, "data.cache_dir has to be another folder: %s cannot be read, nor replaced", name);
+}
+
 /*
  * What has the name already stays if it is accepted: another run, on a host that shares the folder say, has put it there and may read it, and one
  * that opens it finds a name at any time: it is f's, too. What is not accepted is replaced.
@@ -766,17 +773,20 @@ place(data_file *f, const encoding *e, uint64_t key, spw_error *err)
     if (!e->nameless) {
         if (open_made(f, e->o, key))
             return unlink(e->part) == 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "data.cache_dir: remove %s", e->part);
-        return SPW_CALL(EIO, rename(e->part, name)) == 0
-                   ? SPW_OK
-                   : SPW_RAISE_SYS(err, errno, "data.cache_dir: rename %s to %s", e->part, name);
+        if (SPW_CALL(EIO, rename(e->part, name)) == 0)
+            return SPW_OK;
+        return errno == EPERM ? in_the_way(name, errno, err)
+                              : SPW_RAISE_SYS(err, errno, "data.cache_dir: rename %s to %s", e->part, name);
     }
     snprintf(link, sizeof link, "/proc/self/fd/%d", e->out);
     while (SPW_CALL(EIO, linkat(AT_FDCWD, link, AT_FDCWD, name, AT_SYMLINK_FOLLOW)) != 0) {
         int why = errno;
         if (why == EEXIST && open_made(f, e->o, key))
             return SPW_OK;
-        if (why != EEXIST || (unlink(name) != 0 && (why = errno) != ENOENT))
+        if (why != EEXIST)
             return SPW_RAISE_SYS(err, why, "data.cache_dir: name %s", name);
+        if (unlink(name) != 0 && errno != ENOENT)
+            return in_the_way(name, errno, err);
     }
     return SPW_OK;
 }
