@@ -403,7 +403,7 @@ cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
     SPW_TRY(create(r, false, plan, err));
     SPW_TRY(cli_train_open_log(r, err));
     if (r->rank == 0)
-        SPW_TRY(spw_monitor_open(&r->monitor, &r->config, err));
+        SPW_TRY(spw_monitor_open(&r->monitor, &r->config, r->at.step * r->config.train_batch_size, err));
     if (r->rank == 0)
         cli_warn_of_full_disk(&r->config, r->engine, r->resumed ? &r->at : NULL, 0);
     warn_of_no_evaluation(r);

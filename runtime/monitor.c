@@ -66,6 +66,15 @@ put_bytes(unsigned char *p, unsigned char key, const void *bytes, uint64_t n)
     return at + n;
 }
 
+/* Around an event of n bytes behind out's first 12. Returns the bytes of the record. */
+static uint64_t
+put_frame(unsigned char *out, uint64_t n)
+{
+    put_le(out, n, 8);
+    put_checksum(out + 8, out, 8);
+    return 12 + n + put_checksum(out + 12 + n, out + 12, n);
+}
+
 uint64_t
 spw_monitor_record(unsigned char *out, double wall_s, const char *tag, float value, uint64_t samples)
 {
@@ -75,12 +84,16 @@ spw_monitor_record(unsigned char *out, double wall_s, const char *tag, float val
     memcpy(&bits, &wall_s, 8);
     event[n++] = 1 << 3 | 1; /* wall_time, 64 bits */
     n += put_le(event + n, bits, 8);
-    if (tag == NULL) {
+    if (tag == NULL && samples == 0) {
         n += put_bytes(event + n, 3 << 3 | 2, version, sizeof version - 1); /* file_version */
+        return put_frame(out, n);
+    }
+    event[n++] = 2 << 3; /* step, varint */
+    n += put_varint(event + n, samples);
+    if (tag == NULL) {
+        n += put_bytes(event + n, 7 << 3 | 2, "\x08\x01", 2); /* session_log: status (1, varint) START */
     } else {
         uint32_t word;
-        event[n++] = 2 << 3; /* step, varint */
-        n += put_varint(event + n, samples);
         memcpy(&word, &value, 4);
         in_scalar = put_bytes(scalar, 1 << 3 | 2, tag, strnlen(tag, TAG_BYTES_MAX)); /* tag */
         scalar[in_scalar++] = 2 << 3 | 5;                                            /* simple_value, 32 bits */
@@ -88,9 +101,7 @@ spw_monitor_record(unsigned char *out, double wall_s, const char *tag, float val
         in_summary = put_bytes(summary, 1 << 3 | 2, scalar, in_scalar); /* a value of the summary */
         n += put_bytes(event + n, 5 << 3 | 2, summary, in_summary);     /* summary */
     }
-    put_le(out, n, 8);
-    put_checksum(out + 8, out, 8);
-    return 12 + n + put_checksum(event + n, event, n);
+    return put_frame(out, n);
 }
 
 /* ---------------------------------------------------------------- files */
@@ -125,7 +136,7 @@ put_record(FILE *f, const char *tag, float value, uint64_t samples)
 
 /* A file of its own, also where another container's process of the same number began within the second. */
 static spw_status
-open_events(spw_monitor *m, const spw_monitor_config *c, spw_error *err)
+open_events(spw_monitor *m, const spw_monitor_config *c, uint64_t samples, spw_error *err)
 {
     char host[65] = "", name[SPW_MONITOR_FOLDER_BYTES + 256];
     long long now = (long long)time(NULL);
@@ -136,13 +147,14 @@ open_events(spw_monitor *m, const spw_monitor_config *c, spw_error *err)
                  i);
         m->events = fopen(name, "wxe");
     }
-    if (m->events == NULL || !put_record(m->events, NULL, 0, 0))
+    if (m->events == NULL || !put_record(m->events, NULL, 0, 0) ||
+        (samples > 0 && !put_record(m->events, NULL, 0, samples + 1)))
         return SPW_RAISE_SYS(err, errno, "tensorboard: %s", name);
     return SPW_OK;
 }
 
 spw_status
-spw_monitor_open(spw_monitor **out, const spw_config *c, spw_error *err)
+spw_monitor_open(spw_monitor **out, const spw_config *c, uint64_t samples, spw_error *err)
 {
     spw_monitor *m;
     spw_status st = SPW_OK;
@@ -155,7 +167,7 @@ spw_monitor_open(spw_monitor **out, const spw_config *c, spw_error *err)
     if (c->csv_monitor.enabled)
         st = open_folder(m->csv, "csv_monitor", &c->csv_monitor, err);
     if (st == SPW_OK && c->tensorboard.enabled)
-        st = open_events(m, &c->tensorboard, err);
+        st = open_events(m, &c->tensorboard, samples, err);
     if (st == SPW_OK)
         *out = m;
     else

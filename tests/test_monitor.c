@@ -35,6 +35,7 @@ test_records(void **state)
     tag[130] = '\0';
     assert_record("1800000000000000a37f4b220900001040fc54d9411a0d627261696e2e4576656e743a32338d2fe9", 1700000000.25,
                   NULL, 0, 0);
+    assert_record("100000000000000095fbfe18090000e040fc54d9411081203a0208012abfc3f1", 1700000003.5, NULL, 0, 4097);
     assert_record(
         "2e00000000000000c5cb57fa0900006040fc54d94110052a210a1f0a18547261696e2f53616d706c65732f747261696e5f6c6f7373"
         "154df82d402cb55dbb",
@@ -72,7 +73,7 @@ test_files(void **state)
     (void)state;
     tiny_dir_make(dir);
     tiny_config(&c, SPW_STATE_FP32);
-    assert_int_equal(spw_monitor_open(&m, &c, &err), SPW_OK);
+    assert_int_equal(spw_monitor_open(&m, &c, 0, &err), SPW_OK);
     assert_null(m);
     spw_monitor_write(m, "none", 1, 1);
     c.csv_monitor.enabled = c.tensorboard.enabled = true;
@@ -81,7 +82,7 @@ test_files(void **state)
     snprintf(c.tensorboard.output_path, sizeof c.tensorboard.output_path, "%s", dir);
     snprintf(c.tensorboard.job_name, sizeof c.tensorboard.job_name, "events");
     for (uint64_t run = 0; run < 2; run++) {
-        assert_int_equal(spw_monitor_open(&m, &c, &err), SPW_OK);
+        assert_int_equal(spw_monitor_open(&m, &c, 32 * run, &err), SPW_OK);
         spw_monitor_write(m, "Train/Samples/train_loss", 2.5, 32 * run + 16);
         spw_monitor_write(m, "Train/Samples/train_loss", (double)NAN, 32 * run + 32);
         spw_monitor_write(m, "Train/Samples/lr", 1e-4, 32 * run + 16);
@@ -109,7 +110,7 @@ test_files(void **state)
         }
     }
     closedir(folder);
-    assert_int_equal(found, 4 + 4); /* within a second, too */
+    assert_int_equal(found, 4 + 5); /* within a second, too; the second one says where it goes on */
     tiny_dir_remove(dir);
 }
 
@@ -127,7 +128,7 @@ test_failures(void **state)
     c.csv_monitor.enabled = true;
     snprintf(c.csv_monitor.output_path, sizeof c.csv_monitor.output_path, "%s", dir);
     snprintf(c.csv_monitor.job_name, sizeof c.csv_monitor.job_name, "job");
-    assert_int_equal(spw_monitor_open(&m, &c, &err), SPW_OK);
+    assert_int_equal(spw_monitor_open(&m, &c, 0, &err), SPW_OK);
     tiny_dir_remove(dir);
     spw_monitor_write(m, "lr", 1, 1); /* warns */
     spw_monitor_write(m, "lr", 1, 2); /* and does not try again, though it could now */
@@ -141,7 +142,7 @@ test_failures(void **state)
     f = fopen(dir, "we"); /* a file where the folder should be */
     assert_non_null(f);
     fclose(f);
-    assert_true(spw_monitor_open(&m, &c, &err) != SPW_OK);
+    assert_true(spw_monitor_open(&m, &c, 0, &err) != SPW_OK);
     assert_non_null(strstr(err.message, "csv_monitor"));
     assert_null(m);
     assert_int_equal(remove(dir), 0);
