@@ -109,7 +109,8 @@ compare_checkpoint(const train_run *r, const char *checkpoint, spw_error *err)
         return SPW_OK;
     if (!r->resume_anyway)
         return SPW_RAISE(err, SPW_ECONFIG,
-                         "%s: %u difference%s (above) would change what is computed; set them as they were, or go on "
+                         "%s: %u difference%s (above) would change what is computed; set them as they were (--set "
+                         "KEY=VALUE), or go on "
                          "with --resume-anyway",
                          checkpoint, count, count > 1 ? "s" : "");
     if (r->rank == 0)
