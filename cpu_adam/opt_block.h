@@ -169,9 +169,9 @@ rule_lion(const float *restrict c, uint32_t n, float *restrict w, float *restric
     (void)unused;
     for (uint32_t i = 0; i < n; i++) {
         float g = grad[i], u = fmaf(b1, m[i], b1c * g);
-        uint32_t moves = (uint32_t)0 - (uint32_t)(fabsf(u) > 0.0f), sign = spw_f32_bits(u) & 0x80000000u;
-        uint32_t step = (moves & (spw_f32_bits(lr) | sign)) | (~moves & spw_f32_bits(u * 0.0f)); /* NaN stays NaN */
-        w[i] = canonical(w[i] * decay - spw_bits_f32(step));
+        float signed_lr = spw_bits_f32(spw_f32_bits(lr) | (spw_f32_bits(u) & 0x80000000u));
+        float step = fabsf(u) > 0.0f ? signed_lr : u; /* NaN stays NaN */
+        w[i] = canonical(w[i] * decay - step);
         m[i] = canonical(fmaf(b2, m[i], b2c * g));
     }
 }
@@ -223,32 +223,49 @@ momentum(const float *restrict c, uint32_t n, float *restrict m, float *restrict
     spw_sumsq_add(lane, g, n);
 }
 
+/*
+ * A loop that is not inlined, with the count as an argument: a compiler that knows it to be SPW__GROUP unrolls the loop whole and
+ * then finds nothing to vectorise.
+ */
+#ifdef __clang__
+#define GROUP_LOOP static __attribute__((noinline))
+#else
+#define GROUP_LOOP static __attribute__((noinline, noclone))
+#endif
+
+/* The largest magnitude, as bits. Loops leave out what only rare numbers need where a block has none of them. */
+GROUP_LOOP uint32_t
+top_of(const float *restrict x, uint32_t n)
+{
+    uint32_t top = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t u = spw_f32_bits(x[i]) & 0x7fffffffu;
+        top = u > top ? u : top;
+    }
+    return top;
+}
+
 /* ---------------------------------------------------------------- gradients */
 
-SIMD uint32_t
-nonfinite(float x)
+static uint64_t
+count_nonfinite(const float *restrict g, uint32_t n)
 {
-    return (spw_f32_bits(x) & 0x7fffffffu) >= SPW__F32_INF;
+    uint32_t bad = 0;
+    for (uint32_t i = 0; i < n; i++)
+        bad += (spw_f32_bits(g[i]) & 0x7fffffffu) >= SPW__F32_INF;
+    return bad;
 }
 
 static uint64_t
 load_grad(float *restrict g, const void *restrict grad, spw_dtype dtype, uint32_t n, float scale)
 {
-    uint32_t bad = 0, i = 0;
-    if (dtype == SPW_F32) {
-        for (i = 0; i < n; i++) {
+    uint32_t i = 0;
+    if (dtype == SPW_F32)
+        for (; i < n; i++)
             g[i] = ((const float *)grad)[i] * scale;
-            bad += nonfinite(g[i]);
-        }
-        return bad;
-    }
-    if (dtype == SPW_BF16) {
-        for (i = 0; i < n; i++) {
+    else if (dtype == SPW_BF16)
+        for (; i < n; i++)
             g[i] = spw_bits_f32((uint32_t)((const uint16_t *)grad)[i] << 16) * scale;
-            bad += nonfinite(g[i]);
-        }
-        return bad;
-    }
 #ifdef __F16C__
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(
@@ -258,9 +275,7 @@ load_grad(float *restrict g, const void *restrict grad, spw_dtype dtype, uint32_
 #endif
     for (; i < n; i++)
         g[i] = spw_f16_to_f32(((const uint16_t *)grad)[i]) * scale;
-    for (i = 0; i < n; i++)
-        bad += nonfinite(g[i]);
-    return bad;
+    return top_of(g, n) < SPW__F32_INF ? 0 : count_nonfinite(g, n);
 }
 
 /* ---------------------------------------------------------------- weights */
@@ -295,14 +310,23 @@ load_split(float *restrict w, const uint16_t *restrict hi, const int16_t *restri
         w[i] = spw_bits_f32(((uint32_t)hi[i] << 16) + (uint32_t)(int32_t)lo[i]);
 }
 
-static void
-store_split(uint16_t *restrict hi, int16_t *restrict lo, const float *restrict w, uint32_t n)
+SIMD void
+store_split_as(uint16_t *restrict hi, int16_t *restrict lo, const float *restrict w, uint32_t n, bool unusual)
 {
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t u = spw__split_bits(w[i]);
+        uint32_t u = unusual ? spw__split_bits(w[i]) : spw_f32_bits(w[i]);
         hi[i] = (uint16_t)((u + 0x8000u) >> 16);
         lo[i] = (int16_t)(uint16_t)(u & 0xffffu);
     }
+}
+
+static void
+store_split(uint16_t *restrict hi, int16_t *restrict lo, const float *restrict w, uint32_t n)
+{
+    if (top_of(w, n) > SPW__SPLIT_MAX)
+        store_split_as(hi, lo, w, n, true);
+    else
+        store_split_as(hi, lo, w, n, false);
 }
 
 /* 24 bits of master: lo counts 256ths of hi's last place. The master is within 2^-16 of it, relative, within 2^-15 where lo would be 128. */
@@ -313,16 +337,24 @@ load_split24(float *restrict w, const uint16_t *restrict hi, const int8_t *restr
         w[i] = spw_bits_f32(((uint32_t)hi[i] << 16) + ((uint32_t)(int32_t)lo[i] << 8));
 }
 
+SIMD void
+store_split24_as(uint16_t *restrict hi, int8_t *restrict lo, const float *restrict w, uint32_t n, bool unusual)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t u = unusual ? spw__split_bits(w[i]) : spw_f32_bits(w[i]);
+        int16_t low = (int16_t)(uint16_t)(u & 0xffffu), clipped = low < 0x7f7f ? low : 0x7f7f;
+        hi[i] = (uint16_t)((u + 0x8000u) >> 16);
+        lo[i] = (int8_t)((int16_t)(clipped + 128) >> 8);
+    }
+}
+
 static void
 store_split24(uint16_t *restrict hi, int8_t *restrict lo, const float *restrict w, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t u = spw__split_bits(w[i]);
-        int32_t low = (int32_t)(int16_t)(uint16_t)(u & 0xffffu);
-        int32_t code = (low + 128) >> 8;
-        hi[i] = (uint16_t)((u + 0x8000u) >> 16);
-        lo[i] = (int8_t)(code > 127 ? 127 : code);
-    }
+    if (top_of(w, n) > SPW__SPLIT_MAX)
+        store_split24_as(hi, lo, w, n, true);
+    else
+        store_split24_as(hi, lo, w, n, false);
 }
 
 /* ---------------------------------------------------------------- moments */
@@ -336,17 +368,35 @@ load_bf16(float *restrict x, const uint16_t *restrict in, uint32_t n)
 
 /*
  * The low 16 bits decide with the probability that they stand for. Elements come in pairs that share two hashes of a
- * counter, one for each moment; the even element takes the lower half. first is even.
+ * counter, one for each moment; the even element takes the lower half.
  */
+#define BF16_TOP 0x7f7f0000u /* the largest finite one */
+typedef union random_bits {
+    uint32_t hash[SPW_OPT_BLOCK / 2 + 1];
+    uint16_t half[SPW_OPT_BLOCK + 2];
+} random_bits;
+
+/* Infinities and NaN stay as they are, and no finite number becomes one. */
+SIMD void
+round_by(uint16_t *restrict out, const float *restrict x, const random_bits *random, uint32_t odd, uint32_t n,
+         bool unusual)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t u = spw_f32_bits(x[i]), rounded = (u + random->half[odd + i]) >> 16;
+        out[i] = (uint16_t)(unusual && (u & 0x7fffffffu) >= BF16_TOP ? u >> 16 : rounded);
+    }
+}
+
 static void
 store_bf16_stochastic(uint16_t *restrict out, const float *restrict x, uint32_t n, uint32_t key, uint32_t first)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t e = first + i, h = spw__rounding_hash((e & ~1u) * SPW__HASH_STEP + key), u = spw_f32_bits(x[i]);
-        uint32_t r = h >> ((e & 1u) << 4) & 0xffffu;
-        /* Infinities and NaN stay as they are, and no finite number becomes one. */
-        out[i] = (uint16_t)((u & 0x7fffffffu) >= 0x7f7f0000u ? u >> 16 : (u + r) >> 16);
-    }
+    random_bits random;
+    for (uint32_t i = 0; i < n / 2 + 1; i++)
+        random.hash[i] = spw__rounding_hash((first / 2 + i) * 2 * SPW__HASH_STEP + key);
+    if (top_of(x, n) >= BF16_TOP)
+        round_by(out, x, &random, first % 2, n, true);
+    else
+        round_by(out, x, &random, first % 2, n, false);
 }
 
 /*
@@ -361,27 +411,6 @@ store_bf16_stochastic(uint16_t *restrict out, const float *restrict x, uint32_t 
  * per step, as they do with beta2 0.999, would stand still. A group that holds an infinity or NaN reads as NaN; one below
  * 2^-90 as 0; within 3 % of the largest float, numbers are clipped.
  */
-
-/*
- * One group; n is SPW__GROUP. Not inlined, with the count as an argument: a compiler that knows it unrolls the loop whole
- * and then finds nothing to vectorise.
- */
-#ifdef __clang__
-#define GROUP_LOOP static __attribute__((noinline))
-#else
-#define GROUP_LOOP static __attribute__((noinline, noclone))
-#endif
-
-GROUP_LOOP uint32_t
-group_top(const float *restrict x, uint32_t n)
-{
-    uint32_t top = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t u = spw_f32_bits(x[i]) & 0x7fffffffu;
-        top = u > top ? u : top;
-    }
-    return top;
-}
 
 GROUP_LOOP void
 encode_signed(int8_t *restrict code, const float *restrict x, uint32_t n, float k)
@@ -426,7 +455,7 @@ decode_unsigned(float *restrict x, const uint8_t *restrict code, uint32_t n, flo
 static float
 group_scale(const float *restrict x, float up, uint32_t most, uint32_t rounding, uint16_t *scale)
 {
-    uint32_t top = group_top(x, SPW__GROUP), rounded = (spw_f32_bits(spw_bits_f32(top) * up) + rounding) >> 16;
+    uint32_t top = top_of(x, SPW__GROUP), rounded = (spw_f32_bits(spw_bits_f32(top) * up) + rounding) >> 16;
     if (top < SPW__F32_INF && rounded > most)
         rounded = most;
     if (top < SPW__SCALE_LEAST)
@@ -464,8 +493,9 @@ load_int8(float *restrict x, const int8_t *restrict code, const uint16_t *restri
 {
     for (uint32_t at = 0; at < n; at += SPW__GROUP)
         decode_signed(x + at, code + at, SPW__GROUP, spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16));
-    for (uint32_t i = 0; i < n; i++)
-        x[i] = canonical(x[i]);
+    if (top_of(x, n) > SPW__F32_INF)
+        for (uint32_t i = 0; i < n; i++)
+            x[i] = canonical(x[i]);
 }
 
 static void
@@ -487,8 +517,9 @@ load_uint8(float *restrict x, const uint8_t *restrict code, const uint16_t *rest
 {
     for (uint32_t at = 0; at < n; at += SPW__GROUP)
         decode_unsigned(x + at, code + at, SPW__GROUP, spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16));
-    for (uint32_t i = 0; i < n; i++)
-        x[i] = canonical(x[i]);
+    if (top_of(x, n) > SPW__F32_INF)
+        for (uint32_t i = 0; i < n; i++)
+            x[i] = canonical(x[i]);
 }
 
 const spw__opt_table OPT_TABLE = {
