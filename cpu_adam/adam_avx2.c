@@ -123,6 +123,10 @@ store_master(const spw_adam_slice *s, spw_state_format format, uint64_t i, vec w
         /* Streaming stores for the weights gained 0 to 5%: not worth a second path. */
         _mm256_storeu_ps((float *)s->master + i, w);
         store_low_halves((uint16_t *)s->weights + i, to_bf16(w));
+    } else if (format == SPW_STATE_MIXED_F16) {
+        _mm256_storeu_ps((float *)s->master + i, w);
+        _mm_storeu_si128((__m128i *)(void *)((uint16_t *)s->weights + i),
+                         _mm256_cvtps_ph(w, _MM_FROUND_TO_NEAREST_INT));
     } else {
         bits u = split_bits(w);
         store_low_halves((uint16_t *)s->weights + i,
@@ -184,9 +188,25 @@ store_missed(uint8_t *m_bits, uint8_t *vw_bits, const miss *missed)
     store_low_bytes(vw_bits, missed[0].vw, missed[1].vw, missed[2].vw, missed[3].vw);
 }
 
+ALWAYS_INLINE vec
+canonical_of(vec x)
+{
+    vec nan = _mm256_castsi256_ps(_mm256_set1_epi32((int)SPW__SPLIT_NAN));
+    return _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
+ALWAYS_INLINE vec
+signed_where_moves(vec u, vec lr)
+{
+    vec moves = _mm256_cmp_ps(u, _mm256_setzero_ps(), _CMP_NEQ_OQ);
+    return _mm256_blendv_ps(u, _mm256_or_ps(lr, _mm256_and_ps(u, _mm256_set1_ps(-0.0f))), moves);
+}
+
 #define ADAM_KERNEL avx2
 #include "adam_body.h"
+#include "rule_body.h"
 #else
 const spw__adam_fn spw__adam_avx2 = NULL;
 const spw__adam_logged_fn spw__adam_logged_avx2 = NULL;
+const spw__packed_fn spw__rules_avx2 = NULL;
 #endif

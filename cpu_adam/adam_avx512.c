@@ -117,6 +117,9 @@ store_master(const spw_adam_slice *s, spw_state_format format, uint64_t i, vec w
         /* Streaming stores for the weights gained 0 to 5%: not worth a second path. */
         _mm512_storeu_ps((float *)s->master + i, w);
         store_16x16((uint16_t *)s->weights + i, to_bf16(w));
+    } else if (format == SPW_STATE_MIXED_F16) {
+        _mm512_storeu_ps((float *)s->master + i, w);
+        store_16x16((uint16_t *)s->weights + i, _mm512_cvtps_ph(w, _MM_FROUND_TO_NEAREST_INT));
     } else {
         bits u = split_bits(w);
         bits hi = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x8000)), 16);
@@ -162,9 +165,28 @@ store_missed(uint8_t *m_bits, uint8_t *vw_bits, const miss *missed)
         _mm_storeu_si128((__m128i *)(vw_bits + k * LANES), _mm512_cvtepi32_epi8(missed[k].vw));
 }
 
+ALWAYS_INLINE vec
+canonical_of(vec x)
+{
+    return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
+                              _mm512_castsi512_ps(_mm512_set1_epi32((int)SPW__SPLIT_NAN)));
+}
+
+ALWAYS_INLINE vec
+signed_where_moves(vec u, vec lr)
+{
+    __mmask16 moves = _mm512_cmp_ps_mask(u, _mm512_setzero_ps(), _CMP_NEQ_OQ);
+    bits sign = _mm512_set1_epi32((int)0x80000000u); /* lr | (u & sign) */
+    return _mm512_mask_mov_ps(
+        u, moves,
+        _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(lr), _mm512_castps_si512(u), sign, 0xf8)));
+}
+
 #define ADAM_KERNEL avx512
 #include "adam_body.h"
+#include "rule_body.h"
 #else
 const spw__adam_fn spw__adam_avx512 = NULL;
 const spw__adam_logged_fn spw__adam_logged_avx512 = NULL;
+const spw__packed_fn spw__rules_avx512 = NULL;
 #endif

@@ -31,15 +31,17 @@ prefetch_lines(const void *p, int bytes)
 
 /* One KiB ahead on every array that is read: hardware prefetchers stop at each page. */
 ALWAYS_INLINE void
-prefetch_block(const spw_adam_slice *s, spw_state_format format, spw_dtype grad_dtype, uint64_t i)
+prefetch_block(const spw_adam_slice *s, int moment_count, spw_state_format format, spw_dtype grad_dtype, uint64_t i)
 {
     const int grad_bytes = grad_dtype == SPW_F32 ? 4 : 2;
     prefetch_lines((const char *)s->grad + i * (uint64_t)grad_bytes, BLOCK * grad_bytes);
-    prefetch_lines(s->m + i, BLOCK * 4);
-    prefetch_lines(s->v + i, BLOCK * 4);
+    if (moment_count > 0)
+        prefetch_lines(s->m + i, BLOCK * 4);
+    if (moment_count > 1)
+        prefetch_lines(s->v + i, BLOCK * 4);
     if (format == SPW_STATE_FP32)
         prefetch_lines((const float *)s->weights + i, BLOCK * 4);
-    if (format == SPW_STATE_MIXED)
+    if (format == SPW_STATE_MIXED || format == SPW_STATE_MIXED_F16)
         prefetch_lines((const float *)s->master + i, BLOCK * 4);
     if (format == SPW_STATE_SPLIT) {
         prefetch_lines((const uint16_t *)s->weights + i, BLOCK * 2);
@@ -82,7 +84,7 @@ step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format form
         vec g[VECTORS], w[VECTORS], m[VECTORS], v[VECTORS];
         miss missed[VECTORS];
         uint64_t bad = 0;
-        prefetch_block(s, format, grad_dtype, i);
+        prefetch_block(s, 2, format, grad_dtype, i);
         for (int k = 0; k < VECTORS; k++)
             g[k] = load_grad(s->grad, grad_dtype, i + (uint64_t)k * LANES) * grad_scale;
         for (int k = 0; k < VECTORS; k++)

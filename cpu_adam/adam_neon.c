@@ -109,6 +109,9 @@ store_master(const spw_adam_slice *s, spw_state_format format, uint64_t i, vec w
     } else if (format == SPW_STATE_MIXED) {
         vst1q_f32((float *)s->master + i, w);
         vst1_u16((uint16_t *)s->weights + i, to_bf16(w));
+    } else if (format == SPW_STATE_MIXED_F16) {
+        vst1q_f32((float *)s->master + i, w);
+        vst1_u16((uint16_t *)s->weights + i, vreinterpret_u16_f16(vcvt_f16_f32(w)));
     } else {
         bits u = split_bits(w);
         vst1_u16((uint16_t *)s->weights + i, vaddhn_u32(u, vdupq_n_u32(0x8000)));
@@ -164,9 +167,24 @@ store_missed(uint8_t *m_bits, uint8_t *vw_bits, const miss *missed)
     }
 }
 
+ALWAYS_INLINE vec
+canonical_of(vec x)
+{
+    return vbslq_f32(nan_mask(x), vreinterpretq_f32_u32(vdupq_n_u32(SPW__SPLIT_NAN)), x);
+}
+
+ALWAYS_INLINE vec
+signed_where_moves(vec u, vec lr)
+{
+    bits stays = vorrq_u32(vceqzq_f32(u), nan_mask(u));
+    return vbslq_f32(stays, u, vbslq_f32(vdupq_n_u32(0x80000000u), u, lr));
+}
+
 #define ADAM_KERNEL neon
 #include "adam_body.h"
+#include "rule_body.h"
 #else
 const spw__adam_fn spw__adam_neon = NULL;
 const spw__adam_logged_fn spw__adam_logged_neon = NULL;
+const spw__packed_fn spw__rules_neon = NULL;
 #endif

@@ -119,14 +119,15 @@ extern const spw__state_layout spw__state_layouts[SPW_STATE_COUNT];
 void *spw__state_moment(spw_state_format f, const spw_optimizer *o, void *record, uint64_t chunk_elems, uint32_t k);
 uint16_t *spw__state_scales(spw_state_format f, const spw_optimizer *o, void *record, uint64_t chunk_elems, uint32_t k);
 
-/* A chunk with packed moments, for the fused kernels of Adam. */
+/* A chunk for the fused kernels of packed moments and of other rules than Adam's. */
 typedef struct spw__packed {
     spw_state_format format;
     spw_dtype grad_dtype;
     const spw_opt_coef *coef;
-    uint64_t first; /* as in spw_opt_chunk; a multiple of the group, like every position below */
-    uint16_t *hi;
-    void *lo, *m, *v;
+    float grad_scale;
+    uint64_t first;              /* as in spw_opt_chunk; a multiple of the group, like every position below */
+    uint16_t *hi;                /* the weights */
+    void *lo, *m, *v;            /* lo: the master in mixed */
     uint16_t *m_scale, *v_scale; /* of groups; 8 bits only */
     const void *grad;
     /* Does elements [first, end), whole groups or 32 of bf16 moments, any other way; returns their nonfinite gradients. */
@@ -135,7 +136,9 @@ typedef struct spw__packed {
 } spw__packed;
 /* Elements [first, end), whole groups; returns the number of elements whose scaled gradient was not finite. */
 typedef uint64_t (*spw__packed_fn)(const spw__packed *packed, uint64_t first, uint64_t end);
-extern const spw__packed_fn spw__packed_bf16_avx512, spw__packed_int8_avx512; /* NULL when not built */
+/* Adam's, and those of our other rules in formats with fp32 moments; NULL when not built. */
+extern const spw__packed_fn spw__packed_bf16_avx512, spw__packed_int8_avx512;
+extern const spw__packed_fn spw__rules_avx2, spw__rules_avx512, spw__rules_neon;
 
 /* Elements [first, elems) of a slice as a slice of their own. */
 spw_adam_slice spw__adam_slice_rest(const spw_adam_slice *slice, uint64_t first);

@@ -1,7 +1,8 @@
 /*
  * opt.c - a step of any optimizer in any state format: checks hyper-parameters, then walks a chunk in blocks that fit
- * L1. Adam in fp32, mixed and split has kernels of its own that keep everything in registers (adam.c); the rest is
- * decoded, updated by its rule and encoded, block by block (opt_block.h).
+ * L1. Our rules have fused kernels that keep everything in registers: Adam's in fp32, mixed and split (adam.c), the others' in what has
+ * fp32 moments (rule_body.h), and for packed moments (packed_avx512.h). The rest is decoded, updated by its rule and encoded, block by
+ * block (opt_block.h).
  */
 #include "cpu_adam_internal.h"
 #include <math.h>
@@ -144,11 +145,15 @@ const spw_optimizer spw_opt_muon = {.name = "Muon",
                                     .prepare = prepare_muon,
                                     .builtin = SPW_OPT_MUON};
 
+static const spw_optimizer *const ours[SPW_OPT_BUILTIN_COUNT] = {[SPW_OPT_ADAM] = &spw_opt_adam,
+                                                                 [SPW_OPT_ADAGRAD] = &spw_opt_adagrad,
+                                                                 [SPW_OPT_LION] = &spw_opt_lion,
+                                                                 [SPW_OPT_SGD] = &spw_opt_sgd,
+                                                                 [SPW_OPT_MUON] = &spw_opt_muon};
+
 const spw_optimizer *
 spw_optimizer_find(const char *name)
 {
-    static const spw_optimizer *const ours[] = {&spw_opt_adam, &spw_opt_adagrad, &spw_opt_lion, &spw_opt_sgd,
-                                                &spw_opt_muon};
     if (strcasecmp(name, "AdamW") == 0)
         return &spw_opt_adam;
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
@@ -422,6 +427,7 @@ step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges, u
         end = general.ranges->end < to ? general.ranges->end / SPW_STATE_GROUP * SPW_STATE_GROUP : to;
         if (end > at) {
             p.coef = general.ranges->coef;
+            p.grad_scale = k->scaled ? p.coef->grad_scale : 1.0f;
             nonfinite_count += kernel(&p, at, end);
         } else {
             end = at + SPW_STATE_GROUP;
@@ -432,13 +438,20 @@ step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges, u
     return nonfinite_count;
 }
 
-/* NULL: this state has none. The kernels round stochastically. */
+/* NULL: this state has none. The kernels of packed moments round stochastically. */
 static spw__packed_fn
 packed_of(spw_isa isa, const spw_opt_chunk *c, const spw_opt_coef *coef)
 {
+    static const spw__packed_fn *const rules[SPW_ISA_COUNT] = {
+        [SPW_ISA_AVX2] = &spw__rules_avx2, [SPW_ISA_AVX512] = &spw__rules_avx512, [SPW_ISA_NEON] = &spw__rules_neon};
     spw__moment_code code = spw__state_layouts[c->format].code;
-    bool packed = code != SPW__MOMENT_F32 && !coef->nearest && coef->optimizer == &spw_opt_adam;
-    if (!packed || isa != SPW_ISA_AVX512)
+    const spw_optimizer *o = coef->optimizer;
+    const bool adam = o == &spw_opt_adam;
+    if (o->rule != NULL || ours[o->builtin] != o)
+        return NULL;
+    if (code == SPW__MOMENT_F32)
+        return adam || rules[isa] == NULL ? NULL : *rules[isa];
+    if (!adam || coef->nearest || isa != SPW_ISA_AVX512)
         return NULL;
     return code == SPW__MOMENT_BF16 ? spw__packed_bf16_avx512 : spw__packed_int8_avx512;
 }
