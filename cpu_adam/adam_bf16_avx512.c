@@ -7,21 +7,6 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #include "packed_avx512.h"
 
-ALWAYS_INLINE void
-load_bf16(const constants *k, const uint16_t *m, __m512 x[2])
-{
-    __m512i half = _mm512_loadu_si512(m);
-    for (int j = 0; j < 2; j++)
-        x[j] = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], half));
-}
-
-ALWAYS_INLINE void
-store_bf16(const constants *k, uint16_t *m, __m512i high, __m512i low, __m512i random)
-{
-    __mmask32 up = _mm512_cmplt_epu16_mask(_mm512_add_epi16(low, random), low);
-    _mm512_storeu_si512(m, _mm512_mask_sub_epi16(high, up, high, k->minus_one));
-}
-
 /* A line between its two halves of a step. */
 typedef struct half_done {
     __m512 w[2], m[2], v[2], root[2];

@@ -13,8 +13,8 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #include "packed_avx512.h"
 
-enum { GROUP = SPW__GROUP, LINES = GROUP / LINE, VECTORS = GROUP / LANES, SCALES_AHEAD = 128 /* groups */ };
-enum { BATCH = 8, SIGN = 0x00800080, ONE = 0x00010001 }; /* in two words */
+enum { VECTORS = GROUP / LANES, SCALES_AHEAD = 128 /* groups */ };
+enum { BATCH = 8 };
 typedef struct batch {
     _Alignas(64) float m[BATCH][GROUP], v[BATCH][GROUP]; /* the new ones */
     _Alignas(64) uint32_t tops[BATCH][16];               /* largest magnitudes as bits: eight lanes of m, eight of v */
@@ -29,33 +29,6 @@ typedef struct batch {
 } batch;
 
 /* ---------------------------------------------------------------- the first pass */
-
-/* f of a code lies in the upper half of its bits; x = (f - 1) s. From 2 on, f's bits are 2's or the code's. */
-ALWAYS_INLINE void
-load_signed(const constants *k, const int8_t *code, float scale, float half_scale, __m512 x[2])
-{
-    __m512 s = _mm512_set1_ps(scale), half = _mm512_set1_ps(half_scale);
-    /* 2 | (code & its bits) */
-    __m512i bits =
-        _mm512_ternarylogic_epi32(k->two, _mm512_slli_epi16(load_bytes(code), SPW__CODE_SHIFT - 16), k->code, 0xf8);
-    for (int j = 0; j < 2; j++) {
-        __m512i f = _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], bits);
-        /* s with the sign that f has not: s | (~f & sign) */
-        __m512i minus = _mm512_ternarylogic_epi32(_mm512_castps_si512(s), f, k->f_sign, 0xf2);
-        x[j] = _mm512_fmadd_ps(_mm512_castsi512_ps(f), half, _mm512_castsi512_ps(minus));
-    }
-}
-
-ALWAYS_INLINE void
-load_unsigned(const constants *k, const uint8_t *code, float scale, __m512 x[2])
-{
-    __m512 s = _mm512_set1_ps(scale);
-    __m512i bits = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)code));
-    bits = _mm512_add_epi16(_mm512_slli_epi16(bits, SPW__CODE_SHIFT - 16), k->one);
-    for (int j = 0; j < 2; j++)
-        x[j] =
-            _mm512_fmsub_ps(_mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], bits)), s, s);
-}
 
 /* The largest magnitudes of eighths of both moments, as bits. v is not negative; a NaN of m shows in the new weight. */
 ALWAYS_INLINE __m512i
@@ -189,8 +162,9 @@ make_scales(const spw__packed *p, batch *b)
         _mm512_setr_epi32(STEPS(0), STEPS(1), STEPS(2), STEPS(3), STEPS(4), STEPS(5), STEPS(6), STEPS(7), STEPS(0),
                           STEPS(1), STEPS(2), STEPS(3), STEPS(4), STEPS(5), STEPS(6), STEPS(7));
     const __m512i shift = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16);
-    const __m512i bits =
-        _mm512_setr_epi32(SIGN, SIGN, SIGN, SIGN, SIGN, SIGN, SIGN, SIGN, ONE, ONE, ONE, ONE, ONE, ONE, ONE, ONE);
+    const __m512i bits = _mm512_setr_epi32(SIGNED_BITS, SIGNED_BITS, SIGNED_BITS, SIGNED_BITS, SIGNED_BITS, SIGNED_BITS,
+                                           SIGNED_BITS, SIGNED_BITS, UNSIGNED_BITS, UNSIGNED_BITS, UNSIGNED_BITS,
+                                           UNSIGNED_BITS, UNSIGNED_BITS, UNSIGNED_BITS, UNSIGNED_BITS, UNSIGNED_BITS);
     const __m512 up = _mm512_mask_mov_ps(_mm512_set1_ps(SPW__SIGNED_UP), 0xff00, _mm512_set1_ps(SPW__UNSIGNED_UP));
     const uint64_t group = b->from / GROUP;
     const uint32_t counter = (uint32_t)(p->first / GROUP + group) * SPW__HASH_STEP + p->coef->key;
@@ -223,23 +197,10 @@ encode(const constants *k, const spw__packed *p, const batch *b, uint32_t n)
     for (uint64_t line = 0; line < LINES; line++) {
         const float *new_m = b->m[n] + line * LINE, *new_v = b->v[n] + line * LINE;
         const uint64_t at = b->from + n * GROUP + line * LINE;
-        __m512 m[2], v[2];
-        __m512i m_high, v_high, code;
-        for (int j = 0; j < 2; j++) {
-            __m512 x = _mm512_load_ps(new_m + j * LANES);
-            /* one with the sign of x: one | (x & sign) */
-            __m512i one = _mm512_ternarylogic_epi32(k->f_one, _mm512_castps_si512(x), k->f_sign, 0xf8);
-            m[j] = _mm512_fmadd_ps(x, m_factor, _mm512_castsi512_ps(one));
-            v[j] = _mm512_fmadd_ps(_mm512_load_ps(new_v + j * LANES), v_factor, _mm512_castsi512_ps(k->f_one));
-        }
-        m_high = both_high(k, m[0], m[1]);
-        v_high = both_high(k, v[0], v[1]);
-        /* The code and its sign in a byte's last bit; no scale is so small that a code needs clipping. */
-        code = _mm512_srli_epi16(_mm512_sub_epi16(m_high, k->minus_zero), SPW__CODE_SHIFT - 16);
-        code = _mm512_ternarylogic_epi32(code, _mm512_srli_epi16(m_high, 8), m_bits, 0xd8);
-        store_bytes((int8_t *)p->m + at, code);
-        code = _mm512_srli_epi16(_mm512_sub_epi16(v_high, k->minus_zero), SPW__CODE_SHIFT - 16);
-        store_bytes((uint8_t *)p->v + at, _mm512_max_epi16(code, v_bits));
+        const __m512 m[2] = {_mm512_load_ps(new_m), _mm512_load_ps(new_m + LANES)};
+        const __m512 v[2] = {_mm512_load_ps(new_v), _mm512_load_ps(new_v + LANES)};
+        store_signed(k, (int8_t *)p->m + at, m, m_factor, m_bits);
+        store_unsigned(k, (uint8_t *)p->v + at, v, v_factor, v_bits);
     }
 }
 

@@ -136,8 +136,8 @@ typedef struct spw__packed {
 } spw__packed;
 /* Elements [first, end), whole groups; returns the number of elements whose scaled gradient was not finite. */
 typedef uint64_t (*spw__packed_fn)(const spw__packed *packed, uint64_t first, uint64_t end);
-/* Adam's, and those of our other rules in formats with fp32 moments; NULL when not built. */
-extern const spw__packed_fn spw__packed_bf16_avx512, spw__packed_int8_avx512;
+/* Adam's, and those of our other rules with packed moments and with fp32 moments; NULL when not built. */
+extern const spw__packed_fn spw__packed_bf16_avx512, spw__packed_int8_avx512, spw__rules_packed_avx512;
 extern const spw__packed_fn spw__rules_avx2, spw__rules_avx512, spw__rules_neon;
 
 /* Elements [first, elems) of a slice as a slice of their own. */

@@ -451,8 +451,10 @@ packed_of(spw_isa isa, const spw_opt_chunk *c, const spw_opt_coef *coef)
         return NULL;
     if (code == SPW__MOMENT_F32)
         return adam || rules[isa] == NULL ? NULL : *rules[isa];
-    if (!adam || coef->nearest || isa != SPW_ISA_AVX512)
+    if (coef->nearest || isa != SPW_ISA_AVX512)
         return NULL;
+    if (!adam)
+        return spw__rules_packed_avx512;
     return code == SPW__MOMENT_BF16 ? spw__packed_bf16_avx512 : spw__packed_int8_avx512;
 }
 

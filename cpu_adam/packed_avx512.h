@@ -1,21 +1,19 @@
 /*
- * packed_avx512.h - what Adam's kernels for packed state share with AVX-512: split masters with 16 or 8 low bits, gradients,
- * and the constants. 16-bit halves of 32 elements are spread to two vectors and gathered again by permutes, so they are
+ * packed_avx512.h - what kernels for packed state share with AVX-512: split masters with 16 or 8 low bits, moments of 16 and 8 bits,
+ * gradients, and the constants. 16-bit halves of 32 elements are spread to two vectors and gathered again by permutes, so they are
  * loaded and stored in whole cache lines.
  *
  * The kernels do the operations of opt_block.h in the same order. Whatever is not an ordinary number (NaN, infinities,
  * magnitudes of 2^127 and above) goes back to opt_block.h with its neighbours before a byte is stored: the bits stay the same,
  * and the common case pays one test.
  *
- * Included by adam_bf16_avx512.c and adam_int8_avx512.c.
+ * Included by adam_bf16_avx512.c, adam_int8_avx512.c and rules_avx512.c.
  */
 #ifndef SPW_PACKED_AVX512_H
 #define SPW_PACKED_AVX512_H
 
-#include "cpu_adam_internal.h"
-#include <immintrin.h>
+#include "vec_avx512.h"
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
 enum { LANES = 16, LINE = 32, PREFETCH_AHEAD = 512 /* elements */ }; /* a line: of 16-bit numbers */
 
 /* Lane numbers of 16-bit permutes: n is the lane of the result. */
@@ -236,6 +234,83 @@ rounding_hash(__m512i counter)
     __m512i h = _mm512_xor_si512(counter, _mm512_srli_epi32(counter, 16));
     h = _mm512_mullo_epi32(h, _mm512_set1_epi32((int)SPW__HASH_MULTIPLIER));
     return _mm512_xor_si512(h, _mm512_srli_epi32(h, 15));
+}
+
+ALWAYS_INLINE void
+load_bf16(const constants *k, const uint16_t *m, __m512 x[2])
+{
+    __m512i half = _mm512_loadu_si512(m);
+    for (int j = 0; j < 2; j++)
+        x[j] = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], half));
+}
+
+ALWAYS_INLINE void
+store_bf16(const constants *k, uint16_t *m, __m512i high, __m512i low, __m512i random)
+{
+    __mmask32 up = _mm512_cmplt_epu16_mask(_mm512_add_epi16(low, random), low);
+    _mm512_storeu_si512(m, _mm512_mask_sub_epi16(high, up, high, k->minus_one));
+}
+
+/* 8 bits: groups share a scale. */
+enum {
+    GROUP = SPW__GROUP,
+    LINES = GROUP / LINE,
+    SIGNED_BITS = 0x00800080,
+    UNSIGNED_BITS = 0x00010001
+}; /* in two words */
+
+/* f of a code lies in the upper half of its bits; x = (f - 1) s. From 2 on, f's bits are 2's or the code's. */
+ALWAYS_INLINE void
+load_signed(const constants *k, const int8_t *code, float scale, float half_scale, __m512 x[2])
+{
+    __m512 s = _mm512_set1_ps(scale), half = _mm512_set1_ps(half_scale);
+    /* 2 | (code & its bits) */
+    __m512i bits =
+        _mm512_ternarylogic_epi32(k->two, _mm512_slli_epi16(load_bytes(code), SPW__CODE_SHIFT - 16), k->code, 0xf8);
+    for (int j = 0; j < 2; j++) {
+        __m512i f = _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], bits);
+        /* s with the sign that f has not: s | (~f & sign) */
+        __m512i minus = _mm512_ternarylogic_epi32(_mm512_castps_si512(s), f, k->f_sign, 0xf2);
+        x[j] = _mm512_fmadd_ps(_mm512_castsi512_ps(f), half, _mm512_castsi512_ps(minus));
+    }
+}
+
+ALWAYS_INLINE void
+load_unsigned(const constants *k, const uint8_t *code, float scale, __m512 x[2])
+{
+    __m512 s = _mm512_set1_ps(scale);
+    __m512i bits = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)code));
+    bits = _mm512_add_epi16(_mm512_slli_epi16(bits, SPW__CODE_SHIFT - 16), k->one);
+    for (int j = 0; j < 2; j++)
+        x[j] =
+            _mm512_fmsub_ps(_mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], bits)), s, s);
+}
+
+/* factor: one over the scale. bits: SIGNED_BITS, and 0 where all codes are. No scale is so small that a code needs clipping. */
+ALWAYS_INLINE void
+store_signed(const constants *k, int8_t *code, const __m512 x[2], __m512 factor, __m512i bits)
+{
+    __m512 f[2];
+    __m512i high, codes;
+    for (int j = 0; j < 2; j++) {
+        /* one with the sign of x: one | (x & sign) */
+        __m512i one = _mm512_ternarylogic_epi32(k->f_one, _mm512_castps_si512(x[j]), k->f_sign, 0xf8);
+        f[j] = _mm512_fmadd_ps(x[j], factor, _mm512_castsi512_ps(one));
+    }
+    high = both_high(k, f[0], f[1]);
+    /* The code and its sign in a byte's last bit. */
+    codes = _mm512_srli_epi16(_mm512_sub_epi16(high, k->minus_zero), SPW__CODE_SHIFT - 16);
+    store_bytes(code, _mm512_ternarylogic_epi32(codes, _mm512_srli_epi16(high, 8), bits, 0xd8));
+}
+
+/* bits: UNSIGNED_BITS, and 0 where all codes are. */
+ALWAYS_INLINE void
+store_unsigned(const constants *k, uint8_t *code, const __m512 x[2], __m512 factor, __m512i bits)
+{
+    __m512i high = both_high(k, _mm512_fmadd_ps(x[0], factor, _mm512_castsi512_ps(k->f_one)),
+                             _mm512_fmadd_ps(x[1], factor, _mm512_castsi512_ps(k->f_one)));
+    __m512i codes = _mm512_srli_epi16(_mm512_sub_epi16(high, k->minus_zero), SPW__CODE_SHIFT - 16);
+    store_bytes(code, _mm512_max_epi16(codes, bits));
 }
 
 /* Adam's new moments; returns v's square roots. g: gradients. */
