@@ -254,7 +254,8 @@ bench-aio: all
 # row is below its limit (spillway bench --help), after it has shown all.
 bench-adam: all
 	@rc=0; ./spillway bench adam --check --threads 1 || rc=1; ./spillway bench adam --check || rc=1; \
-	./spillway bench adam --optimizer all --format split || rc=1; ./spillway bench adam --grad bf16 || rc=1; \
+	./spillway bench adam --check --optimizer adagrad --optimizer lion --optimizer sgd --grad bf16 --threads 1 || rc=1; \
+	./spillway bench adam --grad bf16 || rc=1; \
 	if python3 -c 'import torch' 2>/dev/null; then python3 examples/pytorch_adam.py || rc=1; else echo "no PyTorch here"; fi; \
 	exit $$rc
 

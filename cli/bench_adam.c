@@ -6,7 +6,7 @@
  * Memory bandwidth drifts by a factor of two within minutes on shared machines, so each repetition gives a ratio, and the
  * row shows medians. After the first step some elements are compared with the scalar truth.
  *
- * With --check, Adam's rows have limits: a share of the stream's rate, or for 8-bit moments, where arithmetic binds, of
+ * With --check, rows of fused kernels have limits: a share of the stream's rate, or for 8-bit moments, where arithmetic binds, of
  * split's parameters per second, whose step then takes its turn in each repetition. What counts is the time that the best
  * quarter of the repetitions needed, of the step and of what it is compared with, each by itself: that is where other programs
  * were least in the way. A row below is measured again up to two times before it counts.
@@ -187,15 +187,24 @@ typedef struct limit {
 static limit
 limit_of(const job *j, const spw_optimizer *o, spw_state_format f)
 {
-    static const limit limits[SPW_STATE_COUNT] = {
+    static const limit of_adam[SPW_STATE_COUNT] = {
         [SPW_STATE_FP32] = {0.90, 0.70, false},      [SPW_STATE_MIXED] = {0.90, 0.70, false},
         [SPW_STATE_SPLIT] = {0.90, 0.70, false},     [SPW_STATE_SPLIT_BF16] = {0.80, 0.40, false},
         [SPW_STATE_SPLIT_INT8] = {1.00, 0.40, true}, [SPW_STATE_SPLIT24_INT8] = {1.00, 0.40, true},
     };
-    bool fused = f <= SPW_STATE_SPLIT ? j->isa != SPW_ISA_SCALAR : j->isa == SPW_ISA_AVX512;
-    if (j->check == 0 || o != &spw_opt_adam || !fused)
+    /* With AVX-512. Their logs are copies. */
+    static const limit of_others[SPW_STATE_COUNT] = {
+        [SPW_STATE_FP32] = {0.80, 0, false},        [SPW_STATE_MIXED] = {0.80, 0, false},
+        [SPW_STATE_MIXED_F16] = {0.80, 0, false},   [SPW_STATE_SPLIT] = {0.80, 0, false},
+        [SPW_STATE_SPLIT_BF16] = {0.75, 0, false},  [SPW_STATE_SPLIT_INT8] = {1.00, 0, true},
+        [SPW_STATE_SPLIT24_INT8] = {1.00, 0, true},
+    };
+    const bool adam = o == &spw_opt_adam;
+    const limit *l = adam ? &of_adam[f] : &of_others[f];
+    bool fused = adam && f <= SPW_STATE_SPLIT ? j->isa != SPW_ISA_SCALAR : j->isa == SPW_ISA_AVX512;
+    if (j->check == 0 || o->rule != NULL || !fused)
         return (limit){0};
-    return (limit){limits[f].least * j->check, limits[f].logged * j->check, limits[f].of_split};
+    return (limit){l->least * j->check, l->logged * j->check, l->of_split};
 }
 
 /* ---------------------------------------------------------------- a row */
@@ -404,8 +413,7 @@ row(run *r, run *split, spw_state_format format, spw_pool *pool, uint64_t *wrong
         *below = x.reached < least.least || x.logged < least.logged;
         if (least.least > 0)
             fprintf(j->json ? stderr : stdout,
-                    "# %s %s %s, %u thread(s): %.3f of %s, at least %.3f; with a log %.3f, at least "
-                    "%.3f%s\n",
+                    "# %s %s %s, %u thread(s): %.3f of %s, at least %.3f; with a log %.3f, at least %.3f%s\n",
                     !*below       ? "ok   "
                     : try < TRIES ? "again"
                                   : "BELOW",
