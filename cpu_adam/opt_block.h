@@ -9,9 +9,10 @@
  *
  * Included by opt_ref.c, opt_avx2.c and opt_avx512.c, which define OPT_TABLE.
  */
+#include "convert.h"
 #include "cpu_adam_internal.h"
 #include <math.h>
-#ifdef __F16C__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -259,22 +260,17 @@ count_nonfinite(const float *restrict g, uint32_t n)
 static uint64_t
 load_grad(float *restrict g, const void *restrict grad, spw_dtype dtype, uint32_t n, float scale)
 {
-    uint32_t i = 0;
-    if (dtype == SPW_F32)
-        for (; i < n; i++)
+    if (dtype == SPW_F32) {
+        for (uint32_t i = 0; i < n; i++)
             g[i] = ((const float *)grad)[i] * scale;
-    else if (dtype == SPW_BF16)
-        for (; i < n; i++)
+    } else if (dtype == SPW_BF16) {
+        for (uint32_t i = 0; i < n; i++)
             g[i] = spw_bits_f32((uint32_t)((const uint16_t *)grad)[i] << 16) * scale;
-#ifdef __F16C__
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(
-            g + i,
-            _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)grad + i))),
-                          _mm256_set1_ps(scale)));
-#endif
-    for (; i < n; i++)
-        g[i] = spw_f16_to_f32(((const uint16_t *)grad)[i]) * scale;
+    } else {
+        spw__widen_f16(g, grad, n);
+        for (uint32_t i = 0; i < n; i++)
+            g[i] *= scale;
+    }
     return top_of(g, n) < SPW__F32_INF ? 0 : count_nonfinite(g, n);
 }
 
@@ -290,17 +286,7 @@ store_bf16(uint16_t *restrict out, const float *restrict w, uint32_t n)
 static void
 store_f16(uint16_t *restrict out, const float *restrict w, uint32_t n)
 {
-    uint32_t i = 0;
-#ifdef __AVX512F__
-    for (; i + 16 <= n; i += 16)
-        _mm256_storeu_si256((__m256i *)(void *)(out + i), _mm512_cvtps_ph(_mm512_loadu_ps(w + i), 0));
-#endif
-#ifdef __F16C__
-    for (; i + 8 <= n; i += 8)
-        _mm_storeu_si128((__m128i *)(void *)(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(w + i), 0));
-#endif
-    for (; i < n; i++)
-        out[i] = spw_f32_to_f16(w[i]);
+    spw__narrow_f16(out, w, n);
 }
 
 static void

@@ -1,6 +1,6 @@
 /*
  * convert.h - arrays of numbers from one type to another, with the instructions of the file that includes it: plain loops that compilers
- * vectorise, and for fp16 F16C, which they do not make of the bits. Every instruction set makes the same bits.
+ * vectorise, and for fp16 F16C or NEON's conversions, which they do not make of the bits. Every instruction set makes the same bits.
  */
 #ifndef SPW_CONVERT_H
 #define SPW_CONVERT_H
@@ -8,6 +8,8 @@
 #include "spw_base.h"
 #ifdef __F16C__
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 static inline void
@@ -18,6 +20,10 @@ spw__widen_f16(float *restrict to, const uint16_t *restrict from, uint64_t n)
     done = n / 8 * 8;
     for (uint64_t i = 0; i < done; i += 8)
         _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from + i))));
+#elif defined(__aarch64__)
+    done = n / 4 * 4;
+    for (uint64_t i = 0; i < done; i += 4)
+        vst1q_f32(to + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + i))));
 #endif
     for (uint64_t i = done; i < n; i++)
         to[i] = spw_f16_to_f32(from[i]);
@@ -32,6 +38,10 @@ spw__narrow_f16(uint16_t *restrict to, const float *restrict from, uint64_t n)
     for (uint64_t i = 0; i < done; i += 8)
         _mm_storeu_si128((__m128i *)(void *)(to + i),
                          _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    done = n / 4 * 4;
+    for (uint64_t i = 0; i < done; i += 4)
+        vst1_u16(to + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from + i))));
 #endif
     for (uint64_t i = done; i < n; i++)
         to[i] = spw_f32_to_f16(from[i]);
