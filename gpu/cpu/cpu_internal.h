@@ -61,6 +61,7 @@ typedef struct cpu_kernels {
     void (*state_backward)(float *state, uint64_t rows, float decay, const float *x, const float *lanes,
                            const float *x2, const float *lanes2, const float *y, float *out);
     double (*sumsq)(const float *x, uint64_t n);
+    void (*to_fp8)(uint8_t *codes, spw_fp8 format, const float *x, float inverse, uint64_t n); /* of x times inverse */
 } cpu_kernels;
 
 extern const cpu_kernels spw__cpu_kernels_scalar, spw__cpu_kernels_avx2, spw__cpu_kernels_avx512;

@@ -7,7 +7,14 @@
 
 enum { GRAIN = 16384, BAND = 16, TILE = 64, DEPTH = 256 };
 
+static uint64_t
+least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 typedef struct encoding {
+    const cpu_kernels *k;
     const float *x, *scale;
     uint8_t *codes, *turned;
     uint32_t *greatest; /* atomic */
@@ -41,22 +48,24 @@ spw__cpu_fp8_scale(spw_gpu_queue *q, float *scale, spw_fp8 format, const act *x,
     *scale = spw_fp8_scale(format, greatest);
 }
 
-/* Sixteen rows: in the transpose they are sixteen bytes of each of its rows. */
+/* As many rows as fill cache lines of the transpose. */
 static void
 encode_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const encoding *e = ctx;
-    uint64_t first = (uint64_t)part_idx * BAND;
-    float inverse = spw_fp8_inverse(*e->scale);
+    const uint64_t first = (uint64_t)part_idx * TILE, rows = least(TILE, e->M - first);
+    const float inverse = spw_fp8_inverse(*e->scale);
+    uint8_t codes[TILE][TILE] = {{0}};
     (void)worker_idx;
-    for (uint64_t n = 0; n < e->N; n++) {
-        for (uint64_t m = first; m < first + BAND; m++) {
-            uint8_t code = inverse > 0 ? spw_f32_to_fp8(e->format, e->x[m * e->N + n] * inverse) : 0;
-            if (e->codes != NULL)
-                e->codes[m * e->N + n] = code;
-            if (e->turned != NULL)
-                e->turned[n * e->M + m] = code;
-        }
+    for (uint64_t at = 0; at < e->N; at += TILE) {
+        const uint64_t n = least(TILE, e->N - at);
+        for (uint64_t m = 0; m < rows && inverse > 0; m++)
+            e->k->to_fp8(codes[m], e->format, e->x + (first + m) * e->N + at, inverse, n);
+        for (uint64_t m = 0; m < rows && e->codes != NULL; m++)
+            memcpy(e->codes + (first + m) * e->N + at, codes[m], n);
+        for (uint64_t i = 0; i < n && e->turned != NULL; i++)
+            for (uint64_t m = 0; m < rows; m++)
+                e->turned[(at + i) * e->M + first + m] = codes[m][i];
     }
 }
 
@@ -64,15 +73,16 @@ void
 spw__cpu_fp8_encode(spw_gpu_queue *q, uint8_t *codes, uint8_t *turned, spw_fp8 format, const float *scale, const act *x,
                     uint64_t M, uint64_t N)
 {
-    encoding e = {.x = x, .scale = scale, .codes = codes, .turned = turned, .M = M, .N = N, .format = format};
+    encoding e = {.k = spw__cpu_kernels(q),
+                  .x = x,
+                  .scale = scale,
+                  .codes = codes,
+                  .turned = turned,
+                  .M = M,
+                  .N = N,
+                  .format = format};
     SPW_ASSERT(M % BAND == 0 && N % BAND == 0);
-    spw__cpu_run(q, (uint32_t)(M / BAND), encode_part, &e);
-}
-
-static uint64_t
-least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
+    spw__cpu_run(q, (uint32_t)((M + TILE - 1) / TILE), encode_part, &e);
 }
 
 /* rows of depth numbers, from codes in rows of K. */

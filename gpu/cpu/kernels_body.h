@@ -3,6 +3,7 @@
  * vectorises the fixed lanes below with that file's flags. Sums run in 16 lanes, combined in a fixed order.
  */
 #include "cpu_internal.h"
+#include "fp8.h"
 #include "philox.h"
 #include <math.h>
 
@@ -676,6 +677,17 @@ k_state_backward(float *restrict state, uint64_t rows, float decay, const float 
         out[j] = a[0][j] + a[1][j];
 }
 
+static void
+k_to_fp8(uint8_t *restrict codes, spw_fp8 format, const float *restrict x, float inverse, uint64_t n)
+{
+    if (format == SPW_E4M3)
+        for (uint64_t i = 0; i < n; i++)
+            codes[i] = spw_f32_to_fp8(SPW_E4M3, x[i] * inverse);
+    else
+        for (uint64_t i = 0; i < n; i++)
+            codes[i] = spw_f32_to_fp8(SPW_E5M2, x[i] * inverse);
+}
+
 static double
 k_sumsq(const float *x, uint64_t n)
 {
@@ -710,4 +722,5 @@ const cpu_kernels KERNELS = {k_add,
                              k_mul_add,
                              k_state_forward,
                              k_state_backward,
-                             k_sumsq};
+                             k_sumsq,
+                             k_to_fp8};

@@ -21,21 +21,21 @@ spw_fp8_kind_of(spw_fp8 format)
     return format == SPW_E4M3 ? (spw_fp8_kind){3, 7, 0x7e} : (spw_fp8_kind){2, 15, 0x7b};
 }
 
-/* Rounded to nearest, ties to even; what is too large, infinity too, gets the greatest code, a NaN 0x7f or 0xff. */
+/*
+ * Rounded to nearest, ties to even; what is too large, infinity too, gets the greatest code, a NaN 0x7f or 0xff. Both roundings are done,
+ * and one is chosen: a loop of it is a loop of vectors.
+ */
 static inline uint8_t
 spw_f32_to_fp8(spw_fp8 format, float f)
 {
     const spw_fp8_kind k = spw_fp8_kind_of(format);
-    uint32_t u = spw_f32_bits(f), sign = u >> 24 & 0x80u, a = u & 0x7fffffffu, shift = 23 - k.mantissa, code;
-    if (a > 0x7f800000u)
-        return (uint8_t)(sign | 0x7fu);
-    if (a < (128 - k.bias) << 23) { /* subnormal: the sum's last place is that of the code */
-        uint32_t ones = (127 + 1 - k.bias + shift) << 23;
-        code = spw_f32_bits(spw_bits_f32(a) + spw_bits_f32(ones)) - ones;
-    } else {
-        code = ((a + (1u << (shift - 1)) - 1 + (a >> shift & 1u)) >> shift) - ((127 - k.bias) << k.mantissa);
-    }
-    return (uint8_t)(sign | (code < k.most ? code : k.most));
+    uint32_t u = spw_f32_bits(f), sign = u >> 24 & 0x80u, a = u & 0x7fffffffu, shift = 23 - k.mantissa;
+    uint32_t ones = (127 + 1 - k.bias + shift) << 23; /* of a subnormal's sum the last place is that of the code */
+    uint32_t subnormal = spw_f32_bits(spw_bits_f32(a) + spw_bits_f32(ones)) - ones;
+    uint32_t normal = ((a + (1u << (shift - 1)) - 1 + (a >> shift & 1u)) >> shift) - ((127 - k.bias) << k.mantissa);
+    uint32_t small = (uint32_t)0 - (a < (128 - k.bias) << 23); /* of ?: compilers make a branch around the sum */
+    uint32_t code = (subnormal & small) | (normal & ~small), clipped = code < k.most ? code : k.most;
+    return (uint8_t)(sign | (a > 0x7f800000u ? 0x7fu : clipped));
 }
 
 /* Exact. */
