@@ -557,6 +557,23 @@ examine_tight_bounds(spw_gpu *gpu)
     bounded_close(&n);
 }
 
+/* A value that is a NaN makes the gradients of the decays of its row and those before, though not their bounds, NaN. */
+static void
+examine_nan(spw_gpu *gpu)
+{
+    enum { T = BOUNDED };
+    bounded n;
+    bounded_open(&n, T, 1);
+    for (uint64_t i = 0; i < T * row_width(n.d); i++)
+        n.qkv[i] = subject_number(subject_key(1), i);
+    for (uint64_t i = 0; i < T * 8; i++)
+        n.dout[i] = subject_number(subject_key(3), i);
+    n.qkv[T * row_width(n.d) - 1] = NAN;
+    bounded_run(gpu, &n);
+    assert_true(isnan(n.da[T - 1]) && isnan(n.da[0]) && isnan(n.sums[0]) && isnan(n.sums[1]));
+    bounded_close(&n);
+}
+
 /* A head that forgets at once has no gradient of its decay, not even what roundings leave; and a document has the numbers that it has beside any other. */
 void
 parity_delta_bounds(const parity *p)
@@ -573,6 +590,7 @@ parity_delta_bounds(const parity *p)
     for (int i = 0; i < FIRST * 2; i++)
         assert_true(alone.da[i] == beside.da[i]); /* what is cut off to 0 has either sign */
     examine_tight_bounds(p->gpu);
+    examine_nan(p->gpu);
 }
 
 /* ---------------------------------------------------------------- heads in turns */

@@ -363,6 +363,14 @@ bound_states(const rule *r, uint64_t h)
     }
 }
 
+/* x within its bound; fmaxf() and fminf() would lose a NaN of either. */
+static float
+within(float x, float most)
+{
+    float cut = fmaxf(-most, fminf(most, x));
+    return x == x && most == most ? cut : NAN;
+}
+
 /* A head's decays, backwards. */
 static void
 decay_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
@@ -376,10 +384,9 @@ decay_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     bound_states(r, h);
     for (uint64_t row = s->B * s->T; row-- > 0;) {
         uint64_t at = row * s->Hv + h, number = taken(r, row, h);
-        float log = log_decay(r, row, h), most;
+        float log = log_decay(r, row, h);
         gradient += r->asked[number];
-        most = gradient * r->written[number];
-        carried = fmaxf(-most, fminf(most, carried + r->share[number]));
+        carried = within(carried + r->share[number], gradient * r->written[number]);
         gradient = is_first(r, row) ? 0.0f : gradient * expf(log);
         r->da[at] = carried * -expf(r->log_a[h]) * sigmoid(r->a[at] + r->dt_bias[h]);
         sum_a += (double)r->da[at];

@@ -378,10 +378,12 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
 
 enum { DECAY_THREADS = 128 };
 
+/* fmaxf() and fminf() would lose a NaN of either. */
 SPW_DEVICE float
 between(float x, float low, float high)
 {
-    return fmaxf(low, fminf(high, x));
+    const float cut = fmaxf(low, fminf(high, x));
+    return x == x && low <= high ? cut : NAN;
 }
 
 /* What is carried from row to row by a row's decay and x: x + decay times what was. Rows in turn are such a step, too. */
