@@ -131,16 +131,17 @@ replace(const char *dir, const char *partial, const char *final, spw_error *err)
 {
     char old[PATH_BYTES];
     spw_error left = {0};
+    spw_status st;
     SPW_TRY(set_aside(final, old, err));
     if (!take_name(partial, final)) {
         int errnum = errno;
         (void)rename(old, final);
         return SPW_RAISE_SYS(err, errnum, "renaming %s to %s", partial, final);
     }
-    if (spw_dir_sync(dir, err) != SPW_OK) {
+    if ((st = spw_dir_sync(dir, err)) != SPW_OK) {
         if (rename(final, partial) == 0)
             (void)rename(old, final);
-        return err->status;
+        return st;
     }
     if (remove_aside(old, &left) != SPW_OK)
         warn_of_rest(final, &left);
@@ -152,10 +153,11 @@ spw_status
 spw__checkpoint_place(const char *dir, const char *partial, const char *final, spw_error *err)
 {
     spw_error left = {0};
+    spw_status st;
     if (renameat2(AT_FDCWD, partial, AT_FDCWD, final, RENAME_EXCHANGE) == 0) { /* the same step saved again */
-        if (spw_dir_sync(dir, err) != SPW_OK) {
+        if ((st = spw_dir_sync(dir, err)) != SPW_OK) {
             (void)renameat2(AT_FDCWD, partial, AT_FDCWD, final, RENAME_EXCHANGE);
-            return err->status;
+            return st;
         }
         if (discard(partial, &left) != SPW_OK)
             warn_of_rest(final, &left);
@@ -165,11 +167,9 @@ spw__checkpoint_place(const char *dir, const char *partial, const char *final, s
         return replace(dir, partial, final, err);
     if (!take_name(partial, final))
         return SPW_RAISE_SYS(err, errno, "renaming %s to %s", partial, final);
-    if (spw_dir_sync(dir, err) != SPW_OK) {
+    if ((st = spw_dir_sync(dir, err)) != SPW_OK)
         (void)rename(final, partial);
-        return err->status;
-    }
-    return SPW_OK;
+    return st;
 }
 
 void
