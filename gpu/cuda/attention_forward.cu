@@ -33,7 +33,7 @@ spw__cuda_attention_forward(cuda_queue *q, const attention_args<E> &args, uint64
     else if (args.D <= 128)
         forward<E, 128, 128, 128, 2, 64>(q, args, B);
     else if (args.D <= 192 && args.Dv <= 128)
-        forward<E, 192, 128, 96, 2, 64>(q, args, B); /* of steps of 64 registers spill 220 bytes a thread on sm_90, of these 20 */
+        forward<E, 192, 128, 96, 2, 64>(q, args, B); /* steps of 64 spill 220 bytes of a thread on sm_90, these 20 */
     else
         forward<E, 256, 256, 64, 1, 32>(q, args, B);
 }
