@@ -331,13 +331,18 @@ lint:
 format:
 	@clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
 
-PREFIX ?= /usr/local
+PREFIX  ?= /usr/local
+VERSION := $(shell sed -n 's/.*SPW_VERSION "\(.*\)".*/\1/p' runtime/base/spw_base.h)
+# What is installed stays together when the folder is moved: programs are built with what pkg-config says of spillway (with --static, where libspillway.a is alone).
 install: all
-	@mkdir -p $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/spillway
-	@cp -L spillway $(DESTDIR)$(PREFIX)/bin/spillway
-	@cp libspillway.a libspillway.so $(CUDA_PLUGIN) $(DESTDIR)$(PREFIX)/lib/
-	@[ -z "$(MPI_PLUGIN)" ] || { mkdir -p $(DESTDIR)$(PREFIX)/lib/spillway && cp $(MPI_PLUGIN) $(DESTDIR)$(PREFIX)/lib/spillway/; }
-	@cp $$(git ls-files '*/spw_*.h' 'runtime/spillway.h') $(DESTDIR)$(PREFIX)/include/spillway/
+	@mkdir -p "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/include/spillway"
+	@cp $(BUILD)/spillway "$(DESTDIR)$(PREFIX)/bin/spillway"
+	@cp $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(CUDA_PLUGIN) "$(DESTDIR)$(PREFIX)/lib/"
+	@[ -z "$(MPI_PLUGIN)" ] || { mkdir -p "$(DESTDIR)$(PREFIX)/lib/spillway" && cp $(MPI_PLUGIN) "$(DESTDIR)$(PREFIX)/lib/spillway/"; }
+	@cp $(wildcard $(addsuffix /spw_*.h,$(MODULES))) runtime/spillway.h "$(DESTDIR)$(PREFIX)/include/spillway/"
+	@printf '%s\n' 'prefix=$${pcfiledir}/../..' '' 'Name: spillway' 'Description: trains models whose state is in host memory and on disks' \
+		'Version: $(VERSION)' 'Cflags: -I$${prefix}/include/spillway' 'Libs: -L$${prefix}/lib -lspillway' 'Libs.private: $(LDLIBS)' \
+		>"$(DESTDIR)$(PREFIX)/lib/pkgconfig/spillway.pc"
 
 clean:
 	@rm -rf build spillway libspillway.a libspillway.so spillway-mpi.so demo-out demo-llama-out

@@ -9,6 +9,10 @@
 #include "spw_nn.h"
 #include <stdio.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /*
  * spw_crc64_part - what a stretch of bytes with so many behind it adds to the CRC-64/XZ of all (polynomial of ECMA-182, as in xz files).
  * Stretches come in any order from any thread; those that do not overlap are put together by XOR.
@@ -355,4 +359,7 @@ spw_status
 spw_dir_sync_above(const char *path, spw_error *err);        /* the folder that holds path: its name is durable then */
 spw_status spw_dir_remove(const char *path, spw_error *err); /* files and folders below, without following links */
 
+#ifdef __cplusplus
+}
+#endif
 #endif
