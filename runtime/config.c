@@ -108,11 +108,11 @@ says(const json_t *object, const char *key)
 
 /* Two spellings of one key, or a deprecated key beside its successor, would leave one of them ignored. */
 static spw_status
-check_said_once(const config_reader *r, const key_row *row, const json_t *object)
+check_said_once(const config_reader *r, const key_row *row, const char *name, const json_t *object)
 {
     char successor[KEY_BYTES] = "";
     size_t prefix = (size_t)(spw__config_last_part(row->key) - row->key);
-    if (row->alias != NULL && says(object, row->alias) && says(object, spw__config_last_part(row->key)))
+    if (row->alias != NULL && strcmp(name, row->alias) == 0 && says(object, spw__config_last_part(row->key)))
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s is given twice, once as %s", r->name, row->key, row->alias);
     if (row->class == C_DEPRECATED) {
         snprintf(successor, sizeof successor, "%.*s", (int)strcspn(row->help + prefix, "."), row->help + prefix);
@@ -173,7 +173,7 @@ read_member(const config_reader *r, const char *prefix, json_t *object, const ch
         return spw__config_unknown_key(&at, key);
     if (json_is_null(v))
         return SPW_OK;
-    SPW_TRY(check_said_once(&at, row, object));
+    SPW_TRY(check_said_once(&at, row, name, object));
     if (row->class == C_INERT)
         spw_log(SPW_LOG_INFO, "%s: %s has no effect here: %s", at.name, row->key, row->help);
     if (row->class == C_INERT && !spw__config_says_default(row, v))

@@ -102,7 +102,8 @@ test_older(void **state)
     assert_int_equal(c.zero.stage, 0);
     refuses("{" NEEDED MICRO "\"zero_optimization\":2}",
             "zero_optimization: expected an object such as {\"stage\": 3}, got integer 2");
-    refuses("{" NEEDED MICRO "\"bf16\":{},\"bfloat16\":{}}", "is given twice");
+    refuses("{" NEEDED MICRO "\"bf16\":{},\"bfloat16\":{}}", "bf16 is given twice, once as bfloat16");
+    assert_null(strstr(err.message, "mistakes")); /* one, said once */
     takes("{" NEEDED MICRO "\"scheduler\":{\"type\":\"WarmupLR\",\"params\":{\"last_batch_iteration\":-1}},"
           "\"optimizer\":{\"type\":\"Adam\",\"params\":{\"torch_adam\":true,\"fused\":true}}}");
     refuses("{" NEEDED MICRO "\"scheduler\":{\"type\":\"WarmupLR\",\"params\":{\"last_batch_iteration\":5}}}",
