@@ -418,7 +418,8 @@ cli_usage(const char *command, const char *fmt, ...)
     va_start(args, fmt);
     vfprintf(stderr, fmt, args);
     va_end(args);
-    fprintf(stderr, "\nspillway help %s shows how it is used\n", command);
+    fprintf(stderr, "\nspillway help%s%s shows how it is used\n", strcmp(command, "help") == 0 ? "" : " ",
+            strcmp(command, "help") == 0 ? "" : command);
     return EXIT_USAGE;
 }
 
@@ -506,7 +507,7 @@ help(const char *command, const char *which)
                {"eval", eval_usage},         {"export", export_usage}, {"import", export_usage},
                {"inspect", inspect_usage},   {"doctor", doctor_usage}, {"tune", tune_usage},
                {"tokenize", tokenize_usage}, {"plot", plot_usage}};
-    if (command == NULL) {
+    if (command == NULL || strcmp(command, "help") == 0) {
         fputs(usage, stdout);
         return EXIT_DONE;
     }

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -430,7 +431,7 @@ read_gpu(const char *name, const spw_gpu_spec **out)
     uint32_t count;
     const spw_gpu_spec *all = spw_gpu_get_specs(&count);
     for (uint32_t i = 0; i < count; i++) {
-        if (strcmp(all[i].name, name) == 0) {
+        if (strcasecmp(all[i].name, name) == 0) {
             *out = &all[i];
             return true;
         }

@@ -231,8 +231,10 @@ print_times(const plan_run *r)
 static void
 print_faster(const spw_faster *faster, const spw_prediction *x)
 {
-    if (!x->timed)
+    if (!x->timed) {
+        printf("\n  no settings are compared for --faster: times are not predicted\n");
         return;
+    }
     if (faster->count == 0)
         printf("\n  no change of placement, budgets or schedule is predicted to shorten a step by 2 %% here\n");
     else

@@ -7,6 +7,7 @@
 #include "spw_generate.h"
 #include <jansson.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { JSON_BYTES_MAX = 16 << 20 };
@@ -122,6 +123,7 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
 {
     spw_checkpoint_state state;
     spw_status st;
+    struct stat info;
     memset(w, 0, sizeof *w);
     if (strlen(path) >= SPW_PATH_BYTES - 100)
         return SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", path);
@@ -134,6 +136,10 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
                              IS_FOREIGN "spillway export %s --model FOLDER --to DIR makes a folder of it, with the "
                                         "config.json and tokenizer of FOLDER",
                              path, path);
+        if (st != SPW_OK && stat(path, &info) == 0 && S_ISREG(info.st_mode))
+            return SPW_RAISE(err, SPW_EINVAL,
+                             "%s is a file: the folder is named here that has a model's config.json, or checkpoints",
+                             path);
         if (st == SPW_ENOENT && access(path, F_OK) == 0)
             return SPW_RAISE(
                 err, SPW_ENOENT,

@@ -309,6 +309,10 @@ check "and trains" run train "$c" --set spillway.steps=3 --set spillway.recomput
 check "to the same losses" [ "$(losses | tail -n 3)" = "$(tail -n 3 "$dir/slow")" ]
 check "nothing is shorter" run plan "$c" --faster --set spillway.recompute=always "$@"
 check "and it says so" shows '^  no change of placement'
+gone="{\"device\":\"nvme\",\"nvme_path\":\"$dir/gone\"}"
+check "a folder for swap that is not there has no rate" run plan "$c" --faster --set zero_optimization.offload_param="$gone" --set zero_optimization.offload_optimizer="$gone"
+check "and nothing is compared" shows '^  no settings are compared for --faster'
+check "a GPU in capitals" run plan "$c" --gpu H100 --no-measure --set spillway.device=auto
 expect 2 "which --no-measure leaves out" "shorter by what" plan "$c" --faster --no-measure
 expect 2 "not supported yet: sparse_gradients" "a feature that is not built" plan "$c" --set sparse_gradients=true
 expect 2 "nvme_path" "nowhere to put them" plan "$c" --set spillway.activations=nvme --set zero_optimization.offload_param='{"device":"cpu"}' --set zero_optimization.offload_optimizer='{"device":"cpu"}'

@@ -213,6 +213,10 @@ expect 2 "not 4294967297" "more ranks than a word of 32 bits" train "$c" $none -
 check "help config WORD" run help config NVME_path
 check "shows the keys that say it" test "$(grep -c . "$dir/out")" -eq 3 -a "$(grep -c 'offload_[a-z]*\.nvme_path: ' "$dir/out")" -eq 2
 expect 2 "no configuration key says xyzzy" "help config of no key" help config xyzzy
+expect 2 "there is no command xyzzy" "help of no command" help xyzzy
+check "says what shows them all" said "spillway help shows how it is used"
+check "help help" run help help
+check "is that of the program" test "$(head -n 1 "$dir/out")" = "$("$spw" help | head -n 1)"
 check "help --help" run help --help
 check "help bench adam" run help bench adam
 check "is that of adam alone" test "$(grep -c '^spillway bench' "$dir/out")" -eq 1 -a -n "$(grep 'bench adam' "$dir/out")"
@@ -228,6 +232,11 @@ expect 1 "-o: the name of the file is empty" "tune into a file without a name, b
 expect 1 "--trace: the name of the file is empty" "and a timeline" train examples/demo.json --set spillway.checkpoint_dir= --set data.path=README.md --trace ""
 mkdir "$dir/b"$'\351'
 expect 1 "is not UTF-8, and a configuration cannot name it" "tune a folder that a configuration cannot name" tune "$dir/b"$'\351' --seconds 5 -o "$dir/t.json"
+# A folder for a file, a file for its folder, a home folder that the shell did not fill in.
+expect 2 "$dir/a is not a regular file but a folder" "a folder in place of a configuration" train "$dir/a"
+expect 1 "$dir/a/step-2/model.safetensors is a file: the folder is named here" "a file in place of its folder" generate "$dir/a/step-2/model.safetensors" --prompt x
+at_home() { HOME=$dir run "$@"; }
+check "data in the home folder" at_home eval "$dir/a" --data '~/te*.txt' --batches 1
 # What a finished file takes the place of is a file.
 mkfifo "$dir/pipe"
 echo '{"op": "copy", "size": 4096, "gb_s": 1}' >"$dir/rows.json"

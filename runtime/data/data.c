@@ -126,7 +126,7 @@ add_pattern(spw_data *d, const char *pattern, const spw_data_options *o, spw_err
             "data.path: %s: ** does not stand for folders of any depth here: a list names each depth, as in "
             "[\"corpus/*.txt\", \"corpus/*/*.txt\"]",
             pattern);
-    rc = glob(pattern, GLOB_ERR, NULL, &found);
+    rc = glob(pattern, GLOB_ERR | GLOB_TILDE, NULL, &found);
     if (rc == GLOB_NOMATCH) { /* PREFIX of a Megatron dataset? */
         char *index = spw_mem_zalloc(strlen(pattern) + 5);
         if (index == NULL)

@@ -112,7 +112,7 @@ typedef spw_status (*spw_data_encode_fn)(void *ctx, const char *text, uint64_t b
 
 struct spw_chat; /* spw_chat.h */
 typedef struct spw_data_source {
-    const char *path; /* file, glob (unless a file has that name), or PREFIX of a Megatron dataset */
+    const char *path; /* file, glob (unless a file has that name; ~/: home folder), or PREFIX of a Megatron dataset */
     double weight;    /* share of the sequences, relative to the other sources; above 0 */
 } spw_data_source;
 

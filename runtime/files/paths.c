@@ -81,7 +81,8 @@ spw_file_read(const char *path, uint64_t bytes_max, void **out, uint64_t *bytes,
     if (fstat(fd, &info) != 0)
         st = SPW_RAISE_SYS(err, errno, "stat %s", path);
     else if (!S_ISREG(info.st_mode))
-        st = SPW_RAISE(err, SPW_EINVAL, "%s is not a regular file", path);
+        st = SPW_RAISE(err, SPW_EINVAL, "%s is not a regular file%s", path,
+                       S_ISDIR(info.st_mode) ? " but a folder" : "");
     else if ((uint64_t)info.st_size > bytes_max)
         st = SPW_RAISE(err, SPW_EINVAL, "%s has %llu bytes, at most %llu are read", path,
                        (unsigned long long)info.st_size, (unsigned long long)bytes_max);
