@@ -549,11 +549,29 @@ static const struct {
                 {"export", cli_export}, {"import", cli_export}, {"inspect", cli_inspect},   {"tokenize", cli_tokenize},
                 {"doctor", cli_doctor}, {"bench", cli_bench},   {"tune", cli_tune},         {"plot", cli_plot}};
 
+/* The argument that names a file or folder and is empty, as of a variable that is not set; 0: none. What is in it would be looked for in the root. */
+static int
+find_unnamed(int argc, char **argv)
+{
+    static const char *const before[] = {"--resume", "--model", "--tokenizer", "--data", "--reference", "--prompts"};
+    if (strcmp(argv[0], "doctor") == 0 || strcmp(argv[0], "bench") == 0 || strcmp(argv[0], "tune") == 0)
+        return 0; /* say it of their paths */
+    for (int i = 1; i < argc; i++) {
+        bool path = argv[i - 1][0] != '-';
+        for (size_t k = 0; k < sizeof before / sizeof before[0]; k++)
+            path = path || strcmp(argv[i - 1], before[k]) == 0;
+        if (argv[i][0] == '\0' && path)
+            return i;
+    }
+    return 0;
+}
+
 /* argv[0] is the command. */
 static int
 run_command(int argc, char **argv)
 {
     const char *which = argc > 1 && argv[1][0] != '-' ? argv[1] : NULL;
+    int empty;
     if (strcmp(argv[0], "--version") == 0) {
         printf("spillway %s\n", SPW_VERSION);
         return EXIT_DONE;
@@ -567,6 +585,9 @@ run_command(int argc, char **argv)
             if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
                 return help(argv[0], which);
         }
+        if ((empty = find_unnamed(argc, argv)) > 0)
+            return cli_usage(argv[0], "%s is empty: a variable that is not set?",
+                             argv[empty - 1][0] == '-' ? argv[empty - 1] : "the name of a file or folder");
         return commands[k].run(argc, argv);
     }
     fprintf(stderr, "spillway: there is no command %s\n\n%s", argv[0], usage);

@@ -229,6 +229,12 @@ expect 2 "no benchmark foo" "help bench foo" help bench foo
 expect 2 "doctor: a path is empty" "doctor of an empty path" doctor ""
 expect 2 "bench io: a path is empty" "bench io of one" bench io "$dir" "" --smoke
 expect 2 "tune: a path is empty" "tune of one" tune "" --seconds 5
+for command in train plan inspect export eval generate tokenize plot; do
+    expect 2 "spillway $command: the name of a file or folder is empty" "$command of one" $command ""
+done
+expect 2 "train: --resume is empty: a variable that is not set?" "no checkpoint to go on from" train "$c" $none --resume ""
+expect 2 "export: --model is empty" "a model's folder without a name" export "$dir/a" --to "$dir/x" --model ""
+expect 2 "eval: --data is empty" "data without one" eval "$dir/a" --data ""
 expect 1 "-o: the name of the file is empty" "tune into a file without a name, before it measures" tune "$dir" --seconds 5 -o ""
 expect 1 "--trace: the name of the file is empty" "and a timeline" train examples/demo.json --set spillway.checkpoint_dir= --set data.path=README.md --trace ""
 mkdir "$dir/b"$'\351'
