@@ -19,7 +19,7 @@ cat >$out/base.json <<JSON
                         "offload_optimizer": {"device": "nvme", "nvme_path": "$out/swap"}},
   "spillway": {"steps": 120, "device": "cpu", "chunk_elems": 65536, "checkpoint_dir": "$out/first"} }
 JSON
-echo "--- a Llama of 1.5 M parameters learns C ---"
+echo "--- a Llama of 1.7 M parameters learns C ---"
 ./spillway train $out/base.json | grep -E '^(spillway|step|[0-9]+ steps)'
 ./spillway export $out/first --to $out/base
 

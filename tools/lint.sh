@@ -3,6 +3,7 @@
 cd "$(dirname "$0")/.." || exit 1
 bad=0
 say() { echo "lint: $*"; bad=1; }
+git rev-parse --git-dir >/dev/null 2>&1 || { say "no git checkout: which files there are is not known"; exit 1; }
 
 # What each module may include besides itself: base <- aio, cpu_adam, gpu <- offload <- runtime <- cli, examples, tests.
 allowed() {
