@@ -130,13 +130,14 @@ typedef struct spw__packed {
     void *lo, *m, *v;            /* lo: the master in mixed */
     uint16_t *m_scale, *v_scale; /* of groups; 8 bits only */
     const void *grad;
-    /* Does elements [first, end), whole groups or 32 of bf16 moments, any other way; returns their nonfinite gradients. */
+    /* Does elements [first, end), whole groups or vectors of bf16 moments, any other way; returns their nonfinite gradients. */
     uint64_t (*general)(void *ctx, uint64_t first, uint64_t end);
     void *ctx;
 } spw__packed;
 /* Elements [first, end), whole groups; returns the number of elements whose scaled gradient was not finite. */
 typedef uint64_t (*spw__packed_fn)(const spw__packed *packed, uint64_t first, uint64_t end);
 /* Adam's, and those of our other rules with packed moments and with fp32 moments; NULL when not built. */
+extern const spw__packed_fn spw__packed_bf16_avx2, spw__packed_int8_avx2, spw__rules_packed_avx2;
 extern const spw__packed_fn spw__packed_bf16_avx512, spw__packed_int8_avx512, spw__rules_packed_avx512;
 extern const spw__packed_fn spw__rules_avx2, spw__rules_avx512, spw__rules_neon;
 

@@ -1,7 +1,7 @@
 /*
  * opt.c - a step of any optimizer in any state format: checks hyper-parameters, then walks a chunk in blocks that fit
  * L1. Our rules have fused kernels that keep everything in registers: Adam's in fp32, mixed and split (adam.c), the others' in what has
- * fp32 moments (rule_body.h), and for packed moments (packed_avx512.h). The rest is decoded, updated by its rule and encoded, block by
+ * fp32 moments (rule_body.h), and for packed moments (packed_body.h). The rest is decoded, updated by its rule and encoded, block by
  * block (opt_block.h).
  */
 #include "cpu_adam_internal.h"
@@ -451,11 +451,13 @@ packed_of(spw_isa isa, const spw_opt_chunk *c, const spw_opt_coef *coef)
         return NULL;
     if (code == SPW__MOMENT_F32)
         return adam || rules[isa] == NULL ? NULL : *rules[isa];
-    if (coef->nearest || isa != SPW_ISA_AVX512)
+    if (coef->nearest || (isa != SPW_ISA_AVX2 && isa != SPW_ISA_AVX512))
         return NULL;
     if (!adam)
-        return spw__rules_packed_avx512;
-    return code == SPW__MOMENT_BF16 ? spw__packed_bf16_avx512 : spw__packed_int8_avx512;
+        return isa == SPW_ISA_AVX2 ? spw__rules_packed_avx2 : spw__rules_packed_avx512;
+    if (code == SPW__MOMENT_BF16)
+        return isa == SPW_ISA_AVX2 ? spw__packed_bf16_avx2 : spw__packed_bf16_avx512;
+    return isa == SPW_ISA_AVX2 ? spw__packed_int8_avx2 : spw__packed_int8_avx512;
 }
 
 spw_adam_coef

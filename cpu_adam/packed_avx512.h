@@ -1,11 +1,7 @@
 /*
- * packed_avx512.h - what kernels for packed state share with AVX-512: split masters with 16 or 8 low bits, moments of 16 and 8 bits,
- * gradients, and the constants. 16-bit halves of 32 elements are spread to two vectors and gathered again by permutes, so they are
- * loaded and stored in whole cache lines.
- *
- * The kernels do the operations of opt_block.h in the same order. Whatever is not an ordinary number (NaN, infinities,
- * magnitudes of 2^127 and above) goes back to opt_block.h with its neighbours before a byte is stored: the bits stay the same,
- * and the common case pays one test.
+ * packed_avx512.h - packed state with AVX-512 by the names that packed_body.h's kernels have for it: split masters with 16 or 8 low
+ * bits, moments of 16 and 8 bits, gradients, and the constants. 16-bit halves of 32 elements are spread to two vectors and gathered
+ * again by permutes, so they are loaded and stored in whole cache lines.
  *
  * Included by adam_bf16_avx512.c, adam_int8_avx512.c and rules_avx512.c.
  */
@@ -14,7 +10,8 @@
 
 #include "vec_avx512.h"
 
-enum { LANES = 16, LINE = 32, PREFETCH_AHEAD = 512 /* elements */ }; /* a line: of 16-bit numbers */
+enum { LANES = 16, PAIR = 2 * LANES };
+typedef __m512i bits;
 
 /* Lane numbers of 16-bit permutes: n is the lane of the result. */
 #define EVERY_LANE(f)                                                                                                  \
@@ -95,25 +92,6 @@ load_constants(void)
     return c;
 }
 
-/* Coefficients in every lane. */
-typedef struct coefs {
-    __m512 grad_scale, one_minus_beta1, beta2, one_minus_beta2, eps, l2, decay, minus_step, inv_bc2_sqrt;
-} coefs;
-
-ALWAYS_INLINE coefs
-load_coefs(const spw_opt_coef *from)
-{
-    return (coefs){.grad_scale = _mm512_set1_ps(from->grad_scale),
-                   .one_minus_beta1 = _mm512_set1_ps(from->c[0]),
-                   .beta2 = _mm512_set1_ps(from->c[1]),
-                   .one_minus_beta2 = _mm512_set1_ps(from->c[2]),
-                   .eps = _mm512_set1_ps(from->c[3]),
-                   .l2 = _mm512_set1_ps(from->c[4]),
-                   .decay = _mm512_set1_ps(from->c[5]),
-                   .minus_step = _mm512_set1_ps(-from->c[6]),
-                   .inv_bc2_sqrt = _mm512_set1_ps(from->c[7])};
-}
-
 ALWAYS_INLINE __m512i
 both_low(const constants *k, __m512 a, __m512 b)
 {
@@ -151,39 +129,14 @@ load_grad(const void *grad, spw_dtype dtype, uint64_t i)
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)half)), 16));
 }
 
-/* Past the end of an array a prefetch does nothing; hence the arithmetic on the address and not on the pointer. */
 ALWAYS_INLINE void
-prefetch_at(const void *p, uint64_t byte)
+load_grads(const void *grad, spw_dtype dtype, uint64_t i, __m512 g[2])
 {
-    _mm_prefetch((const char *)((uintptr_t)p + byte), _MM_HINT_T0);
-}
-
-/*
- * The same elements of all arrays: what is needed together comes together, and waits in L1 no longer than it must. With one
- * distance in bytes, 8-bit moments came four times as early as fp32 gradients, and steps of 8-bit states took 1 to 6 % longer.
- */
-ALWAYS_INLINE void
-prefetch(const void *array, uint64_t element_bytes, uint64_t at)
-{
-    prefetch_at(array, (at + PREFETCH_AHEAD) * element_bytes);
-}
-
-ALWAYS_INLINE void
-prefetch_grad(const spw__packed *p, spw_dtype dtype, uint64_t at)
-{
-    const uint64_t grad_bytes = dtype == SPW_F32 ? 4 : 2;
-    for (uint64_t byte = 0; byte < LINE * grad_bytes; byte += 64)
-        prefetch_at(p->grad, (at + PREFETCH_AHEAD) * grad_bytes + byte);
+    for (int j = 0; j < 2; j++)
+        g[j] = load_grad(grad, dtype, i + (uint64_t)j * LANES);
 }
 
 /* ---------------------------------------------------------------- masters */
-
-ALWAYS_INLINE void
-prefetch_master(const spw__packed *p, uint32_t low_bytes, uint64_t at)
-{
-    prefetch(p->hi, 2, at);
-    prefetch(p->lo, low_bytes, at);
-}
 
 ALWAYS_INLINE void
 load_master(const constants *k, const spw__packed *p, uint32_t low_bytes, uint64_t i, __m512 w[2])
@@ -219,7 +172,15 @@ split_masters(const constants *k, const __m512 w[2], __m512i *hi, __m512i *lo)
 }
 
 /* Which numbers are not below 2^127 in magnitude, or NaN; the halves are the upper ones. */
-ALWAYS_INLINE __mmask32
+typedef __mmask32 lanes; /* which of a pair */
+
+ALWAYS_INLINE bool
+any_of(lanes which)
+{
+    return which != 0;
+}
+
+ALWAYS_INLINE lanes
 unusual(const constants *k, __m512i halves)
 {
     return _mm512_cmpge_epu16_mask(_mm512_and_si512(halves, k->magnitude), k->too_large);
@@ -234,6 +195,15 @@ rounding_hash(__m512i counter)
     __m512i h = _mm512_xor_si512(counter, _mm512_srli_epi32(counter, 16));
     h = _mm512_mullo_epi32(h, _mm512_set1_epi32((int)SPW__HASH_MULTIPLIER));
     return _mm512_xor_si512(h, _mm512_srli_epi32(h, 15));
+}
+
+/* counter: of the first element. */
+ALWAYS_INLINE __m512i
+random_halves(uint32_t counter)
+{
+    const __m512i pairs = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i steps = _mm512_mullo_epi32(pairs, _mm512_set1_epi32((int)SPW__HASH_STEP));
+    return rounding_hash(_mm512_add_epi32(_mm512_set1_epi32((int)counter), steps));
 }
 
 ALWAYS_INLINE void
@@ -251,13 +221,12 @@ store_bf16(const constants *k, uint16_t *m, __m512i high, __m512i low, __m512i r
     _mm512_storeu_si512(m, _mm512_mask_sub_epi16(high, up, high, k->minus_one));
 }
 
-/* 8 bits: groups share a scale. */
-enum {
-    GROUP = SPW__GROUP,
-    LINES = GROUP / LINE,
-    SIGNED_BITS = 0x00800080,
-    UNSIGNED_BITS = 0x00010001
-}; /* in two words */
+/* Two words, over and over. */
+ALWAYS_INLINE __m512i
+all_words(uint32_t two)
+{
+    return _mm512_set1_epi32((int)two);
+}
 
 /* f of a code lies in the upper half of its bits; x = (f - 1) s. From 2 on, f's bits are 2's or the code's. */
 ALWAYS_INLINE void
@@ -265,10 +234,10 @@ load_signed(const constants *k, const int8_t *code, float scale, float half_scal
 {
     __m512 s = _mm512_set1_ps(scale), half = _mm512_set1_ps(half_scale);
     /* 2 | (code & its bits) */
-    __m512i bits =
+    __m512i halves =
         _mm512_ternarylogic_epi32(k->two, _mm512_slli_epi16(load_bytes(code), SPW__CODE_SHIFT - 16), k->code, 0xf8);
     for (int j = 0; j < 2; j++) {
-        __m512i f = _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], bits);
+        __m512i f = _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], halves);
         /* s with the sign that f has not: s | (~f & sign) */
         __m512i minus = _mm512_ternarylogic_epi32(_mm512_castps_si512(s), f, k->f_sign, 0xf2);
         x[j] = _mm512_fmadd_ps(_mm512_castsi512_ps(f), half, _mm512_castsi512_ps(minus));
@@ -279,16 +248,16 @@ ALWAYS_INLINE void
 load_unsigned(const constants *k, const uint8_t *code, float scale, __m512 x[2])
 {
     __m512 s = _mm512_set1_ps(scale);
-    __m512i bits = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)code));
-    bits = _mm512_add_epi16(_mm512_slli_epi16(bits, SPW__CODE_SHIFT - 16), k->one);
+    __m512i halves = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)code));
+    halves = _mm512_add_epi16(_mm512_slli_epi16(halves, SPW__CODE_SHIFT - 16), k->one);
     for (int j = 0; j < 2; j++)
-        x[j] =
-            _mm512_fmsub_ps(_mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], bits)), s, s);
+        x[j] = _mm512_fmsub_ps(_mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], halves)),
+                               s, s);
 }
 
-/* factor: one over the scale. bits: SIGNED_BITS, and 0 where all codes are. No scale is so small that a code needs clipping. */
+/* factor: one over the scale. sign: SIGNED_BITS, and 0 where all codes are. No scale is so small that a code needs clipping. */
 ALWAYS_INLINE void
-store_signed(const constants *k, int8_t *code, const __m512 x[2], __m512 factor, __m512i bits)
+store_signed(const constants *k, int8_t *code, const __m512 x[2], __m512 factor, __m512i sign)
 {
     __m512 f[2];
     __m512i high, codes;
@@ -300,40 +269,31 @@ store_signed(const constants *k, int8_t *code, const __m512 x[2], __m512 factor,
     high = both_high(k, f[0], f[1]);
     /* The code and its sign in a byte's last bit. */
     codes = _mm512_srli_epi16(_mm512_sub_epi16(high, k->minus_zero), SPW__CODE_SHIFT - 16);
-    store_bytes(code, _mm512_ternarylogic_epi32(codes, _mm512_srli_epi16(high, 8), bits, 0xd8));
+    store_bytes(code, _mm512_ternarylogic_epi32(codes, _mm512_srli_epi16(high, 8), sign, 0xd8));
 }
 
-/* bits: UNSIGNED_BITS, and 0 where all codes are. */
+/* least: UNSIGNED_BITS, and 0 where all codes are. */
 ALWAYS_INLINE void
-store_unsigned(const constants *k, uint8_t *code, const __m512 x[2], __m512 factor, __m512i bits)
+store_unsigned(const constants *k, uint8_t *code, const __m512 x[2], __m512 factor, __m512i least)
 {
     __m512i high = both_high(k, _mm512_fmadd_ps(x[0], factor, _mm512_castsi512_ps(k->f_one)),
                              _mm512_fmadd_ps(x[1], factor, _mm512_castsi512_ps(k->f_one)));
     __m512i codes = _mm512_srli_epi16(_mm512_sub_epi16(high, k->minus_zero), SPW__CODE_SHIFT - 16);
-    store_bytes(code, _mm512_max_epi16(codes, bits));
+    store_bytes(code, _mm512_max_epi16(codes, least));
 }
 
-/* Adam's new moments; returns v's square roots. g: gradients. */
-ALWAYS_INLINE __m512
-new_moments(const coefs *c, __m512 g, __m512 *m, __m512 *v)
+/* The larger magnitudes, as bits. */
+ALWAYS_INLINE __m512i
+larger_of(const constants *k, __m512i magnitudes, __m512 x)
 {
-    *m = _mm512_fmadd_ps(c->one_minus_beta1, _mm512_sub_ps(g, *m), *m);
-    *v = _mm512_fmadd_ps(c->beta2, *v, _mm512_mul_ps(_mm512_mul_ps(c->one_minus_beta2, g), g));
-    return _mm512_sqrt_ps(*v);
+    return _mm512_max_epu32(magnitudes, _mm512_andnot_si512(k->f_sign, _mm512_castps_si512(x)));
 }
 
-ALWAYS_INLINE __m512
-new_master(const coefs *c, __m512 w, __m512 m, __m512 root)
+ALWAYS_INLINE uint32_t
+largest_of(__m512i magnitudes)
 {
-    __m512 divisor = _mm512_fmadd_ps(root, c->inv_bc2_sqrt, c->eps);
-    return _mm512_fmadd_ps(c->minus_step, _mm512_div_ps(m, divisor), _mm512_mul_ps(w, c->decay));
+    return _mm512_reduce_max_epu32(magnitudes);
 }
 
-ALWAYS_INLINE __m512
-scaled_grad(const coefs *c, const spw__packed *p, spw_dtype dtype, uint64_t i, __m512 w, bool has_l2)
-{
-    __m512 g = _mm512_mul_ps(load_grad(p->grad, dtype, i), c->grad_scale);
-    return has_l2 ? _mm512_fmadd_ps(c->l2, w, g) : g;
-}
-
+#include "packed_body.h"
 #endif
