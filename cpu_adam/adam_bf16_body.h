@@ -50,8 +50,9 @@ second_half(const constants *k, const coefs *c, const spw__packed *p, const half
 }
 
 /*
- * Each iteration does the first half of one pair and the second half of the pair before. Divisions and square roots take
- * long, and the processor's window holds about two: so each waits only for what is done.
+ * Where it is TWO_PART, each iteration does the first half of one pair and the second half of the pair before. Divisions and square roots
+ * take long, and the processor's window holds about two pairs of AVX-512: so each waits only for what is done. With AVX2 pairs are
+ * half as large and registers half as many, and one after the other was 6 % faster.
  */
 ALWAYS_INLINE uint64_t
 step_body(const spw__packed *packed, uint64_t first, uint64_t end, spw_dtype grad_dtype, bool has_l2)
@@ -63,7 +64,12 @@ step_body(const spw__packed *packed, uint64_t first, uint64_t end, spw_dtype gra
     half_done open = {.at = UINT64_MAX};
     uint64_t nonfinite_count = 0;
     p.coef = &coef;
-    for (uint64_t at = first; at <= end; at += PAIR) {
+    for (uint64_t at = first; at < end && !TWO_PART; at += PAIR) {
+        open = first_half(&k, &c, &p, at, grad_dtype, has_l2);
+        if (!second_half(&k, &c, &p, &open))
+            nonfinite_count += p.general(p.ctx, at, at + PAIR);
+    }
+    for (uint64_t at = first; at <= end && TWO_PART; at += PAIR) {
         half_done next = {.at = UINT64_MAX};
         if (at < end)
             next = first_half(&k, &c, &p, at, grad_dtype, has_l2);

@@ -10,7 +10,7 @@
 
 #include "vec_avx2.h"
 
-enum { LANES = 8, PAIR = 2 * LANES };
+enum { LANES = 8, PAIR = 2 * LANES, TWO_PART = 0 };
 
 typedef struct constants {
     bits upper, magnitude, usual, code, one, two, minus_zero, f_sign, f_one;
@@ -190,10 +190,11 @@ load_bf16(const constants *k, const uint16_t *m, vec x[2])
 ALWAYS_INLINE void
 store_bf16(const constants *k, uint16_t *m, bits high, bits low, bits random)
 {
-    /* low + random carries where the sum that stops at the top is another: high + 1 - 1 elsewhere. */
-    bits stays = _mm256_cmpeq_epi16(_mm256_add_epi16(low, random), _mm256_adds_epu16(low, random));
+    /* low + random carries where low is above ~random; comparisons are signed. */
+    bits carry = _mm256_cmpgt_epi16(_mm256_xor_si256(low, _mm256_set1_epi16(-0x8000)),
+                                    _mm256_xor_si256(random, _mm256_set1_epi16(0x7fff)));
     (void)k;
-    store_halves(m, _mm256_add_epi16(_mm256_sub_epi16(high, _mm256_set1_epi16(-1)), stays));
+    store_halves(m, _mm256_sub_epi16(high, carry));
 }
 
 /* Two words, over and over. */

@@ -10,7 +10,7 @@
 
 #include "vec_avx512.h"
 
-enum { LANES = 16, PAIR = 2 * LANES };
+enum { LANES = 16, PAIR = 2 * LANES, TWO_PART = 1 };
 typedef __m512i bits;
 
 /* Lane numbers of 16-bit permutes: n is the lane of the result. */
