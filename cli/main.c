@@ -235,8 +235,9 @@ static const char bench_adam_usage[] =
     "  --check           rows have limits: 0.90 of the stream's rate in fp32, mixed and split, 0.80 in split-bf16,\n"
     "                    and split's parameters per second in split-int8 and split24-int8, in the time of the best\n"
     "                    quarter of the repetitions; and 70 % logged, 40 in packed formats. These are Adam's; of the\n"
-    "                    others with AVX-512 0.80, 0.75 in split-bf16, and mixed-fp16 too. A row below is measured\n"
-    "                    again, up to two times, and then makes the exit code 1\n"
+    "                    others with AVX-512 0.80, 0.75 in split-bf16, and mixed-fp16 too. Packed formats with AVX2\n"
+    "                    have three quarters of their limits. A row below is measured again, up to two times, and\n"
+    "                    then makes the exit code 1\n"
     "  --check-factor X  the same, with every limit multiplied by X\n"
     "  --json, --smoke   one JSON object per row; few parameters: shows that it runs, measures nothing\n";
 
