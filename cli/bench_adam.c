@@ -404,6 +404,7 @@ row(run *r, run *split, spw_state_format format, spw_pool *pool, uint64_t *wrong
 {
     const job *j = r->j;
     const limit least = limit_of(j, r->optimizer, format);
+    char logged[64] = "";
     SPW_TRY(allocate(r, format, err));
     if (least.of_split)
         SPW_TRY(allocate(split, SPW_STATE_SPLIT, err));
@@ -413,15 +414,16 @@ row(run *r, run *split, spw_state_format format, spw_pool *pool, uint64_t *wrong
         print_row(r, &x);
         *wrong += x.wrong;
         *below = x.reached < least.least || x.logged < least.logged;
+        if (least.logged > 0)
+            snprintf(logged, sizeof logged, "; with a log %.3f, at least %.3f", x.logged, least.logged);
         if (least.least > 0)
-            fprintf(j->json ? stderr : stdout,
-                    "# %s %s %s, %u thread(s): %.3f of %s, at least %.3f; with a log %.3f, at least %.3f%s\n",
+            fprintf(j->json ? stderr : stdout, "# %s %s %s, %u thread(s): %.3f of %s, at least %.3f%s%s\n",
                     !*below       ? "ok   "
                     : try < TRIES ? "again"
                                   : "BELOW",
                     r->optimizer->name, spw_state_name(format), j->threads, x.reached,
-                    least.of_split ? "split's parameters per second" : "the stream's rate", least.least, x.logged,
-                    least.logged, !*below || try == TRIES ? "" : "; measured again");
+                    least.of_split ? "split's parameters per second" : "the stream's rate", least.least, logged,
+                    !*below || try == TRIES ? "" : "; measured again");
         if (!*below || try == TRIES)
             return SPW_OK;
     }
