@@ -23,7 +23,7 @@ done
 if "$bin" bench adam --smoke --format fp32 | grep -q 'isa avx'; then
     timeout 120 "$bin" bench adam --smoke --threads 1 --check-factor 0.001 >"$dir/out" 2>&1 && [ "$(grep -c '^# ok ' "$dir/out")" -ge 3 ]
     ok $? "the check passes where limits are low"
-    timeout 120 "$bin" bench adam --smoke --threads 1 --format fp32 --format split-int8 --isa avx2 --check-factor 1000 >"$dir/out" 2>"$dir/err"
+    timeout 120 "$bin" bench adam --smoke --threads 1 --format fp32 --format mixed-fp16 --isa avx2 --check-factor 1000 >"$dir/out" 2>"$dir/err"
     [ $? -eq 1 ] && grep -q '1 row(s) below' "$dir/err"
     ok $? "it fails where a limit is out of reach; a row without a limit does not count"
     [ "$(grep -c '^# again Adam fp32, 1 thread(s): .*; measured again$' "$dir/out")" -eq 2 ] && grep -q '^# BELOW Adam fp32, 1 thread(s): ' "$dir/out"
