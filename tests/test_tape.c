@@ -22,10 +22,10 @@ typedef struct layer {
     float *cos_sin, *x, *dy, *dx;
     float *weights[SPW_BLOCK_PARAMS_MAX], *grads[SPW_BLOCK_PARAMS_MAX];
     uint64_t grad_elems;
-    int32_t ids[ROWS];
+    int32_t ids[ROWS], chunks[2 * ROWS];
     float losses[ROWS];
     char *kept, *arena;
-    bool lazy, begun[SPW_BLOCK_PARAMS_MAX];
+    bool lazy, uncut, begun[SPW_BLOCK_PARAMS_MAX];
     spw_batch batch; /* of the call */
     spw_value *params[SPW_BLOCK_PARAMS_MAX];
 } layer;
@@ -62,6 +62,8 @@ open_adapted_layer(layer *l, spw_family family, uint32_t block_idx, double dropo
     assert_int_equal(spw_gpu_open(&l->gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, &err), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&l->queue, l->gpu, SPW_QUEUE_COMPUTE, &err), SPW_OK);
     assert_int_equal(spw_tape_create(&l->tape, l->queue, spw_gpu_get_info(l->gpu), &err), SPW_OK);
+    if (c.chunk > 0)
+        spw_gpu_chunks(l->queue, l->chunks, l->chunks + ROWS, NULL, NULL, NULL, SEQUENCES, POSITIONS, c.chunk);
     l->cos_sin = draw(POSITIONS * c.head_dim, 1);
     l->x = draw(ROWS * c.width, 2);
     l->dy = draw(ROWS * c.width, 3);
@@ -121,6 +123,8 @@ forward(layer *l, bool recorded)
                            .tokens = l->ids,
                            .targets = l->ids,
                            .places = l->ids,
+                           .chunk_begins = l->uncut ? NULL : l->chunks,
+                           .chunk_ends = l->uncut ? NULL : l->chunks + ROWS,
                            .grad_scale = 1,
                            .losses = l->losses,
                            .dropout_key = 8,
@@ -463,7 +467,10 @@ test_begun(void **state)
     }
 }
 
-/* Too small an arena is found, whichever of the two it is; a block that makes the loss has computed nothing that could be kept. */
+/*
+ * Too small an arena is found, whichever of the two it is; a block that makes the loss has computed nothing that could be kept; and
+ * attention in chunks that nobody has cut is none over all positions.
+ */
 static void
 test_refused(void **state)
 {
@@ -491,6 +498,13 @@ test_refused(void **state)
     open_layer(&l, SPW_FAMILY_GPT2, 4, 0.1);
     spw_tape_reset_kept(l.tape, l.kept, ARENA, l.arena, ARENA);
     assert_null(forward(&l, true));
+    err = (spw_error){0};
+    assert_int_equal(spw_tape_check(l.tape, &err), SPW_EINVAL);
+    close_layer(&l);
+    open_layer(&l, SPW_FAMILY_LLAMA4, 1, 0);
+    l.uncut = true;
+    spw_tape_reset(l.tape, l.arena, ARENA, false);
+    assert_null(forward(&l, false));
     err = (spw_error){0};
     assert_int_equal(spw_tape_check(l.tape, &err), SPW_EINVAL);
     close_layer(&l);

@@ -17,6 +17,7 @@
  * 2412.19437), Yang et al. 2024 (2412.06464) and Qiu et al. 2025 (2505.06708) for Qwen3-Next's layers.
  */
 #include "nn_internal.h"
+#include "tape_internal.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -478,6 +479,8 @@ attended(const spw_call *call, uint32_t *at, spw_value *x, spw_value **beside)
     if (spw_model_chunk(c, l) > 0 && call->batch->chunk_begins != NULL) {
         shape.begins = call->batch->chunk_begins;
         shape.ends = call->batch->chunk_ends;
+    } else if (spw_model_chunk(c, l) > 0 && spw__tape_sees(call->tape, shape.T) > spw_model_chunk(c, l)) {
+        return spw__tape_fail(call->tape); /* who made the batch has not cut it */
     }
     spw_nn_rows(call, at, c->kv_rank > 0 ? before_latent_attention : before_attention, (spw_value *[]){x}, 1, qkv,
                 qkv_count + more);

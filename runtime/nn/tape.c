@@ -113,6 +113,12 @@ spw_tape_use_delta_cache(spw_tape *t, const spw_delta_cache *cache)
 }
 
 uint64_t
+spw__tape_sees(const spw_tape *t, uint64_t positions)
+{
+    return t->dry ? 0 : t->cache != NULL ? t->cache->capacity : positions;
+}
+
+uint64_t
 spw_tape_arena_used(const spw_tape *t)
 {
     return t->peak;

@@ -152,6 +152,8 @@ spw__tape_at_row(const spw_tape *t, const spw_value *v, act *base, uint64_t row)
 void *spw__tape_take(spw_tape *t, uint64_t bytes);
 /* The call has failed, with SPW_EINVAL unless it had before; gives NULL. */
 spw_value *spw__tape_fail(spw_tape *t);
+/* How many places of a sequence the call's attention has, of so many positions that are new; a dry one's none. */
+uint64_t spw__tape_sees(const spw_tape *t, uint64_t positions);
 /* data NULL: in memory of the arena. */
 spw_value *spw__tape_value(spw_tape *t, uint64_t rows, uint64_t cols, act *data);
 /* Where an operation is written down, if it is; NULL: there are too many. */
