@@ -21,20 +21,18 @@
  */
 enum { VECTORS = BLOCK / LANES, PREFETCH_AHEAD_BYTES = 1024 };
 
-/* Past the end of an array a prefetch does nothing; hence the arithmetic on the address and not on the pointer. */
 ALWAYS_INLINE void
-prefetch_lines(const void *p, int bytes)
+prefetch_lines(const void *p, uint64_t bytes)
 {
-    for (int at = 0; at < bytes; at += 64)
-        __builtin_prefetch((const void *)((uintptr_t)p + PREFETCH_AHEAD_BYTES + (uintptr_t)at));
+    spw__prefetch(p, PREFETCH_AHEAD_BYTES, bytes);
 }
 
 /* One KiB ahead on every array that is read: hardware prefetchers stop at each page. */
 ALWAYS_INLINE void
 prefetch_block(const spw_adam_slice *s, int moment_count, spw_state_format format, spw_dtype grad_dtype, uint64_t i)
 {
-    const int grad_bytes = grad_dtype == SPW_F32 ? 4 : 2;
-    prefetch_lines((const char *)s->grad + i * (uint64_t)grad_bytes, BLOCK * grad_bytes);
+    const uint64_t grad_bytes = grad_dtype == SPW_F32 ? 4 : 2;
+    prefetch_lines((const char *)s->grad + i * grad_bytes, BLOCK * grad_bytes);
     if (moment_count > 0)
         prefetch_lines(s->m + i, BLOCK * 4);
     if (moment_count > 1)
@@ -65,8 +63,8 @@ look_back(const backwards *b, vec w, vec m, vec v, vec w1, vec m1, vec v1, vec g
 
 /* With a log what does not fill a block is left, and all from a block on for which the list has no room; returns how much was done. */
 ALWAYS_INLINE uint64_t
-step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format format, spw_dtype grad_dtype,
-          spw__adam_log *log)
+step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw__adam_log *log, spw_state_format format,
+          spw_dtype grad_dtype)
 {
     const backwards back = {all_of(c->one_minus_beta1), all_of(c->step_size),
                             all_of(1.0f / (1.0f - c->one_minus_beta1)), all_of(1.0f / c->beta2),
@@ -136,21 +134,12 @@ step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format form
 ALWAYS_INLINE uint64_t
 step_any(const spw_adam_coef *coef, const spw_adam_slice *slice, spw__adam_log *log)
 {
-#define CASE(format, dtype)                                                                                            \
-    case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype): return step_body(coef, slice, format, dtype, log)
-    switch (SPW_DTYPE_COUNT * (int)slice->format + (int)slice->grad_dtype) {
-        CASE(SPW_STATE_FP32, SPW_F32);
-        CASE(SPW_STATE_FP32, SPW_BF16);
-        CASE(SPW_STATE_FP32, SPW_F16);
-        CASE(SPW_STATE_MIXED, SPW_F32);
-        CASE(SPW_STATE_MIXED, SPW_BF16);
-        CASE(SPW_STATE_MIXED, SPW_F16);
-        CASE(SPW_STATE_SPLIT, SPW_F32);
-        CASE(SPW_STATE_SPLIT, SPW_BF16);
-        CASE(SPW_STATE_SPLIT, SPW_F16);
+    switch (SPW__KIND(slice->format, slice->grad_dtype)) {
+        SPW__CASES(SPW_STATE_FP32, step_body, coef, slice, log);
+        SPW__CASES(SPW_STATE_MIXED, step_body, coef, slice, log);
+        SPW__CASES(SPW_STATE_SPLIT, step_body, coef, slice, log);
     default: return log != NULL ? 0 : spw__adam_ref(coef, slice);
     }
-#undef CASE
 }
 
 #define ADAM_JOIN_(a, b) a##b

@@ -12,7 +12,7 @@ load_scales(const spw__packed *p, uint64_t group, uint32_t count, float *scales,
         uint16_t own[BATCH] = {0};
         vec s;
         memcpy(own, from[j], count * sizeof *own);
-        prefetch_at(from[j], SCALES_AHEAD * sizeof *own);
+        spw__prefetch(from[j], SCALES_AHEAD * sizeof *own, 1);
         s = _mm256_castsi256_ps(
             _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)own)), 16));
         store(scales + j * BATCH, s);

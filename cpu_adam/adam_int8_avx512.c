@@ -34,8 +34,8 @@ load_scales(const spw__packed *p, uint64_t group, uint32_t count, float *scales,
     __mmask8 mine = (__mmask8)((1u << count) - 1);
     __m128i m = _mm_maskz_loadu_epi16(mine, p->m_scale + group), v = _mm_maskz_loadu_epi16(mine, p->v_scale + group);
     __m512 both = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_set_m128i(v, m)), 16));
-    prefetch_at(p->m_scale, ahead * sizeof *p->m_scale);
-    prefetch_at(p->v_scale, ahead * sizeof *p->v_scale);
+    spw__prefetch(p->m_scale, ahead * sizeof *p->m_scale, 1);
+    spw__prefetch(p->v_scale, ahead * sizeof *p->v_scale, 1);
     _mm512_store_ps(scales, both);
     _mm512_store_ps(half_scales, _mm512_mul_ps(both, _mm512_set1_ps(0.5f)));
 }

@@ -178,8 +178,9 @@ step_body(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes
 }
 
 ALWAYS_INLINE uint64_t
-step_typed(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes, spw_dtype grad_dtype)
+step_typed(const spw__packed *p, uint64_t first, uint64_t end, spw_state_format format, spw_dtype grad_dtype)
 {
+    const uint32_t low_bytes = format == SPW_STATE_SPLIT24_INT8 ? 1 : 2;
     return p->coef->c[4] != 0.0f ? step_body(p, first, end, low_bytes, grad_dtype, true)
                                  : step_body(p, first, end, low_bytes, grad_dtype, false);
 }
@@ -187,18 +188,9 @@ step_typed(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_byte
 static uint64_t
 step(const spw__packed *p, uint64_t first, uint64_t end)
 {
-#define CASE(format, low_bytes, dtype)                                                                                 \
-    case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype):                                                                \
-        return step_typed(p, first, end, low_bytes, dtype)
-#define CASES(format, low_bytes)                                                                                       \
-    CASE(format, low_bytes, SPW_F32);                                                                                  \
-    CASE(format, low_bytes, SPW_BF16);                                                                                 \
-    CASE(format, low_bytes, SPW_F16)
-    switch (SPW_DTYPE_COUNT * (int)p->format + (int)p->grad_dtype) {
-        CASES(SPW_STATE_SPLIT_INT8, 2);
-        CASES(SPW_STATE_SPLIT24_INT8, 1);
+    switch (SPW__KIND(p->format, p->grad_dtype)) {
+        SPW__CASES(SPW_STATE_SPLIT_INT8, step_typed, p, first, end);
+        SPW__CASES(SPW_STATE_SPLIT24_INT8, step_typed, p, first, end);
     default: SPW_ASSERT(false); return 0;
     }
-#undef CASE
-#undef CASES
 }

@@ -141,6 +141,24 @@ extern const spw__packed_fn spw__packed_bf16_avx2, spw__packed_int8_avx2, spw__r
 extern const spw__packed_fn spw__packed_bf16_avx512, spw__packed_int8_avx512, spw__rules_packed_avx512;
 extern const spw__packed_fn spw__rules_avx2, spw__rules_avx512, spw__rules_neon;
 
+/*
+ * Where a kernel is chosen: both in one number, and the cases of a format, in each of which a body is inlined. Its last arguments are the
+ * format and the type.
+ */
+#define SPW__KIND(format, grad_dtype) (SPW_DTYPE_COUNT * (int)(format) + (int)(grad_dtype))
+#define SPW__CASES(format, body, ...)                                                                                  \
+    case SPW__KIND(format, SPW_F32): return body(__VA_ARGS__, format, SPW_F32);                                        \
+    case SPW__KIND(format, SPW_BF16): return body(__VA_ARGS__, format, SPW_BF16);                                      \
+    case SPW__KIND(format, SPW_F16): return body(__VA_ARGS__, format, SPW_F16)
+
+/* So many bytes of an array, from at on. Behind its end that does nothing; hence the arithmetic on the address and not on the pointer. */
+static inline __attribute__((always_inline)) void
+spw__prefetch(const void *array, uint64_t at, uint64_t bytes)
+{
+    for (uint64_t line = 0; line < bytes; line += 64)
+        __builtin_prefetch((const void *)((uintptr_t)array + at + line));
+}
+
 /* Elements [first, elems) of a slice as a slice of their own. */
 spw_adam_slice spw__adam_slice_rest(const spw_adam_slice *slice, uint64_t first);
 

@@ -305,13 +305,11 @@ store_moment(const walk *k, uint32_t j, uint64_t i, uint32_t n, const float *m, 
         k->table->store_int8((int8_t *)at + i, scale, m, n, by);
 }
 
-/* Elements [i, i + SPW_OPT_BLOCK) of an array; behind its end it does nothing, hence the arithmetic on the address. */
+/* Of a block's elements from i on, those that come later. */
 static void
 prefetch(const void *array, uint64_t element_bytes, uint64_t i)
 {
-    uintptr_t at = (uintptr_t)array + i * element_bytes, end = at + SPW_OPT_BLOCK * element_bytes;
-    for (; at < end; at += 64)
-        __builtin_prefetch((const void *)at);
+    spw__prefetch(array, (i + PREFETCH_AHEAD) * element_bytes, SPW_OPT_BLOCK * element_bytes);
 }
 
 /* Elements [from, to) of the chunk; they lie in ranges[0] and those after it. */
@@ -326,9 +324,9 @@ walk_blocks(const walk *k, const spw_opt_range *ranges, uint64_t from, uint64_t 
         uint32_t n = to - i < SPW_OPT_BLOCK ? (uint32_t)(to - i) : SPW_OPT_BLOCK;
         const spw_opt_coef *first = ranges->coef; /* of one step: all have its key */
         float *w, *m[SPW_MOMENTS_MAX] = {b.m[0], b.m[1]};
-        prefetch(c->weights, spw_state_weight_bytes(c->format), i + PREFETCH_AHEAD);
+        prefetch(c->weights, spw_state_weight_bytes(c->format), i);
         w = load_master(k, i, n, b.w);
-        prefetch(c->grad, grad_bytes, i + PREFETCH_AHEAD);
+        prefetch(c->grad, grad_bytes, i);
         for (uint32_t j = 0; j < k->moment_count; j++)
             m[j] = load_moment(k, j, i, n, b.m[j]);
         for (uint32_t at = 0; at < n;) {
@@ -342,10 +340,10 @@ walk_blocks(const walk *k, const spw_opt_range *ranges, uint64_t from, uint64_t 
             k->rule(ranges->coef->c, end - at, w + at, m[0] + at, m[1] + at, b.g + at);
             at = end;
         }
-        prefetch(c->record, k->layout->low_bytes, i + PREFETCH_AHEAD);
+        prefetch(c->record, k->layout->low_bytes, i);
         store_master(k, i, n, w);
         for (uint32_t j = 0; j < k->moment_count; j++)
-            prefetch(k->moments[j], spw_state_moment_bytes(c->format), i + PREFETCH_AHEAD);
+            prefetch(k->moments[j], spw_state_moment_bytes(c->format), i);
         for (uint32_t j = 0; j < k->moment_count; j++)
             store_moment(k, j, i, n, m[j], first);
     }

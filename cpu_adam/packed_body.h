@@ -25,13 +25,6 @@ begins_line(uint64_t at)
     return (int)PAIR == (int)LINE || at % LINE == 0;
 }
 
-/* Past the end of an array a prefetch does nothing; hence the arithmetic on the address and not on the pointer. */
-ALWAYS_INLINE void
-prefetch_at(const void *p, uint64_t byte)
-{
-    _mm_prefetch((const char *)((uintptr_t)p + byte), _MM_HINT_T0);
-}
-
 /*
  * The same elements of all arrays: what is needed together comes together, and waits in L1 no longer than it must. With one
  * distance in bytes, 8-bit moments came four times as early as fp32 gradients, and steps of 8-bit states took 1 to 6 % longer.
@@ -39,15 +32,14 @@ prefetch_at(const void *p, uint64_t byte)
 ALWAYS_INLINE void
 prefetch(const void *array, uint64_t element_bytes, uint64_t at)
 {
-    prefetch_at(array, (at + PREFETCH_AHEAD) * element_bytes);
+    spw__prefetch(array, (at + PREFETCH_AHEAD) * element_bytes, 1);
 }
 
 ALWAYS_INLINE void
 prefetch_grad(const spw__packed *p, spw_dtype dtype, uint64_t at)
 {
     const uint64_t grad_bytes = dtype == SPW_F32 ? 4 : 2;
-    for (uint64_t byte = 0; byte < LINE * grad_bytes; byte += 64)
-        prefetch_at(p->grad, (at + PREFETCH_AHEAD) * grad_bytes + byte);
+    spw__prefetch(p->grad, (at + PREFETCH_AHEAD) * grad_bytes, LINE * grad_bytes);
 }
 
 ALWAYS_INLINE void

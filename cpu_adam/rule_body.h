@@ -37,35 +37,19 @@ rule_body(const spw__packed *p, uint64_t first, uint64_t end, int rule, spw_stat
 ALWAYS_INLINE uint64_t
 rule_step(const spw__packed *p, uint64_t first, uint64_t end, int rule)
 {
-#define CASE(format, dtype)                                                                                            \
-    case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype): return rule_body(p, first, end, rule, format, dtype)
-    switch (SPW_DTYPE_COUNT * (int)p->format + (int)p->grad_dtype) {
-        CASE(SPW_STATE_FP32, SPW_F32);
-        CASE(SPW_STATE_FP32, SPW_BF16);
-        CASE(SPW_STATE_FP32, SPW_F16);
-        CASE(SPW_STATE_MIXED, SPW_F32);
-        CASE(SPW_STATE_MIXED, SPW_BF16);
-        CASE(SPW_STATE_MIXED, SPW_F16);
-        CASE(SPW_STATE_SPLIT, SPW_F32);
-        CASE(SPW_STATE_SPLIT, SPW_BF16);
-        CASE(SPW_STATE_SPLIT, SPW_F16);
-        CASE(SPW_STATE_MIXED_F16, SPW_F32);
-        CASE(SPW_STATE_MIXED_F16, SPW_BF16);
-        CASE(SPW_STATE_MIXED_F16, SPW_F16);
+    switch (SPW__KIND(p->format, p->grad_dtype)) {
+        SPW__CASES(SPW_STATE_FP32, rule_body, p, first, end, rule);
+        SPW__CASES(SPW_STATE_MIXED, rule_body, p, first, end, rule);
+        SPW__CASES(SPW_STATE_SPLIT, rule_body, p, first, end, rule);
+        SPW__CASES(SPW_STATE_MIXED_F16, rule_body, p, first, end, rule);
     default: return p->general(p->ctx, first, end);
     }
-#undef CASE
 }
 
 static uint64_t
 rules(const spw__packed *p, uint64_t first, uint64_t end)
 {
-    switch (p->coef->optimizer->builtin) {
-    case SPW_OPT_ADAGRAD: return rule_step(p, first, end, SPW_OPT_ADAGRAD);
-    case SPW_OPT_LION: return rule_step(p, first, end, SPW_OPT_LION);
-    case SPW_OPT_SGD: return rule_step(p, first, end, SPW_OPT_SGD);
-    default: return rule_step(p, first, end, SPW_OPT_MUON);
-    }
+    BY_RULE(p, rule_step, p, first, end);
 }
 
 const spw__packed_fn ADAM_JOIN(spw__rules_, ADAM_KERNEL) = rules;

@@ -6,6 +6,16 @@
  *   canonical_of                    a NaN as opt_block.h leaves one
  *   signed_where_moves(u, lr)       lr with u's sign where u is above or below 0, else u
  */
+
+/* A body inlined for each of them, its last argument. */
+#define BY_RULE(p, body, ...)                                                                                          \
+    switch ((p)->coef->optimizer->builtin) {                                                                           \
+    case SPW_OPT_ADAGRAD: return body(__VA_ARGS__, SPW_OPT_ADAGRAD);                                                   \
+    case SPW_OPT_LION: return body(__VA_ARGS__, SPW_OPT_LION);                                                         \
+    case SPW_OPT_SGD: return body(__VA_ARGS__, SPW_OPT_SGD);                                                           \
+    default: return body(__VA_ARGS__, SPW_OPT_MUON);                                                                   \
+    }
+
 typedef struct rule_coefs {
     vec c[6];
     bool has_l2, nesterov;

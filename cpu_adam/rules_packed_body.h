@@ -73,7 +73,7 @@ step_group(const constants *k, const rule_coefs *c, const spw__packed *p, uint64
     if (has_moment) {
         const float scale = spw_bits_f32((uint32_t)p->m_scale[begin / GROUP] << 16);
         prefetch(p->m, 1, begin);
-        prefetch_at(p->m_scale, (begin + 16 * PREFETCH_AHEAD) / GROUP * sizeof *p->m_scale);
+        spw__prefetch(p->m_scale, (begin + 16 * PREFETCH_AHEAD) / GROUP * sizeof *p->m_scale, 1);
         for (uint64_t pair = 0; pair < PAIRS; pair++)
             if (is_unsigned)
                 load_unsigned(k, (const uint8_t *)p->m + begin + pair * PAIR, scale, m[pair]);
@@ -123,30 +123,16 @@ step_body(const spw__packed *packed, uint64_t first, uint64_t end, int rule, spw
 ALWAYS_INLINE uint64_t
 step_typed(const spw__packed *p, uint64_t first, uint64_t end, int rule)
 {
-#define CASE(format, dtype)                                                                                            \
-    case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype):                                                                \
-        return step_body(p, first, end, rule, format, dtype)
-#define CASES(format)                                                                                                  \
-    CASE(format, SPW_F32);                                                                                             \
-    CASE(format, SPW_BF16);                                                                                            \
-    CASE(format, SPW_F16)
-    switch (SPW_DTYPE_COUNT * (int)p->format + (int)p->grad_dtype) {
-        CASES(SPW_STATE_SPLIT_BF16);
-        CASES(SPW_STATE_SPLIT_INT8);
-        CASES(SPW_STATE_SPLIT24_INT8);
+    switch (SPW__KIND(p->format, p->grad_dtype)) {
+        SPW__CASES(SPW_STATE_SPLIT_BF16, step_body, p, first, end, rule);
+        SPW__CASES(SPW_STATE_SPLIT_INT8, step_body, p, first, end, rule);
+        SPW__CASES(SPW_STATE_SPLIT24_INT8, step_body, p, first, end, rule);
     default: SPW_ASSERT(false); return 0;
     }
-#undef CASE
-#undef CASES
 }
 
 static uint64_t
 step(const spw__packed *p, uint64_t first, uint64_t end)
 {
-    switch (p->coef->optimizer->builtin) {
-    case SPW_OPT_ADAGRAD: return step_typed(p, first, end, SPW_OPT_ADAGRAD);
-    case SPW_OPT_LION: return step_typed(p, first, end, SPW_OPT_LION);
-    case SPW_OPT_SGD: return step_typed(p, first, end, SPW_OPT_SGD);
-    default: return step_typed(p, first, end, SPW_OPT_MUON);
-    }
+    BY_RULE(p, step_typed, p, first, end);
 }
