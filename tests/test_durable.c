@@ -184,6 +184,17 @@ expect_durable(uint32_t folders)
     assert_int_equal(changed.count, 0);
 }
 
+static void
+open_drawn(rig *r, spw_family family, spw_state_format format, bool lora)
+{
+    rig_config(r, family, format, SPW_TIER_HOST);
+    r->c.run.checkpoint_links = true;
+    if (lora)
+        rig_lora(r);
+    rig_open(r);
+    rig_need(r, spw_engine_init_params(r->e, 7, &r->err));
+}
+
 /* A checkpoint in a folder that did not exist, one after it, one of adapters that shares the model's file, and one saved again. */
 static void
 test_checkpoints(void **state)
@@ -193,12 +204,7 @@ test_checkpoints(void **state)
         char dir[300], model[400];
         struct stat info;
         rig r;
-        rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
-        r.c.run.checkpoint_links = true;
-        if (lora == 1)
-            rig_lora(&r);
-        rig_open(&r);
-        rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+        open_drawn(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, lora == 1);
         snprintf(dir, sizeof dir, "%s/new/deep", r.dir);
         for (uint64_t step = 1; step <= 3; step++) {
             watch();
@@ -245,11 +251,7 @@ test_each_call_fails(void **state)
         bool through = false;
         uint64_t kept = 0;
         rig r;
-        rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
-        r.c.run.checkpoint_links = true;
-        rig_lora(&r);
-        rig_open(&r);
-        rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+        open_drawn(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, true);
         snprintf(dir, sizeof dir, "%s/saves", r.dir);
         snprintf(first, sizeof first, "%s/step-1", dir);
         snprintf(second, sizeof second, "%s/step-2", dir);
@@ -287,9 +289,7 @@ test_killed_between_names(void **state)
     char dir[300], second[320], old[340], partial[340], aside[320], found[SPW_PATH_BYTES];
     rig r;
     (void)state;
-    rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
-    rig_open(&r);
-    rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    open_drawn(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, false);
     snprintf(dir, sizeof dir, "%s/saves", r.dir);
     snprintf(second, sizeof second, "%s/step-2", dir);
     snprintf(old, sizeof old, "%s.old", second);
@@ -322,9 +322,7 @@ test_folders(void **state)
     spw_export_report report;
     rig r;
     (void)state;
-    rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_HOST);
-    rig_open(&r);
-    rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    open_drawn(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, false);
     snprintf(one, sizeof one, "%s/a/b/one", r.dir);
     snprintf(two, sizeof two, "%s/c/two/", r.dir);
     watch();
