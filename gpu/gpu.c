@@ -377,17 +377,10 @@ spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, 
 }
 
 void
-spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-             uint64_t D, uint64_t R, bool neighbors, int sign)
+spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+             uint64_t T, uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
 {
-    q->calls->rope(q, x, stride, cos_sin, M, T, H, D, R, neighbors, sign);
-}
-
-void
-spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
-{
-    q->calls->rope_at(q, x, stride, cos_sin, places, M, H, D, R, neighbors, sign);
+    q->calls->rope(q, x, stride, cos_sin, places, M, T, H, D, R, neighbors, sign);
 }
 
 void

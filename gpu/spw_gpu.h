@@ -302,13 +302,10 @@ void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float 
 
 /*
  * Rotary embedding in place, on the first R elements of each of H heads of D at x + row * stride: pairs (j, j + R/2), or, with neighbors,
- * (2j, 2j + 1). Row i has position i % T. cos_sin (T, R): cos of R/2 frequencies, then sin. sign +1 forward, -1 backward.
+ * (2j, 2j + 1). Row i has position i % T, with places (device memory) places[i]. cos_sin (positions, R): cos of R/2 frequencies, then sin. sign +1 forward, -1 backward.
  */
-void spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-                  uint64_t D, uint64_t R, bool neighbors, int sign);
-/* The same where row i has position places[i] (device memory). */
-void spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                     uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign);
+void spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+                  uint64_t T, uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign);
 /*
  * y = x for M rows of H heads of D elements: row i of x at + i x_stride, its head h at + h x_head; 0: one head for all. y likewise. In
  * elements; what lies between heads of y stays.

@@ -457,8 +457,8 @@ static void
 run_rope(const subject *s, spw_gpu_queue *q, void **p)
 {
     const uint64_t *d = s->d;
-    spw_gpu_rope(q, p[0], d[4], p[1], d[0], d[1], d[2], d[3], d[6], d[7], d[5] ? 1 : -1);
-    spw_gpu_rope_at(q, p[2], d[4], p[1], p[3], d[0], d[2], d[3], d[6], d[7], d[5] ? -1 : 1);
+    spw_gpu_rope(q, p[0], d[4], p[1], NULL, d[0], d[1], d[2], d[3], d[6], d[7], d[5] ? 1 : -1);
+    spw_gpu_rope(q, p[2], d[4], p[1], p[3], d[0], 1, d[2], d[3], d[6], d[7], d[5] ? -1 : 1);
 }
 
 /* Heads with something behind each, to others; one head to all, behind those; and all to one, summed. */

@@ -700,8 +700,8 @@ test_rope_at(void **state)
     assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, NULL), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
     for (int neighbors = 0; neighbors < 2; neighbors++) {
-        spw_gpu_rope(q, x, H * D, table, LAST + 1, LAST + 1, H, D, R, neighbors, 1);
-        spw_gpu_rope_at(q, some, H * D, table, places, 3, H, D, R, neighbors, 1);
+        spw_gpu_rope(q, x, H * D, table, NULL, LAST + 1, LAST + 1, H, D, R, neighbors, 1);
+        spw_gpu_rope(q, some, H * D, table, places, 3, 1, H, D, R, neighbors, 1);
         for (int k = 0; k < 3; k++)
             assert_memory_equal(some + k * H * D, x + places[k] * H * D, H * D * 4);
     }
@@ -863,7 +863,8 @@ static void
 rope_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
     memcpy(out, in[0], s->out_n * 4);
-    spw_gpu_rope(q, out, s->d[2] * s->d[3], ops_saved[1], s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], s->d[5] > 0, 1);
+    spw_gpu_rope(q, out, s->d[2] * s->d[3], ops_saved[1], NULL, s->d[0], s->d[1], s->d[2], s->d[3], s->d[4],
+                 s->d[5] > 0, 1);
 }
 
 static void
@@ -872,8 +873,8 @@ rope_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *
     (void)in;
     (void)out;
     memcpy(g[0], dout, s->out_n * 4);
-    spw_gpu_rope(q, g[0], s->d[2] * s->d[3], ops_saved[1], s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], s->d[5] > 0,
-                 -1);
+    spw_gpu_rope(q, g[0], s->d[2] * s->d[3], ops_saved[1], NULL, s->d[0], s->d[1], s->d[2], s->d[3], s->d[4],
+                 s->d[5] > 0, -1);
 }
 
 /* Embedding with repeated ops_ids and with the add form; rotary embedding and its inverse. */

@@ -583,32 +583,15 @@ rope_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw__cpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-              uint64_t D, uint64_t R, bool neighbors, int sign)
-{
-    run(q,
-        &(args){.out = x,
-                .a = cos_sin,
-                .rows = M,
-                .T = T,
-                .H = H,
-                .D = D,
-                .R = R,
-                .stride = stride,
-                .neighbors = neighbors,
-                .sign = sign},
-        M, row_grain(H * D), rope_part);
-}
-
-void
-spw__cpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                 uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
+spw__cpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+              uint64_t T, uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
 {
     run(q,
         &(args){.out = x,
                 .a = cos_sin,
                 .ids = places,
                 .rows = M,
+                .T = T,
                 .H = H,
                 .D = D,
                 .R = R,

@@ -214,9 +214,9 @@ rope_wide(cuda_queue *q, act *x, uint64_t stride, const float *cos_sin, const in
            (unsigned)M, (unsigned)positions, (unsigned)H, (unsigned)D, (unsigned)R, (float)sign);
 }
 
-static void
-rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-     uint64_t T_, uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
+void
+spw__cuda_rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+               uint64_t T_, uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     uint64_t n = M * H * (R / 2), eights = n / (neighbors ? 4 : 8);
@@ -230,20 +230,6 @@ rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const 
     }
     BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(n, 256), 256, 0, (rope_kernel<T>), (T *)x, stride, cos_sin, places, M, T_, H,
                       D, R, neighbors, (float)sign));
-}
-
-void
-spw__cuda_rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-               uint64_t D, uint64_t R, bool neighbors, int sign)
-{
-    rope(queue, x, stride, cos_sin, NULL, M, T, H, D, R, neighbors, sign);
-}
-
-void
-spw__cuda_rope_at(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places,
-                  uint64_t M, uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
-{
-    rope(queue, x, stride, cos_sin, places, M, 1, H, D, R, neighbors, sign);
 }
 
 void

@@ -21,10 +21,8 @@ spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const
     places = t->places != NULL ? t->places : places != NULL ? places + t->first_row : NULL;
     cos_sin = cos_sin == NULL || places != NULL ? cos_sin : cos_sin + t->first_row % T * R;
     at = spw__tape_at_col(t, y->data, col);
-    if (spw__tape_computes(t) && !y->there && places != NULL)
-        spw_gpu_rope_at(t->queue, at, x->cols, cos_sin, places, x->rows, heads, D, R, neighbors, 1);
-    else if (spw__tape_computes(t) && !y->there)
-        spw_gpu_rope(t->queue, at, x->cols, cos_sin, x->rows, T, heads, D, R, neighbors, 1);
+    if (spw__tape_computes(t) && !y->there)
+        spw_gpu_rope(t->queue, at, x->cols, cos_sin, places, x->rows, T, heads, D, R, neighbors, 1);
     o->in[0] = x;
     o->cos_sin = cos_sin;
     o->places = places;
@@ -42,10 +40,9 @@ spw__rope_backward(spw_tape *t, const spw__op *o)
 {
     spw_value *y = o->out;
     act *at = spw__tape_at_col(t, y->grad, o->col[0]);
-    if (!t->dry && o->places != NULL)
-        spw_gpu_rope_at(t->queue, at, y->cols, o->cos_sin, o->places, y->rows, o->heads, o->D, o->R, o->neighbors, -1);
-    else if (!t->dry)
-        spw_gpu_rope(t->queue, at, y->cols, o->cos_sin, y->rows, o->T, o->heads, o->D, o->R, o->neighbors, -1);
+    if (!t->dry)
+        spw_gpu_rope(t->queue, at, y->cols, o->cos_sin, o->places, y->rows, o->T, o->heads, o->D, o->R, o->neighbors,
+                     -1);
     spw__tape_share_grad(o->in[0], y);
 }
 
