@@ -370,7 +370,7 @@ def llmc(rows):
 
 
 def make_llmc():
-    """Written here by its description (FORMATS 3), for llm.c needs a GPU: of one rank, whose weights are the masters; of two, each with its part (ZeRO
+    """Written here by the description in llmc_state.c, for llm.c needs a GPU: of one rank, whose weights are the masters; of two, each with its part (ZeRO
     stage 1), with a loader that shuffles; of two, each with all of it."""
     import struct
     import torch

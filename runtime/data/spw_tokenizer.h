@@ -2,13 +2,15 @@
  * spw_tokenizer.h - BPE tokenizers, byte-level as GPT-2, Llama 3 and Qwen2/2.5/3 have them, or by characters with bytes for
  * those that have no token, as SentencePiece makes them (Llama 2, Mistral, Mixtral): text in, ids out, and back.
  *
- * Read are Hugging Face's tokenizer.json, and vocab.json with merges.txt (FORMATS, section 5). Whatever else such a
+ * Read are Hugging Face's tokenizer.json, and vocab.json with merges.txt. Whatever else such a
  * file asks for is refused with the name of file and field, never left out in silence. Any bytes can be encoded, not
  * UTF-8 alone: a stretch of bytes that is not UTF-8 is a piece of its own, which no pattern looks at, and what stands
  * before and after it is pre-tokenized as if the text ended and began there. decode(encode(x)) is x for every x,
  * unless the tokenizer itself changes text: by NFC, by added tokens that swallow the white space around them,
  * by U+2581, which is a space to tokenizers by characters, or by a space before the text: those that add one where there is
  * none (Metaspace, but for its scheme never) take one away in decode, whoever put it there.
+ *
+ * Source  huggingface/tokenizers (models/bpe, pre_tokenizers, tokenizer); convert_slow_tokenizer.py of transformers.
  *
  * What counts as a letter or a number, and NFC, is Unicode's of the PCRE2 and utf8proc that are installed.
  */

@@ -66,7 +66,7 @@ spw_status spw__span_check_maps(const spw__span *s, spw_error *err);
 spw_status spw__st_reader_over(spw_st_reader **out, const char *name, spw__span *span, const spw_tensor_info *tensors,
                                uint32_t count, spw_error *err);
 
-/* All types of the format (FORMATS S1); the first are those that are computed with. */
+/* All types of the format (huggingface/safetensors, README, "Format"); the first are those that are computed with. */
 typedef struct spw__st_type {
     const char *name;
     uint32_t bits;

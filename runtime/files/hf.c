@@ -2,7 +2,7 @@
  * Hugging Face's config.json into a model's configuration. The reader takes what the families of this library
  * compute and refuses by name what would make another model of the same weights; no key that changes numbers is ignored.
  * Llama's relatives have a reader of their own (hf_llama.c), and so have those with LayerNorms (hf_layer_norm.c).
- * Source: FORMATS S7 (the configuration classes of several releases, older and newer rope keys).
+ * Source: the configuration classes of several releases of transformers, older and newer rope keys.
  */
 #include "hf_source.h"
 #include <errno.h>

@@ -1,6 +1,6 @@
 /*
  * Which tensor of a Hugging Face folder is which parameter of a model: by name, whatever files call it, with every type and shape
- * checked. Source: FORMATS S8 (tensor names; what old files hold besides parameters).
+ * checked. Source: the models of transformers (tensor names; what old files hold besides parameters).
  */
 #include "hf_families.h"
 #include "hf_reader.h"

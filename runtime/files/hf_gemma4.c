@@ -1,6 +1,6 @@
 /*
  * What config.json says of Gemma 4 beside what all of Llama's relatives have: the heads of layers without a window, embeddings of each layer,
- * layers that read another's keys, experts beside the MLP; and the same written. Source: FORMATS S7, and the configuration class of transformers 5.
+ * layers that read another's keys, experts beside the MLP; and the same written. Source: the configuration class of transformers 5.
  */
 #include "hf_source.h"
 

@@ -1,7 +1,7 @@
 /*
  * The keys of Hugging Face's config.json that are known here, which families each belongs to, and the name that each family's class has
  * there. Pure; a training configuration's model section is checked by it.
- * Source: FORMATS S7.
+ * Source: the configuration classes of transformers.
  */
 #include "files_internal.h"
 #include "hf_families.h"

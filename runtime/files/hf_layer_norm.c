@@ -1,7 +1,7 @@
 /*
  * What config.json says of the families whose blocks have LayerNorms and, as a rule, an MLP of two matrices: keys of their own, which are
  * read and written here, one family after the other. Rotary positions and windows are read where the other families' are.
- * Source: FORMATS S7 (their configuration classes).
+ * Source: their configuration classes in transformers.
  */
 #include "hf_source.h"
 

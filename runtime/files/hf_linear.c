@@ -1,6 +1,6 @@
 /*
  * What config.json says of layers of linear attention, which Qwen3-Next and Qwen3.5 have: their sizes (hf_window.c reads which layers they
- * are); and the same written. Source: FORMATS S7.
+ * are); and the same written. Source: the configuration classes of transformers.
  */
 #include "hf_source.h"
 

@@ -1,7 +1,7 @@
 /*
  * What config.json says of Llama and its relatives: what their classes do where a key is missing, and the few keys that one
  * family alone has. Rotary positions, windows and experts have readers of their own (hf_rope.c, hf_window.c, hf_experts.c).
- * Source: FORMATS S7 (the configuration classes of several releases).
+ * Source: the configuration classes of several releases of transformers.
  */
 #include "hf_source.h"
 

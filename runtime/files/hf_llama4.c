@@ -1,7 +1,7 @@
 /*
  * What config.json says of Llama 4's text part beside what Llama's says: which layers have experts and how wide the others' MLP is, what
  * is done to queries and keys where they are turned, and to queries where they are not. Chunks are read where windows are.
- * Source: FORMATS S7 (its configuration class).
+ * Source: its configuration class in transformers.
  */
 #include "hf_source.h"
 

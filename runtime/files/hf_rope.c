@@ -1,7 +1,7 @@
 /*
  * What config.json says of rotary positions: theta, scaling by each of its names, how much of a head is turned, and which layers have
  * none; in the keys of older releases and of newer ones.
- * Source: FORMATS S7.
+ * Source: the configuration classes of transformers.
  */
 #include "hf_source.h"
 

@@ -1,7 +1,7 @@
 /*
  * The weights of a Hugging Face folder: one file of safetensors or torch.save, or shards with an index that says where each tensor is. All
  * of it is checked when it is opened and when a model is bound (hf_bind.c); reading then is by ranges, from any thread.
- * Source: FORMATS S1.
+ * Source: README of huggingface/safetensors, "Format".
  */
 #include "hf_reader.h"
 #include <dirent.h>

@@ -1,7 +1,7 @@
 /*
  * What config.json says of which layers have a window, chunks, or linear attention, in place of attention to all keys. layer_types, where it stands, has to
  * say the same as the other keys do.
- * Source: FORMATS S7.
+ * Source: the configuration classes of transformers.
  */
 #include "hf_source.h"
 

@@ -1,6 +1,6 @@
 /*
  * A model's configuration into Hugging Face's config.json, with the keys that today's releases write.
- * Source: FORMATS S7.
+ * Source: the configuration classes of transformers.
  */
 #include "hf_source.h"
 

@@ -4,7 +4,7 @@
  * Linear weights are (out, in) there and (in, out) in Hugging Face's GPT-2, whose names and shapes tensors have here: they are read as the
  * transpose of what is stored.
  *
- * Source  FORMATS S2, 3
+ * Source  llm.c (commit f1e2ace): train_gpt2.py, llmc/dataloader.h
  */
 #ifndef SPW_LLMC_H
 #define SPW_LLMC_H

@@ -6,7 +6,7 @@
  *                               sixteen arrays: of one rank, or with -z 0, all of them; with ZeRO stage 1 of each layer of each array the rank's part
  *   DONE_00000040               empty: the others are whole
  *
- * Source  FORMATS S2, 3; which of the two a state is in, its size alone tells.
+ * Source  train_gpt2.cu of llm.c (commit f1e2ace); which of the two a state is in, its size alone tells.
  */
 #include "foreign.h"
 #include "llmc.h"

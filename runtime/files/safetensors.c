@@ -1,12 +1,12 @@
 /*
- * safetensors: a JSON header and tensor bytes (FORMATS S1). The format's types, and how a parameter is described; st_write.c and
+ * safetensors: a JSON header and tensor bytes (huggingface/safetensors, README, "Format"). The format's types, and how a parameter is described; st_write.c and
  * st_read.c write and read.
  */
 #include "files_internal.h"
 #include <math.h>
 #include <stdio.h>
 
-/* All types of the format (FORMATS S1); the first are those that are computed with. */
+/* All types of the format (huggingface/safetensors, README, "Format"); the first are those that are computed with. */
 const spw__st_type spw__st_types[SPW__ST_TYPE_COUNT] = {[SPW_F32] = {"F32", 32},
                                                         [SPW_BF16] = {"BF16", 16},
                                                         [SPW_F16] = {"F16", 16},

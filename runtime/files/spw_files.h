@@ -1,5 +1,5 @@
 /*
- * spw_files.h - safetensors files, read and written by ranges, and Hugging Face folders (format: FORMATS S1, S7).
+ * spw_files.h - safetensors files, read and written by ranges, and Hugging Face folders (formats: README of huggingface/safetensors; transformers).
  *
  *   u64 N | N bytes of JSON header, padded with spaces | tensor bytes, no holes
  */
