@@ -143,7 +143,7 @@ $(BUILD)/libspillway.a: $(LIB_OBJ)
 	@rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/libspillway.so: $(LIB_OBJ)
-	@$(CC) -shared $(CFLAGS) -o $@ $^ $(LDLIBS)
+	@$(CC) -shared -Wl,-soname,$(@F) $(CFLAGS) -o $@ $^ $(LDLIBS)
 
 $(BUILD)/spillway: $(CLI_OBJ) $(BUILD)/libspillway.a
 	@$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)

@@ -438,10 +438,13 @@ cli_value(const char *command, int argc, char **argv, int *i)
 int
 cli_unknown_option(const char *command, const char *name)
 {
-    const char *equals = strchr(name, '=');
-    return equals == NULL ? cli_usage(command, "unknown option %s", name)
-                          : cli_usage(command, "unknown option %s; a value is an argument of its own: %.*s %s", name,
-                                      (int)(equals - name), name, equals + 1);
+    const char *digits = name + strcspn(name, "0123456789"), *value = strchr(name, '=');
+    const int length = value != NULL ? (int)(value - name) : 2;
+    if (value == NULL && (name[1] == '-' || digits != name + 2 || *digits == '\0')) /* not as in -n2 */
+        return cli_usage(command, "unknown option %s", name);
+    value = value != NULL ? value + 1 : digits;
+    return cli_usage(command, "unknown option %s; a value is an argument of its own: %.*s %s", name, length, name,
+                     value);
 }
 
 const char *

@@ -38,7 +38,7 @@ check(const job *j, spw_error *err)
     if (j->e->in_step)
         return SPW_RAISE(err, SPW_EINVAL, "weights cannot be saved in the middle of a step");
     if (j->e->rank == 0 && access(j->folder, F_OK) == 0)
-        return SPW_RAISE_SYS(err, EEXIST, "%s exists; a new folder is wanted", j->folder);
+        return SPW_RAISE_SYS(err, EEXIST, "%s, where a new folder is made", j->folder);
     return spw_store_sweep_some(j->e->store, SPW_SWEEP_VISIT, 0, 0, NULL, NULL, err);
 }
 

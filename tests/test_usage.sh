@@ -204,6 +204,7 @@ expect 2 "unknown option --nope" "tune --nope" tune --nope
 expect 2 "--size takes at least 256MiB, not 1" "tune --size" tune --size 1 "$dir"
 expect 2 "a value is an argument of its own: --set a=b" "--set=a=b" train "$c" --set=a=b
 expect 2 "a value is an argument of its own: --tokens 3" "--tokens=3" generate "$c" --tokens=3
+expect 2 "a value is an argument of its own: -n 2" "-n2" train "$c" -n2
 expect 2 "unknown option --size" "bench adam --size" bench adam --size
 expect 2 "unknown option x" "bench adam x" bench adam x
 expect 2 "--codes int2 is not int8, int4 or none" "codes of two bits" generate "$dir/a" --prompt x --codes int2

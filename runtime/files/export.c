@@ -619,7 +619,7 @@ spw_export(const spw_export_options *o, spw_export_report *report, spw_error *er
     if (strlen(o->source) > 1000 || strlen(o->to) > 1000 || o->to[0] == '\0')
         return SPW_RAISE(err, SPW_EINVAL, "export: a path is empty or longer than 1000 bytes");
     if (lstat(o->to, &info) == 0)
-        return SPW_RAISE_SYS(err, EEXIST, "%s exists; export makes a new folder", o->to);
+        return SPW_RAISE_SYS(err, EEXIST, "%s, where export makes a new folder", o->to);
     (void)spw_dir_partial(o->to, j.partial, sizeof j.partial);
     st = export_to_partial(&j, err);
     if (st != SPW_OK && j.made)
