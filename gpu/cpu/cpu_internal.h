@@ -91,6 +91,29 @@ min_u64(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* How n elements, rows or columns are cut into slices, a part each: how many there are, and a part's first and how many it has. */
+enum { CPU_ELEMENT_GRAIN = 16384, CPU_COL_GRAIN = 64 };
+
+static inline uint32_t
+cpu_slices(uint64_t n, uint64_t grain)
+{
+    return (uint32_t)((n + grain - 1) / grain);
+}
+
+static inline uint64_t
+cpu_slice(uint64_t n, uint64_t grain, uint32_t part_idx, uint64_t *first)
+{
+    *first = part_idx * grain;
+    return min_u64(n - *first, grain);
+}
+
+/* Rows of so many columns. */
+static inline uint64_t
+cpu_row_grain(uint64_t cols)
+{
+    return cols >= CPU_ELEMENT_GRAIN ? 1 : CPU_ELEMENT_GRAIN / cols;
+}
+
 /* What SPW_TERMS numbers in a row stand for. */
 static inline float
 sum_of_terms(const float *terms)
