@@ -906,6 +906,27 @@ encode_at_once(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *
     return SPW_OK;
 }
 
+/* Others read the tokens of a text that they may read, so that a folder of caches can be everybody's, and of no other. */
+static void
+test_cache_readers(void **state)
+{
+    static const mode_t modes[] = {0600, 0640, 0644, 0666};
+    spw_data_options o = dataset_options("readers.jsonl");
+    (void)state;
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        struct stat made;
+        glob_t found;
+        dataset_write_text("readers.jsonl", "{\"text\":\"what a sequence needs\"}\n");
+        assert_int_equal(chmod(dataset_path("readers.jsonl"), modes[i]), 0);
+        spw_data_close(dataset_open(&o));
+        stat_cache(&made);
+        assert_int_equal(made.st_mode & 07777, i < 2 ? 0600 : 0644);
+        assert_int_equal(glob(dataset_path("cache/*"), 0, NULL, &found), 0);
+        assert_int_equal(unlink(found.gl_pathv[0]), 0);
+        globfree(&found);
+    }
+}
+
 /* What the run that was done first has made stays: it reads it, and others of it look for it, on hosts that share the folder too. */
 static void
 test_cache_at_once(void **state)
@@ -979,6 +1000,7 @@ main(void)
         IN_DIR(test_encoded_text),
         IN_DIR(test_tokenized_text),
         IN_DIR(test_cache),
+        IN_DIR(test_cache_readers),
         IN_DIR(test_cache_at_once),
         IN_DIR(test_cache_killed),
     };

@@ -13,7 +13,8 @@ typedef struct encoding {
     const spw_data_options *o;
     const char *path; /* that is read */
     int fd, out;
-    char *part; /* the file that is written: a name for messages, and its own unless it is nameless */
+    uint32_t mode; /* of what is written: others may read it if they may read the text */
+    char *part;    /* the file that is written: a name for messages, and its own unless it is nameless */
     bool nameless;
     bool wide, of_tokens; /* of_tokens: lines hold tokens */
     uint64_t vocab;       /* ids are below it */

@@ -166,12 +166,14 @@ open_part(encoding *e, const char *folder, spw_error *err)
         snprintf(link, sizeof link, "/proc/self/fd/%d", e->out);
         e->nameless = access(link, F_OK) == 0;
     }
-    if (e->nameless)
-        return SPW_OK;
-    if (e->out >= 0)
+    if (e->out >= 0 && !e->nameless)
         close(e->out);
-    e->out = SPW_CALL(EIO, mkostemp(e->part, O_CLOEXEC));
-    return e->out >= 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", e->part);
+    if (!e->nameless)
+        e->out = SPW_CALL(EIO, mkostemp(e->part, O_CLOEXEC));
+    if (e->out < 0)
+        return SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", e->part);
+    (void)fchmod(e->out, e->mode); /* some file systems have no modes */
+    return SPW_OK;
 }
 
 /* Opens the cache file if it is there and what f needs; anything else is made anew. */
@@ -275,8 +277,14 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     e = spw_mem_zalloc(sizeof *e);
     if (e == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "tokenising %s", f->path);
-    *e =
-        (encoding){.o = o, .path = f->path, .fd = -1, .out = -1, .part = part, .wide = wide, .of_tokens = f->of_tokens};
+    *e = (encoding){.o = o,
+                    .path = f->path,
+                    .fd = -1,
+                    .out = -1,
+                    .part = part,
+                    .wide = wide,
+                    .of_tokens = f->of_tokens,
+                    .mode = info.st_mode & S_IROTH ? 0644 : 0600};
     e->vocab = wide ? 1 << 30 : NARROW_VOCAB;
     e->vocab = o->vocab > 0 && o->vocab < e->vocab ? o->vocab : e->vocab;
     st = make(f, e, key, folder, err);
