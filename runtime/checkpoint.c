@@ -7,6 +7,7 @@
 #include "checkpoint_internal.h"
 #include "spw_files.h"
 #include <dirent.h>
+#include <libgen.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,6 +88,9 @@ spw_checkpoint_find(const char *path, char *found, spw_error *err)
     struct dirent *entry;
     DIR *dir;
     SPW_TRY(spw__checkpoint_fits(path, err));
+    snprintf(manifest, sizeof manifest, "%.1000s", path);
+    if (access(path, F_OK) != 0) /* a step's, whose name may have been taken from it */
+        spw__checkpoint_recover(dirname(manifest));
     snprintf(manifest, sizeof manifest, "%.1000s/" SPW_MANIFEST_FILE, path);
     if (spw__manifest_there(manifest)) {
         snprintf(found, SPW_PATH_BYTES, "%.1000s", path);
