@@ -19,7 +19,7 @@ URING    ?= $(if $(filter liburing,$(HAVE)),1,0)
 
 # A younger compiler warns of more: that stops whoever works on this (WERROR=1, as before every push), not who builds it.
 ERRORS   := $(if $(filter 1,$(WERROR)),-Werror)
-WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla $(ERRORS) -Wno-format-truncation -Wno-unknown-pragmas $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option)
+WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla $(ERRORS) -Wno-format-truncation -Wno-unknown-pragmas $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option -Wno-missing-field-initializers)
 CPPFLAGS := -D_GNU_SOURCE $(addprefix -I,runtime/base aio cpu_adam gpu offload runtime runtime/comm runtime/nn runtime/data runtime/files)
 CFLAGS_release := -O3 -g
 CFLAGS_debug   := -O0 -g -DSPW_CHECKED

@@ -484,7 +484,7 @@ const key_row spw__config_rows[] = {
     REAL("spillway.preference.likelihood", NULL, run.preference.likelihood, 0, 1000, "0",
          "weight of the chosen answer's mean loss beside it, so that it does not become less likely; of orpo 1 where "
          "it is not given"),
-    U64("spillway.reference_steps", NULL, run.reference_steps, 0, UINT64_MAX / 2, "0",
+    U64("spillway.reference_steps", NULL, run.reference_steps, 0, 1ull << 62, "0",
         "with spillway.preference: so many steps' sequences the start is asked about, where a run may be lengthened to "
         "them later; below spillway.steps: that many"),
     BOOL("spillway.decay_norm_and_bias", NULL, run.decay_norm_and_bias, "false",
