@@ -31,6 +31,7 @@ rehearsed(const spw_plan *p, const plan_input *in, double pace)
                              .prefetch_elems = in->config->zero.prefetch_bucket_size / in->layout->parts,
                              .update_reads_weights = in->update_reads_weights,
                              .prefetch = in->config->run.prefetch,
+                             .grad_windows = in->grad_windows,
                              .early_gate = spw__plan_early_gate(in) || in->ahead || p->late,
                              .gathers_again = in->kept_host > 0,
                              .backward = 3 - spw__plan_kept_share(p, in),

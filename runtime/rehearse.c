@@ -316,35 +316,62 @@ serve_future(sim *s)
 
 /* ---------------------------------------------------------------- updates */
 
+static void
+update_next(sim *s, sim_unit *u)
+{
+    sim_group *g;
+    if ((u->place == THERE && !u->pinned) || (u->place == FILLING && u->device_generation <= u->generation))
+        leave_device(s, u);
+    g = &s->groups[u->group_first + u->job_next];
+    if (g->on_nvme && g->slot == NO_SLOT && take_slot(s, g, 0) && s->in->update_reads_weights)
+        count_read(s, g);
+    for (uint32_t k = 0; k < g->chunk_count; k++)
+        s->credit -= (double)s->in->layout->chunks[g->chunk_first + k].elems;
+    unsettle(s, u);
+    g->updated = true;
+    g->generation++;
+    if (++u->job_next == u->group_count) {
+        u->generation++;
+        u->updating = false;
+        s->ready_count--;
+    }
+}
+
 /* One chunk of the lowest unit that may be updated. False: there is none. */
 static bool
 update_one(sim *s)
 {
     while (s->gate_open && s->ready_count > 0 && s->ready_from < s->in->layout->unit_count) {
         sim_unit *u = &s->units[s->ready_from];
-        sim_group *g;
         if (!u->updating || !u->grad_ready) {
             s->ready_from++;
             continue;
         }
-        if ((u->place == THERE && !u->pinned) || (u->place == FILLING && u->device_generation <= u->generation))
-            leave_device(s, u);
-        g = &s->groups[u->group_first + u->job_next];
-        if (g->on_nvme && g->slot == NO_SLOT && take_slot(s, g, 0) && s->in->update_reads_weights)
-            count_read(s, g);
-        for (uint32_t k = 0; k < g->chunk_count; k++)
-            s->credit -= (double)s->in->layout->chunks[g->chunk_first + k].elems;
-        unsettle(s, u);
-        g->updated = true;
-        g->generation++;
-        if (++u->job_next == u->group_count) {
-            u->generation++;
-            u->updating = false;
-            s->ready_count--;
-        }
+        update_next(s, u);
         return true;
     }
     return false;
+}
+
+/*
+ * Where updates consume gradients that spill in their windows, these are as many as there are windows at most: the next one waits until the
+ * highest units have been updated, and the engine with it.
+ */
+static void
+empty_windows(sim *s)
+{
+    const spw_layout *l = s->in->layout;
+    const double credit = s->credit;
+    uint32_t held = 0;
+    for (uint32_t i = 0; i < l->unit_count && s->in->early_gate && s->gate_open; i++) {
+        sim_unit *u = &s->units[i];
+        if (!l->units[i].spills || !u->updating || !u->grad_ready || ++held <= s->in->grad_windows)
+            continue;
+        while (u->updating)
+            update_next(s, u);
+        serve_future(s);
+    }
+    s->credit = credit;
 }
 
 /* What happens while the engine computes: what was not used of the time is not saved up. */
@@ -440,6 +467,7 @@ step(sim *s)
                              (end - at) / whole);
             open = let_go(s, open, end, p + 1 == in->passes && at >= in->forward_count);
             serve_future(s);
+            empty_windows(s);
         }
     }
     for (uint32_t u = 0; u < in->layout->unit_count; u++) { /* gradients that ended without weights */

@@ -131,9 +131,10 @@ typedef struct rehearsal_input {
     bool direct; /* plan_input's */
     uint64_t cache_bytes, prefetch_elems;
     bool update_reads_weights, prefetch;
-    bool early_gate;    /* updates need not wait for the norm */
-    bool gathers_again; /* what has been on the device at a generation comes there again without the store */
-    double backward;    /* time of a block's backward pass over that of its forward pass: 3 with recompute, 2 without */
+    bool early_gate;       /* updates need not wait for the norm */
+    uint32_t grad_windows; /* in which gradients that spill are consumed then */
+    bool gathers_again;    /* what has been on the device at a generation comes there again without the store */
+    double backward; /* time of a block's backward pass over that of its forward pass: 3 with recompute, 2 without */
     double pace; /* elements that the store updates while a step computes / all of them; 0: each when it is needed */
 } rehearsal_input;
 typedef struct rehearsal {
