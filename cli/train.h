@@ -28,7 +28,7 @@ typedef struct train_run {
     const char *trace_path;
     bool quiet, tty, resumed, resume_anyway, from_folder, from_foreign, rates_known, ranks_known;
     bool spent, stopped; /* before spillway.steps, on all ranks: the write budget is; a signal came to one of them */
-    uint64_t begin_ns, last_line_ns, first_step, skipped, skipped_in_row, undone_steps, saved_step;
+    uint64_t begin_ns, last_line_ns, first_step, skipped, skipped_in_row, undone_steps, twice_steps, saved_step;
     /* Totals for the closing table. */
     spw_step_result sum;
     double first_loss, last_loss;

@@ -146,8 +146,8 @@ cli_train_log_step(train_run *r, uint64_t step, const spw_step_result *s, double
         json_object_set_new(o, "expert_peak", json_real(s->expert_peak));
     if (spw_engine_plan(r->engine)->ahead)
         json_object_set_new(o, "updates",
-                            json_pack("{s:I, s:I, s:I}", "done", (json_int_t)s->updates, "ahead", (json_int_t)s->ahead,
-                                      "undone", (json_int_t)s->undone));
+                            json_pack("{s:I, s:I, s:I, s:b}", "done", (json_int_t)s->updates, "ahead",
+                                      (json_int_t)s->ahead, "undone", (json_int_t)s->undone, "again", (int)s->again));
     log_object(r, o);
 }
 

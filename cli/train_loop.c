@@ -117,6 +117,7 @@ add_step(train_run *r, const spw_step_result *s)
     r->steps_done++;
     r->skipped += s->skipped;
     r->undone_steps += s->undone > 0;
+    r->twice_steps += s->again;
 }
 
 /*

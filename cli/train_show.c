@@ -181,13 +181,15 @@ cli_train_show_end(train_run *r)
            stats.uses > 0 ? 100.0 * (double)stats.hits / (double)stats.uses : 0.0, (unsigned long long)stats.uses,
            r->skipped > 0 ? ", steps were skipped" : "");
     if (p->ahead && stats.updates > stats.undone) {
-        char no_room[64] = "";
+        char no_room[64] = "", twice[64] = "";
         if (stats.no_room > 0)
             snprintf(no_room, sizeof no_room, "; %llu had no room in their logs", (unsigned long long)stats.no_room);
-        printf("  before the norm  %.1f%% of %llu updates of chunks; %llu were taken back, in %llu steps%s\n",
+        if (r->twice_steps > 0)
+            snprintf(twice, sizeof twice, "; %llu steps were computed twice", (unsigned long long)r->twice_steps);
+        printf("  before the norm  %.1f%% of %llu updates of chunks; %llu were taken back, in %llu steps%s%s\n",
                100.0 * (double)stats.ahead / (double)(stats.updates - stats.undone),
                (unsigned long long)(stats.updates - stats.undone), (unsigned long long)stats.undone,
-               (unsigned long long)r->undone_steps, no_room);
+               (unsigned long long)r->undone_steps, twice, no_room);
     }
     if (stats.checked_bytes > 0 && s->cpu_s > 0)
         printf("  integrity        %s checked, %.1f%% of the processor time\n",

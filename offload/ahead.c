@@ -8,7 +8,9 @@
  *
  *   chunk   ahead (its job began before the gate) -> undoable (the job has ended) -> final, or as before, in memory by a job (taking_back)
  *
- * A gradient stays until then. Weights in memory beside a record on nvme go out behind it as they were.
+ * A gradient in host memory stays until then. One that spills does not, for its window is the next one's: in the rare step in which it is needed
+ * once more, it is made once more (spw_store_step_spent), and so none is ever written. Weights in memory beside a record on nvme go out
+ * behind it as they were.
  * Source: speculation-then-validation in SuperOffload (Lian et al. 2025, 2509.21271), where the state before is computed back; here
  * to the last bit.
  */
@@ -38,6 +40,22 @@ bool
 spw__runs_ahead(const spw_store *s, const unit *u)
 {
     return spw__before_gate(s) && u->op == OP_UPDATE && u->grad_ready && u->spare && !u->on_device;
+}
+
+bool
+spw__must_come_again(const spw_store *s)
+{
+    return s->spent && s->held_back && !s->gate_open;
+}
+
+bool
+spw_store_step_spent(spw_store *s)
+{
+    bool spent;
+    pthread_mutex_lock(&s->lock);
+    spent = s->spent;
+    pthread_mutex_unlock(&s->lock);
+    return spent;
 }
 
 static void
@@ -108,7 +126,7 @@ spw__ahead_commit(spw_store *s)
             if (c->undoable) {
                 s->stats.ahead++;
                 c->rest_next /= 2;
-                if (s->cfg.chaos_seed != 0)
+                if (s->cfg.chaos_seed != 0 && !u->plan.spills) /* else it left its window with the job */
                     memset(spw__store_grad_of(s, c), 0xff, c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype));
                 poison_log(s, c);
                 spw__store_hold_grad(s, c, false);
@@ -279,7 +297,9 @@ void
 spw_store_step_hold(spw_store *s)
 {
     pthread_mutex_lock(&s->lock);
-    if (spw__before_gate(s))
+    if (spw__before_gate(s)) {
         hold_back(s);
+        spw__store_kick(s); /* windows have nobody to wait for */
+    }
     pthread_mutex_unlock(&s->lock);
 }

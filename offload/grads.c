@@ -6,8 +6,9 @@
  *
  *   NONE -> WINDOW -> SUMMING -> LEAVING -> AWAY -> COMING -> THERE -> NONE
  *
- * An update that may run takes it from the window as well; so without clipping none is ever written, and with it those that came
- * last are not.
+ * An update that may run takes it from the window as well; so without clipping none is ever written, and where updates wait for the gate
+ * those that came last are not. Where they are ahead of it (ahead.c) they consume gradients, too, and should they have to be taken back,
+ * gradients are made a second time: what spills is then of no use any more, and is dropped.
  */
 #include "offload_internal.h"
 
@@ -140,17 +141,31 @@ spw__store_drop_grads(spw_store *s)
     }
 }
 
-/* The unit whose gradient has been in its window the longest; NULL: none is whole, or one is leaving already. */
+/* The unit whose gradient has been in its window the longest, and has no update that may run; NULL: none is whole, or one is leaving already. */
 static unit *
 next_to_leave(spw_store *s)
 {
     unit *first = NULL;
     for (uint32_t i = 0; i < s->cfg.grad_window_count; i++) {
         unit *u = s->windows[i];
-        if (u != NULL && u->grad_ready && (first == NULL || u->grad_turn < first->grad_turn))
+        if (u != NULL && u->grad_ready && !spw__runs_ahead(s, u) && (first == NULL || u->grad_turn < first->grad_turn))
             first = u;
     }
     return s->grads_leaving > 0 ? NULL : first;
+}
+
+/* No update will begin from them. What a job has is left by that. */
+static void
+drop_windows(spw_store *s)
+{
+    for (uint32_t i = 0; i < s->cfg.grad_window_count; i++) {
+        unit *u = s->windows[i];
+        for (uint32_t k = 0; u != NULL && u->grad_ready && k < u->plan.chunk_count; k++) {
+            chunk *c = &s->chunks[u->plan.chunk_first + k];
+            if (c->g == G_WINDOW && !c->started)
+                spw__store_leave_window(s, c, G_NONE);
+        }
+    }
 }
 
 /* The mover's: what has its checksum goes out; when no window is free and no update may run, the oldest gradient begins to. */
@@ -161,6 +176,10 @@ spw__store_schedule_grads(spw_store *s)
     for (chunk *c; (c = s->summed_head) != NULL;) {
         s->summed_head = c->next_grad;
         spw__store_submit_grad(s, c, SPW_AIO_WRITE);
+    }
+    if (spw__must_come_again(s)) {
+        drop_windows(s);
+        return;
     }
     if (s->window_free > 0 || s->gate_open || (u = next_to_leave(s)) == NULL)
         return;
@@ -209,7 +228,7 @@ static spw_stall
 memory_cause(const spw_store *s, const chunk *c)
 {
     if (c == NULL)
-        return s->gate_open ? SPW_STALL_OPTIMIZER : SPW_STALL_NVME_WRITE;
+        return s->gate_open || spw__before_gate(s) ? SPW_STALL_OPTIMIZER : SPW_STALL_NVME_WRITE;
     return c->r == R_READING ? SPW_STALL_NVME_READ : c->r == R_UPDATING ? SPW_STALL_OPTIMIZER : SPW_STALL_NVME_WRITE;
 }
 

@@ -64,7 +64,8 @@ struct chunk {
     uint64_t snap_generation;      /* and wants it as of so many updates */
     bool grad_held;                /* its part of the gradient is being made, or is not consumed yet */
     uint32_t loan_first, loan_end; /* which loans lie in that part */
-    chunk *next_grad; /* of those that are to get a checksum, or have got one and go out; or of undo_head */
+    chunk *
+        next_grad; /* of those that are to get a checksum, or have got one and go out; or of undo_head, once updates have consumed those */
     spw_aio_request weight_req, record_req, grad_req;
 };
 
@@ -169,6 +170,7 @@ struct spw_store {
     bool demand_set, gate_open, step_open, stop, mover_kicked;
     spw_step_mode mode;
     bool held_back; /* AHEAD: no further update begins before the gate opens */
+    bool spent;     /* AHEAD: an update has begun that consumes a gradient of a unit that spills */
     bool undoing;   /* no record is read: what was done is on its way back */
     chunk
         *undo_head; /* whose weights are to be read back, by next_grad; a unit that may be ahead has no use for that */
@@ -256,6 +258,8 @@ uint64_t spw__undo_offset(const spw_store *s, const chunk *c);
 bool spw__before_gate(const spw_store *s);
 /* Those of the unit may, and are not final yet. */
 bool spw__runs_ahead(const spw_store *s, const unit *u);
+/* Gradients that some of its updates have consumed are wanted again: no update can begin before they come. */
+bool spw__must_come_again(const spw_store *s);
 /* The update of a chunk that is ahead has ended: on nvme it lives in the other place from now on. */
 void spw__ahead_done(chunk *c);
 /* The job that took its update back has ended. */
@@ -319,6 +323,7 @@ void spw__store_wait_a_moment(spw_store *s);
 spw_stall spw__store_stall_cause(const spw_store *s, const unit *u, uint64_t generation);
 /* Idle. Units whose update did not come to run keep their state; records read ahead stay for the next step. */
 void spw__store_close_step(spw_store *s);
+void spw__store_drop_read_ahead(spw_store *s);           /* sweep.c. Idle: no unit has an operation any more */
 void spw__store_drop_records(spw_store *s, unit *u);     /* those read ahead for an operation it no longer has */
 void spw__store_rush(spw_store *s, chunk *c, bool rush); /* its record goes before others, or not */
 

@@ -62,8 +62,9 @@ largest_nvme_chunk(const spw_store_config *cfg, bool records)
         const spw_store_chunk *c = &cfg->chunks[i];
         bool on_nvme = records ? cfg->units[c->unit_idx].trainable && c->record_tier == SPW_TIER_NVME
                                : c->weight_tier == SPW_TIER_NVME;
-        uint64_t bytes =
-            page_up(chunk_bytes(cfg, c, records)) + (records ? chunk_grad(cfg, c) + spw__undo_bytes(cfg, c) : 0);
+        uint64_t grad = chunk_grad(cfg, c), undo = spw__undo_bytes(cfg, c);
+        uint64_t behind = grad > undo ? grad : undo; /* a gradient comes back to an update that is not ahead */
+        uint64_t bytes = page_up(chunk_bytes(cfg, c, records)) + (records ? behind : 0);
         if (on_nvme && bytes > largest)
             largest = bytes;
     }
@@ -359,11 +360,11 @@ spw__store_check_config(const spw_store_config *cfg, spw_error *err)
         const spw_store_unit *u = &cfg->units[cfg->chunks[i].unit_idx];
         const spw_store_chunk *c = &cfg->chunks[i];
         const spw_store_chunk *next = c + (i + 1 < cfg->chunk_count);
-        if (c->spare && (!u->trainable || u->spills || c->record_tier == SPW_TIER_DEVICE ||
+        if (c->spare && (!u->trainable || c->record_tier == SPW_TIER_DEVICE ||
                          (c->record_tier == SPW_TIER_HOST && c->weight_tier == SPW_TIER_DEVICE)))
             return SPW_RAISE(err, SPW_EINVAL,
-                             "chunk %u of unit %u: updated ahead of the gate may be what is trained, with a gradient "
-                             "that stays in memory, a record on nvme, or in host memory and weights there or on nvme",
+                             "chunk %u of unit %u: updated ahead of the gate may be what is trained, with a record on "
+                             "nvme, or in host memory and weights there or on nvme",
                              i, c->unit_idx);
         if (spw__log_bytes(cfg, c) > 0 && cfg->undo == NULL)
             return SPW_RAISE(err, SPW_EINVAL, "chunk %u of unit %u has a log, and nothing takes updates back by it", i,

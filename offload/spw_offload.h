@@ -292,7 +292,8 @@ spw_status spw_store_grad_open(spw_store *store, uint32_t unit_idx, spw_error *e
  * GATED  updates wait for go.
  * EARLY  go comes before the gradients: nothing is read ahead, slots are for those whose gradient comes first.
  * AHEAD  chunks that may (spare) are updated as soon as the gradient is ready, in the hope that go will follow; what was there before
- *        stays in the other place, or follows from the log. go makes it final. If updates must differ: undo, then go. skip undoes by itself.
+ *        stays in the other place, or follows from the log. go makes it final. If updates must differ: undo, then go, unless
+ *        gradients that spill are spent: then skip, and make all gradients again in a step of EARLY. skip undoes by itself.
  * LATE   go comes first, and the gradients are there since the step before: ready says that the unit's weights are not used with this
  *        generation any more. Highest first, records are read ahead in that order, and grad_open waits for the unit's update, whose gradient
  *        the next one replaces: ready once more, when that has come, says nothing. Not for units that spill, nor for those on a device.
@@ -302,8 +303,13 @@ void spw_store_step_begin(spw_store *store, const bool *takes_part, spw_step_mod
 /* AHEAD, before undo: no further update begins before go. Any thread; a gradient that must not be used becomes ready after it. */
 void spw_store_step_hold(spw_store *store);
 /*
- * Everything is as it was at begin, and gradients are there still. Blocks, as long as updates of what was done in memory would take; the
- * config's undo must see what update saw. Without an update to take back it returns at once.
+ * AHEAD: an update has begun, or has ended, that consumes its gradient, because that spills. After undo this does not change any more; and then
+ * no gradient that spills is kept.
+ */
+bool spw_store_step_spent(spw_store *store);
+/*
+ * Everything is as it was at begin, and gradients are there still, but for those that spill if some are spent. Blocks, as long as updates of
+ * what was done in memory would take; the config's undo must see what update saw. Without an update to take back it returns at once.
  */
 spw_status spw_store_step_undo(spw_store *store, spw_error *err);
 void spw_store_grad_ready(spw_store *store, uint32_t unit_idx); /* any thread, also from a queue's notify */

@@ -532,7 +532,7 @@ spw__store_close_step(spw_store *s)
 {
     for (uint32_t i = 0; i < s->unit_count; i++)
         s->units[i].grad_ready = false;
-    s->gate_open = s->step_open = s->held_back = false;
+    s->gate_open = s->step_open = s->held_back = s->spent = false;
     s->mode = SPW_STEP_GATED;
 }
 
@@ -567,6 +567,8 @@ spw_store_step_begin(spw_store *s, const bool *takes_part, spw_step_mode mode)
     spw__store_wait_idle(s);
     spw__store_close_step(s);
     spw__store_drop_grads(s);
+    if (mode == SPW_STEP_EARLY || mode == SPW_STEP_AHEAD)
+        spw__store_drop_read_ahead(s); /* the lowest units', of a step that was skipped: the highest are first now */
     for (uint32_t i = 0; i < s->unit_count; i++) {
         unit *u = &s->units[i];
         bool updates = u->plan.trainable && (takes_part == NULL || takes_part[i]);
@@ -590,6 +592,7 @@ void
 spw_store_step_go(spw_store *s)
 {
     pthread_mutex_lock(&s->lock);
+    SPW_ASSERT(!spw__must_come_again(s));
     spw__ahead_commit(s);
     s->gate_open = true;
     spw__store_reserve(s); /* the next step's first use may come before the mover wakes up */

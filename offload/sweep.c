@@ -4,9 +4,9 @@
  */
 #include "offload_internal.h"
 
-/* Lock held, idle. Records that were read ahead for a step that never ran go back, so that a sweep starts from rest. */
-static void
-drop_read_ahead(spw_store *s)
+/* Records that were read ahead for a step that never ran go back, so that a sweep starts from rest. */
+void
+spw__store_drop_read_ahead(spw_store *s)
 {
     for (uint32_t i = 0; i < s->unit_count; i++)
         s->units[i].op = OP_NONE;
@@ -28,7 +28,7 @@ run_sweep(spw_store *s, unit_op op, uint32_t first, uint32_t end, spw_store_fn f
 {
     spw__store_wait_idle(s);
     spw__store_close_step(s);
-    drop_read_ahead(s);
+    spw__store_drop_read_ahead(s);
     s->sweep_fn = fn;
     s->sweep_ctx = ctx;
     for (uint32_t i = 0; i < s->unit_count; i++) {
@@ -134,7 +134,7 @@ sweep_rest(spw_store *s)
     s->snap_sweep = true;
     while (s->snap_idle > 0)
         pthread_cond_wait(&s->main_cond, &s->lock);
-    drop_read_ahead(s);
+    spw__store_drop_read_ahead(s);
     s->sweep_fn = s->snap_fn;
     s->sweep_ctx = s->snap_ctx;
     for (uint32_t i = 0; i < s->unit_count; i++) {

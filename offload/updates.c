@@ -144,6 +144,7 @@ start_job(spw_store *s, unit *u, chunk *c)
     else if (!first_half)
         c->w = W_UPDATING;
     c->ahead = spw__runs_ahead(s, u);
+    s->spent = s->spent || (c->ahead && u->plan.spills);
     if (c->r == R_READY)
         c->r = R_UPDATING;
     c->started = true;
@@ -164,14 +165,15 @@ leaving(const spw_store *s)
     return s->backward && (s->record_writes > 0 || s->dirty_head != NULL);
 }
 
-/* Enough slots are left for those whose gradient is there; which records always leave then. */
+/* Enough slots, one at least, are left for those whose gradient is there; which records always leave then. */
 static bool
 may_read_ahead(const spw_store *s)
 {
     if (s->mode == SPW_STEP_LATE) /* it is the turn of the next */
         return true;
-    return spw__before_gate(s) ? s->rushed == 0 && s->record_slot_free_count > s->cfg.record_slot_count / 2
-                               : !leaving(s);
+    if (!spw__before_gate(s))
+        return !leaving(s);
+    return s->rushed == 0 && s->record_slot_free_count > 1 && s->record_slot_free_count > s->cfg.record_slot_count / 2;
 }
 
 /* In memory, or nothing that this operation reads. One that is away comes behind the record, in its slot. */

@@ -327,14 +327,13 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
             c->r = record_on_nvme ? R_DIRTY : R_READY;
         if (c->w == W_DIRTY || c->r == R_DIRTY)
             mark_dirty(s, c);
-        if (op == OP_UPDATE && c->ahead) {
+        if (op == OP_UPDATE && c->ahead)
             spw__ahead_done(c);
-        } else if (op == OP_UPDATE) {
+        else if (op == OP_UPDATE)
             spw__store_hold_grad(s, c, s->mode == SPW_STEP_LATE); /* then the next gradient is about to come */
-            if (c->g == G_WINDOW)
-                spw__store_leave_window(s, c, G_NONE);
-            c->g = G_NONE;
-        }
+        if (op == OP_UPDATE && c->g == G_WINDOW)
+            spw__store_leave_window(s, c, G_NONE);
+        c->g = op == OP_UPDATE ? G_NONE : c->g;
         c->generation = op == OP_UPDATE ? c->generation + 1 : op == OP_INIT ? 0 : c->generation;
         s->stats.updates += op == OP_UPDATE;
     }

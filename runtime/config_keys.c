@@ -431,7 +431,9 @@ const key_row spw__config_rows[] = {
         "spillway.update_ahead", run.update_ahead, "\"auto\"", "auto|always|never",
         "offloaded state is updated before the gradient's norm is known, on nvme at a second place, in host memory "
         "with a log, and taken back if the step clips; auto: while steps do not clip, on nvme if the disk has room for "
-        "twice the state, in host memory as far as nothing else wants it and a GPU computes"),
+        "twice the state, in host memory as far as nothing else wants it and a GPU computes. Gradients that would wait "
+        "on "
+        "nvme are not written then, and a step that clips computes them twice"),
     U64("spillway.delayed_update", NULL, run.delayed_update, 0, 1e9, "0",
         "updates after so many are each made a step late, beside the next backward pass, whether steps clip or not "
         "(ZeRO-Offload's delayed parameter update): other losses, and a save applies what is left; 0: none is"),

@@ -207,6 +207,7 @@ struct spw_engine {
         bool *units;      /* (unit_count) that have one */
     } late;
     bool goes_ahead; /* in the step under way updates may begin before its norm is known */
+    bool may_spend;  /* on some rank they may have consumed gradients for which passes are made again */
     pthread_mutex_t squares_lock;
     exact_sum squares; /* under squares_lock: of the gradients of this step that are there, on this rank */
     spw_loss_scaler scaler;
@@ -320,6 +321,10 @@ void spw__ahead_learn(ahead_policy *p, bool tried, bool stood);
 bool spw__ahead_try(const spw_engine *e);
 /* What is there of the step's gradients has these squares: may updates ahead go on? Any thread. */
 void spw__ahead_see(spw_engine *e, double squares);
+/* A step whose gradient has this norm, as far as it is there: finite, and not clipped. */
+bool spw__norm_stands(const spw_engine *e, double norm);
+/* After undo, alike on all ranks: a gradient is gone that the step needs once more (spw_store_step_spent). */
+spw_status spw__ahead_spent(spw_engine *e, bool *spent, spw_error *err);
 
 /* ---------------------------------------------------------------- in_place.c: frozen weights that stay in their files */
 

@@ -106,10 +106,11 @@ spw__squares_see(spw_engine *e, uint32_t unit_idx)
 static spw_status
 sum_step(spw_engine *e, uint32_t micro_batches, const int32_t *targets, double *loss, double *grad_norm, spw_error *err)
 {
-    double sums[PREFERRED_VALUES + EXACT_VALUES];
+    double sums[PREFERRED_VALUES + 1 + EXACT_VALUES];
     exact_sum squares = {.adds = 0};
     bool parted = e->layout.parts > 1;
-    const uint32_t first = sum_own(e, micro_batches, targets, sums);
+    const uint32_t spenders = sum_own(e, micro_batches, targets, sums), first = spenders + 1;
+    sums[spenders] = e->goes_ahead && e->plan.grad_nvme > 0;
     if (!parted || e->rank < e->layout.parts) /* each part once */
         squares = e->squares;
     spw__exact_save(&squares, sums + first);
@@ -117,6 +118,7 @@ sum_step(spw_engine *e, uint32_t micro_batches, const int32_t *targets, double *
         SPW_TRY(spw__ranks_sum(e->ranks, sums, parted ? first + EXACT_VALUES : first, err));
     if (parted)
         spw__exact_load(&squares, sums + first);
+    e->may_spend = sums[spenders] > 0;
     *loss = mean_of(e, sums);
     *grad_norm = sqrt(spw__exact_value(&squares));
     return SPW_OK;
@@ -345,41 +347,100 @@ undo(spw_engine *e)
     e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;
 }
 
-/* The decision at the end of a step: norm, finite check, clip, go or skip. */
+/* All passes, at the end of which every gradient is there, and its norm. */
 static spw_status
-decide(spw_engine *e, uint32_t micro_batches, const int32_t *targets, double lr, spw_step_mode mode, spw_step_result *r,
-       spw_error *err)
+make_gradients(spw_engine *e, const int32_t *targets, uint32_t micro_batches, double lr, double scale,
+               spw_step_mode mode, double *loss, double *norm, spw_error *err)
 {
-    const spw_config *c = &e->config;
-    bool gate_was_open = mode == SPW_STEP_EARLY, stands = true;
-    double scale = 1.0 / e->scaler.scale;
+    spw_trace_begin(&e->traces[MODE_TRAIN]);
+    spw__tell_future(e, MODE_TRAIN);
+    for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
+        uint32_t count = micro_batches - first < e->group_max ? micro_batches - first : e->group_max;
+        bool final_group = first + count == micro_batches;
+        SPW_TRY(spw__forward_group(e, MODE_TRAIN, first, count, true, err));
+        if (final_group) {
+            uint64_t begin = spw_now_ns();
+            e->goes_ahead = mode == SPW_STEP_AHEAD;
+            e->squares = (exact_sum){.adds = 0};
+            if (mode != SPW_STEP_LATE)
+                spw_store_step_begin(e->store, e->takes_part,
+                                     mode); /* all updates of the last step are done: forward has waited for them */
+            e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;
+            SPW_TRY(spw_store_check(e->store, err));
+            if (mode == SPW_STEP_EARLY || mode == SPW_STEP_AHEAD)
+                SPW_TRY(spw__set_coefficients(e, lr, scale, err));
+            if (mode == SPW_STEP_EARLY)
+                spw_store_step_go(e->store);
+        }
+        SPW_TRY(spw__backward_group(e, first, count, first > 0, final_group, err));
+    }
+    spw_trace_end(&e->traces[MODE_TRAIN]);
     spw__late_end(e);
     if (!e->host_addressable)
         spw_gpu_queue_sync(e->compute); /* it has told then what it computed (computed()) */
     SPW_TRY(spw__wait_grads(e, err));
     SPW_TRY(spw_gpu_check(e->gpu, err));
-    SPW_TRY(sum_step(e, micro_batches, targets, &r->loss, &r->grad_norm, err));
-    r->preferred = e->preferred;
+    SPW_TRY(sum_step(e, micro_batches, targets, loss, norm, err));
+    *norm *= 1.0 / e->scaler.scale;
+    return SPW_OK;
+}
+
+/*
+ * Once more, with updates that know the norm: they change nothing until a gradient is there, so that these are the same to the bit. A loss or a
+ * norm that is another one is the work of a device that cannot be trusted.
+ */
+static spw_status
+make_again(spw_engine *e, const int32_t *targets, uint32_t micro_batches, double lr, double scale,
+           const spw_step_result *r, spw_error *err)
+{
+    double loss, norm;
+    SPW_TRY(make_gradients(e, targets, micro_batches, lr, scale, SPW_STEP_EARLY, &loss, &norm, err));
+    if (memcmp(&loss, &r->loss, sizeof loss) == 0 && memcmp(&norm, &r->grad_norm, sizeof norm) == 0)
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ECORRUPT,
+                     "a step that was computed twice had loss %.17g and gradient norm %.17g, and then %.17g and %.17g: "
+                     "device %s, or its memory, does not compute the same each time",
+                     r->loss, r->grad_norm, loss, norm, spw_gpu_get_info(e->gpu)->name);
+}
+
+/*
+ * The decision when all gradients are there: finite check, clip, go or skip. What updates ahead have done, and should have done otherwise, is
+ * taken back; gradients that they have consumed are made again.
+ */
+static spw_status
+decide(spw_engine *e, uint32_t micro_batches, const int32_t *targets, double lr, spw_step_mode mode, spw_step_result *r,
+       spw_error *err)
+{
+    const spw_config *c = &e->config;
+    const bool stands = !norm_decides(c) || spw__norm_stands(e, r->grad_norm);
+    bool gate_was_open = mode == SPW_STEP_EARLY;
+    double scale = 1.0 / e->scaler.scale;
     r->loss_scale = e->scaler.scale;
-    r->grad_norm *= scale;
     e->grad_factor = scale;
     e->grads_there = !gate_was_open;
     if (e->on_gradients != NULL)
         e->on_gradients(e->gradients_ctx, e);
-    if (norm_decides(c)) {
-        stands = isfinite(r->grad_norm) && !(c->gradient_clipping > 0 && r->grad_norm > c->gradient_clipping);
-        spw__ahead_learn(&e->ahead, mode == SPW_STEP_AHEAD, stands);
-        spw_loss_scale_update(&e->scaler, c, !isfinite(r->grad_norm));
-        if (!isfinite(r->grad_norm)) {
-            r->skipped = true;
-            if (mode == SPW_STEP_LATE)
-                return SPW_OK;
-            undo(e);
+    r->skipped = norm_decides(c) && !isfinite(r->grad_norm);
+    if (!stands && mode != SPW_STEP_LATE)
+        undo(e);
+    if (!stands && !r->skipped) {
+        scale *= c->gradient_clipping / (r->grad_norm + 1e-6);
+        if (mode != SPW_STEP_LATE)
+            SPW_TRY(spw__ahead_spent(e, &r->again, err));
+        if (r->again) {
             spw_store_step_skip(e->store);
-            return SPW_OK;
+            SPW_TRY(make_again(e, targets, micro_batches, lr, scale, r, err));
+            gate_was_open = true;
         }
-        if (!stands)
-            scale *= c->gradient_clipping / (r->grad_norm + 1e-6);
+    }
+    if (norm_decides(c)) {
+        spw__ahead_learn(&e->ahead, mode == SPW_STEP_AHEAD, stands);
+        spw_loss_scale_update(&e->scaler, c, r->skipped);
+    }
+    if (r->skipped) {
+        if (mode != SPW_STEP_LATE)
+            spw_store_step_skip(e->store);
+        return SPW_OK;
     }
     if (mode == SPW_STEP_LATE) {
         e->grads_there = false;
@@ -388,8 +449,6 @@ decide(spw_engine *e, uint32_t micro_batches, const int32_t *targets, double lr,
     }
     if (!gate_was_open) {
         e->grads_there = false;
-        if (!stands)
-            undo(e);
         if (!stands || mode == SPW_STEP_GATED) /* else they are what updates under way go by */
             SPW_TRY(spw__set_coefficients(e, lr, scale, err));
         spw_store_step_go(e->store);
@@ -397,7 +456,7 @@ decide(spw_engine *e, uint32_t micro_batches, const int32_t *targets, double lr,
     e->updates++;
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->generations[u] += e->takes_part[u];
-    return spw__orthogonal_all(e, mode == SPW_STEP_EARLY, err);
+    return spw__orthogonal_all(e, gate_was_open, err);
 }
 
 spw_status
@@ -433,29 +492,8 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
     *begun = true;
     e->step_count++;
     SPW_TRY(spw__late_begin(e, err));
-    spw_trace_begin(&e->traces[MODE_TRAIN]);
-    spw__tell_future(e, MODE_TRAIN);
-    for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
-        uint32_t count = micro_batches - first < e->group_max ? micro_batches - first : e->group_max;
-        bool final_group = first + count == micro_batches;
-        SPW_TRY(spw__forward_group(e, MODE_TRAIN, first, count, true, err));
-        if (final_group) {
-            uint64_t begin = spw_now_ns();
-            e->goes_ahead = mode == SPW_STEP_AHEAD;
-            e->squares = (exact_sum){.adds = 0};
-            if (mode != SPW_STEP_LATE)
-                spw_store_step_begin(e->store, e->takes_part,
-                                     mode); /* all updates of the last step are done: forward has waited for them */
-            e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;
-            SPW_TRY(spw_store_check(e->store, err));
-            if (mode == SPW_STEP_EARLY || mode == SPW_STEP_AHEAD)
-                SPW_TRY(spw__set_coefficients(e, lr, 1.0 / e->scaler.scale, err));
-            if (mode == SPW_STEP_EARLY)
-                spw_store_step_go(e->store);
-        }
-        SPW_TRY(spw__backward_group(e, first, count, first > 0, final_group, err));
-    }
-    spw_trace_end(&e->traces[MODE_TRAIN]);
+    SPW_TRY(make_gradients(e, targets, micro_batches, lr, 1.0 / e->scaler.scale, mode, &r->loss, &r->grad_norm, err));
+    r->preferred = e->preferred;
     SPW_TRY(decide(e, micro_batches, targets, lr, mode, r, err));
     spw_trace_begin(&e->traces[MODE_TRAIN]); /* the updates to come are handed to the next forward pass */
     spw__tell_future(e, MODE_TRAIN);

@@ -182,7 +182,7 @@ static spw_status
 plan_ahead(spw_plan *p, plan_input *in, spw_error *err)
 {
     spw_error refused = {0};
-    in->ahead = may_go_ahead(in) && !in->spill;
+    in->ahead = may_go_ahead(in);
     if (in->ahead) {
         spw_status st = make_plan(p, in, &refused);
         if (st == SPW_OK && spw__plan_disks_have_room(p, in))

@@ -39,8 +39,8 @@ spw__plan_place_all(const plan_input *in, uint32_t first_count)
         chunk->record_tier = there    ? SPW_TIER_DEVICE
                              : record ? c->zero.offload_optimizer
                                       : SPW_TIER_HOST; /* there are none */
-        chunk->spare = in->ahead && !in->spill && record && chunk->record_tier == SPW_TIER_NVME &&
-                       !in->layout->units[chunk->unit_idx].whole;
+        chunk->spare =
+            in->ahead && record && chunk->record_tier == SPW_TIER_NVME && !in->layout->units[chunk->unit_idx].whole;
     }
     for (uint32_t u = 0; u < in->layout->unit_count; u++) {
         spw_store_unit *unit = &in->layout->units[u];

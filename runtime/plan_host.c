@@ -84,7 +84,7 @@ spw__plan_slot_record(const plan_input *in)
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
         bool there = c->record_tier == SPW_TIER_NVME && plan_has_record(in, c);
-        uint64_t bytes = there ? plan_record_room(in, c) + plan_spilled(in, c) + plan_undo(in, c) : 0;
+        uint64_t bytes = there ? plan_record_room(in, c) + plan_behind(in, c) : 0;
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -122,11 +122,12 @@ slot_sizes_of(const spw_plan *p, const plan_input *in)
     const uint64_t trained = spw__plan_largest_trained(in->layout);
     const uint64_t spilled = spw__layout_largest_spilled(in->layout) * in->grad_bytes;
     slot_sizes z = {.weights = c->zero.offload_param == SPW_TIER_NVME ? largest_weights(in) : 0};
+    uint64_t behind, undo;
     if (c->zero.offload_optimizer != SPW_TIER_NVME || in->inference)
         return z;
-    z.record = largest_record(in) + (spilled > 0 ? trained * in->grad_bytes : 0); /* it comes back there */
-    if (p->undo_room)
-        z.record += spw_round_up(trained * in->weight_bytes, 4096);
+    behind = spilled > 0 ? trained * in->grad_bytes : 0; /* it comes back there */
+    undo = p->undo_room ? spw_round_up(trained * in->weight_bytes, 4096) : 0;
+    z.record = largest_record(in) + (behind > undo ? behind : undo);
     z.windows = in->grad_windows * spilled;
     return z;
 }
@@ -208,11 +209,12 @@ spw__plan_logs(const spw_plan *p, const plan_input *in)
 {
     const plan_places placed = spw__plan_count(in);
     const bool always = strcmp(in->config->run.update_ahead, "always") == 0;
-    uint64_t taken = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host + p->slots_host +
+    const uint64_t grads = (p->trained - placed.updated_there - placed.spilled) * in->grad_bytes; /* some may be back */
+    uint64_t taken = p->process_host + p->tables_host + grads + p->wire_host + p->kept_host + p->slots_host +
                      p->activations_host + placed.weights[SPW_TIER_HOST] + placed.records[SPW_TIER_HOST] +
                      placed.padding[SPW_TIER_HOST];
     uint64_t room = p->host_budget != SPW_AUTO ? p->host_budget : spw__plan_host_room(p, in) / 8 * 7, left;
-    if (!in->ahead || in->spill || (in->device_in_host && !always))
+    if (!in->ahead || (in->device_in_host && !always))
         return;
     left = room > taken ? room - taken : 0;
     left = p->host_budget != SPW_AUTO ? left : left / 2;
@@ -370,7 +372,7 @@ spw__plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     bool w_nvme = c->zero.offload_param == SPW_TIER_NVME,
          r_nvme = c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference;
     uint32_t w_want, r_want;
-    p->undo_room = in->ahead && !in->spill && !w_nvme; /* else nothing is in memory yet that would be changed there */
+    p->undo_room = in->ahead && !w_nvme; /* else nothing is in memory yet that would be changed there */
     sizes = slot_sizes_of(p, in);
     fixed = fixed_host(p, in, &w_want, &r_want);
     p->host_budget = budget;
@@ -415,7 +417,7 @@ spw__plan_host(spw_plan *p, const plan_input *in, spw_error *err)
         p->slots_host = slot_bytes(p, &sizes);
         return SPW_OK; /* what is left is less than a slot, and becomes one with a little more: it is not given away */
     }
-    if (in->ahead && !in->spill && !p->undo_room) { /* nor is what is less than room behind all records */
+    if (in->ahead && !p->undo_room) { /* nor is what is less than room behind all records */
         p->undo_room = true;
         sizes = slot_sizes_of(p, in);
         if (fixed + slot_bytes(p, &sizes) > budget) {

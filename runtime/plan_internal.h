@@ -46,6 +46,14 @@ plan_undo(const plan_input *in, const spw_store_chunk *c)
                : 0;
 }
 
+/* Behind its record in a slot: a gradient that comes back, or weights of before, for what is updated ahead has its gradient in memory. */
+static inline uint64_t
+plan_behind(const plan_input *in, const spw_store_chunk *c)
+{
+    const uint64_t grad = plan_spilled(in, c), undo = plan_undo(in, c);
+    return grad > undo ? grad : undo;
+}
+
 /* Of the chunk's weights and record, in swap. */
 static inline uint64_t
 plan_in_swap(const plan_input *in, const spw_store_chunk *c)

@@ -150,9 +150,8 @@ why_not_ahead(const spw_plan *p, const plan_input *in)
         return NULL; /* of a host that computes too nobody expects it */
     if (p->record_nvme == 0)
         return "no host memory is left for what takes them back";
-    return p->grad_nvme > 0                   ? "gradients that wait on nvme"
-           : in->config->run.write_budget > 0 ? "spillway.write_budget, and nothing is written in vain"
-                                              : "no room for second places of state on nvme";
+    return in->config->run.write_budget > 0 ? "spillway.write_budget, and nothing is written in vain"
+                                            : "no room for second places of state on nvme";
 }
 
 static void
@@ -184,11 +183,13 @@ explain_ahead(spw_plan *p, const plan_input *in)
         snprintf(undo, sizeof undo, "; weights of before, up to %s a step, are written too",
                  spw_format_bytes(bytes, sizeof bytes, p->undo_write));
     decide(p, "spillway.update_ahead", spw_format_bytes(value, sizeof value, p->spare_nvme + p->spare_host),
-           "%s%s: updates begin before the norm is known, and are taken back if the step clips%s",
+           "%s%s: updates begin before the norm is known, and are taken back if the step clips%s%s",
            p->spare_host == 0    ? "second places on nvme"
            : p->record_nvme == 0 ? "logs in host memory"
                                  : "second places on nvme, and logs in host memory",
-           share, undo);
+           share,
+           p->grad_nvme > 0 ? "; gradients that would wait on nvme do not, and then all passes are made again" : "",
+           undo);
 }
 
 static void
@@ -237,8 +238,9 @@ explain_device(spw_plan *p, const plan_input *in)
                "(DeepSpeed 0.19.8 skips such a step then)");
     if (p->grad_nvme > 0)
         decide(p, "spillway.gradients", spw_format_bytes(value, sizeof value, p->grad_nvme),
-               "%swait on nvme for their updates, through %s; %s stay in host memory",
+               "%s%s on nvme for their updates, through %s; %s stay in host memory",
                strcmp(c->run.gradients, "auto") == 0 ? "auto, host memory does not hold them: " : "",
+               p->ahead ? "after a step that clipped wait" : "wait",
                p->grad_windows == 1 ? "one window, there is no room for two" : "two windows",
                spw_format_bytes(bytes, sizeof bytes, p->grad_host));
     if (in->gather_all)

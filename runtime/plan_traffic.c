@@ -53,7 +53,10 @@ spw__plan_gathers(const spw_plan *p, const plan_input *in, uint32_t *anew, uint3
     return spw__rehearse_gathers(&r, p->cache_device, anew, again, steps, err);
 }
 
-/* Of units that spill the gradients that come last stay in their windows, all but one, and without a norm to wait for all do. */
+/*
+ * Where updates wait for the norm: of units that spill the gradients that come last stay in their windows, all but one. Else all are consumed
+ * there.
+ */
 static uint32_t
 first_that_leaves(const plan_input *in)
 {
@@ -61,6 +64,17 @@ first_that_leaves(const plan_input *in)
     for (; u < in->layout->unit_count && (spw__plan_early_gate(in) || stay < in->grad_windows); u++)
         stay += in->layout->units[u].spills;
     return u;
+}
+
+/* Of a path's chunks. */
+static void
+count_leaving(spw_plan *p, const plan_input *in)
+{
+    const uint32_t leaves = first_that_leaves(in);
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        p->grad_path[c->path_idx] += c->unit_idx >= leaves ? plan_spilled(in, c) : 0;
+    }
 }
 
 /* Of pieces whose gradients leave the device. */
@@ -121,7 +135,7 @@ spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
     const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes, leave = in->holds ? 1 : in->passes;
     const uint64_t returning = in->piece_returns * pieces_elems(in) * in->grad_bytes;
     const plan_whole between = spw__plan_whole(in);
-    const uint32_t leaves = first_that_leaves(in);
+    count_leaving(p, in);
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];
         rehearsal r = {.h2d = 0};
@@ -143,12 +157,12 @@ spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
             if (in->layout->units[c->unit_idx].whole &&
                 !spw_store_holds(p->record_slots, spw__plan_records_on_nvme(in, c->unit_idx)))
                 record *= 2;
-            if (c->unit_idx >= leaves)
-                record += plan_spilled(in, c);
             t->path_write[c->path_idx] += record + (c->weight_tier == SPW_TIER_NVME ? plan_weights(in, c) : 0);
             t->path_read[c->path_idx] += record;
         }
         for (uint32_t i = 0; i < SPW_PATHS_MAX; i++) {
+            t->path_write[i] += p->ahead ? 0 : p->grad_path[i];
+            t->path_read[i] += p->ahead ? 0 : p->grad_path[i];
             t->nvme_read += t->path_read[i];
             t->nvme_write += t->path_write[i];
         }

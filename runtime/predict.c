@@ -123,14 +123,15 @@ late_seconds(const spw_plan *p, const spw_rates *r, const spw_prediction *x)
 /*
  * Records, and gradients that wait on nvme, are read when the norm is known, beside the next forward pass and its share of weights. What
  * memory of gradients and slots can hold of them is written beside the next backward pass. Of updates ahead of the norm, where there are any,
- * as many as the backward pass has time for are done by then. Of several passes the first goes forward beside updates, and in the last one gradients
- * leave and updates begin. Ranks gather with each of them, and sum up before the norm.
+ * as many as the backward pass has time for are done by then, and those for which windows wait in any case. Of several passes the first goes
+ * forward beside updates, and in the last one gradients leave and updates begin. Ranks gather with each of them, and sum up before the norm.
  */
 static double
 gated_seconds(const spw_plan *p, const spw_rates *r, const spw_prediction *x, bool ahead)
 {
     const double *s = x->seconds, reads = (double)x->traffic.nvme_read, writes = (double)x->traffic.nvme_write;
-    const double records = share((double)(p->record_nvme + p->grad_nvme), reads), weights = (1 - records) / 2;
+    const double records = share((double)(p->record_nvme + (ahead ? 0 : p->grad_nvme)), reads),
+                 weights = (1 - records) / 2;
     const double held = share((double)(p->grad_host + p->slots_host), (double)p->record_nvme);
     const double passes = p->passes > 1 ? p->passes : 1;
     const double leave = s[SPW_RESOURCE_D2H] * share((double)(p->grad_host + p->grad_nvme), (double)x->traffic.d2h);
@@ -146,8 +147,35 @@ gated_seconds(const spw_plan *p, const spw_rates *r, const spw_prediction *x, bo
     const double both = fmax(s[SPW_RESOURCE_OPTIMIZER], s[SPW_RESOURCE_NVME] * records);
     const double may =
         ahead ? share((double)(p->record_nvme + p->spared_host), (double)(p->record_nvme + p->record_host)) : 0;
-    const double done = both > 0 ? fmin(may, last / both) : 0;
-    return backward + fmax(after, fmax(s[SPW_RESOURCE_OPTIMIZER], disk) * (1 - done));
+    const double must = ahead ? share((double)p->grad_nvme, (double)(p->grad_nvme + p->grad_host)) : 0;
+    const double done = both > 0 ? fmax(must, fmin(may, last / both)) : 0;
+    return fmax(backward, both * must) + fmax(after, fmax(s[SPW_RESOURCE_OPTIMIZER], disk) * (1 - done));
+}
+
+static void
+disks_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *x)
+{
+    x->seconds[SPW_RESOURCE_NVME_READ] = disk_seconds(p, &x->traffic, r, r->nvme_read, true, false);
+    x->seconds[SPW_RESOURCE_NVME_WRITE] = disk_seconds(p, &x->traffic, r, r->nvme_write, false, true);
+    x->seconds[SPW_RESOURCE_NVME] = disk_seconds(p, &x->traffic, r, r->nvme_mixed, true, true);
+}
+
+/* A step whose updates wait, because the last ones clipped: what else would be consumed in its window goes to nvme and comes back. */
+static double
+waiting_seconds(const spw_plan *p, const spw_rates *r, const spw_prediction *x)
+{
+    spw_prediction w = *x;
+    double longest = x->bound_s;
+    for (uint32_t i = 0; i < p->path_count && p->ahead; i++) {
+        w.traffic.path_read[i] += p->grad_path[i];
+        w.traffic.path_write[i] += p->grad_path[i];
+        w.traffic.nvme_read += p->grad_path[i];
+        w.traffic.nvme_write += p->grad_path[i];
+    }
+    disks_seconds(p, r, &w);
+    for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
+        longest = fmax(longest, w.seconds[k]);
+    return fmax(longest, gated_seconds(p, r, &w, false));
 }
 
 /* Of the cores that they share, what so many threads keep busy. */
@@ -203,9 +231,7 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
         s[SPW_RESOURCE_CPU] = s[SPW_RESOURCE_COMPUTE] * busy(r->compute_threads, r->shared_cores) +
                               s[SPW_RESOURCE_OPTIMIZER] * busy(r->optimizer_threads, r->shared_cores) +
                               (s[SPW_RESOURCE_H2D] + s[SPW_RESOURCE_D2H] + host * receiving(p, r)) / r->shared_cores;
-    s[SPW_RESOURCE_NVME_READ] = disk_seconds(p, t, r, r->nvme_read, true, false);
-    s[SPW_RESOURCE_NVME_WRITE] = disk_seconds(p, t, r, r->nvme_write, false, true);
-    s[SPW_RESOURCE_NVME] = disk_seconds(p, t, r, r->nvme_mixed, true, true);
+    disks_seconds(p, r, out);
     out->timed = true;
     out->bound_s = 0;
     for (int k = 0; k < SPW_RESOURCE_COUNT; k++) {
@@ -220,8 +246,7 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
                    : p->gated  ? gated_seconds(p, r, out, p->ahead)
                                : 0;
     out->step_s = fmax(out->bound_s, out->gated_s);
-    out->clipped_s =
-        out->timed && p->clips && !p->late ? fmax(out->bound_s, gated_seconds(p, r, out, false)) : out->step_s;
+    out->clipped_s = out->timed && p->clips && !p->late ? waiting_seconds(p, r, out) : out->step_s;
 }
 
 /* How often the store could do all its updates while the step computes. */

@@ -224,6 +224,7 @@ typedef struct spw_pair_means {
 typedef struct spw_step_result {
     double loss; /* NAN where targets is 0 */
     double grad_norm, lr, loss_scale;
+    bool again;                      /* made twice: it clipped, and updates ahead of the norm had consumed gradients */
     bool skipped;                    /* the gradient was not finite: no byte of state changed */
     uint64_t targets;                /* tokens with a target, or pairs; of all ranks */
     uint64_t tokens;                 /* of all ranks; bytes and times below are this rank's */

@@ -57,9 +57,11 @@ typedef struct spw_plan {
     uint64_t kept_host;    /* between ranks: slices of gathered weights, to gather them again */
     uint64_t grad_nvme; /* gradients that wait for their updates there; windows they pass through are in slots_host */
     uint32_t grad_windows;
-    bool late;                       /* updates are made beside the next backward pass */
-    bool ahead;                      /* updates may begin before the norm is known (spw_offload.h) */
-    bool undo_room;                  /* record slots have room for the weights of before */
+    uint64_t
+        grad_path[SPW_PATHS_MAX]; /* of grad_nvme: written and read again in a step whose updates wait for the norm */
+    bool late;                    /* updates are made beside the next backward pass */
+    bool ahead;                   /* updates may begin before the norm is known (spw_offload.h) */
+    bool undo_room;               /* record slots have room for the weights of before */
     uint64_t spare_nvme, spare_host; /* second places of what is updated so; in memory logs that take it back */
     uint64_t spared_host;            /* of the records in host memory: those that have one */
     uint64_t undo_write;             /* weights of before, in memory, that go to nvme in a step if all of it is */

@@ -29,10 +29,15 @@ run() { # log, settings: appends the medians of steps 4 to 10: seconds, bytes, h
 }
 echo "# 85 M parameters, 256 tokens a step, all state on nvme; gradients on nvme over gradients in host memory, $rounds rounds in turn"
 bad=0
-for kind in "fp32, clipped" "bf16, clipped" "fp32, not clipped"; do
+for kind in "fp32, waits" "bf16, waits" "fp32, ahead" "fp32, not clipped"; do
     rm -f "$dir/first" "$dir/host" "$dir/nvme"
     set --
-    case $kind in bf16*) set -- --set spillway.grad_dtype=bf16 ;; *not*) set -- --set gradient_clipping=0 ;; esac
+    case $kind in
+    bf16*) set -- --set spillway.grad_dtype=bf16 --set spillway.update_ahead=never ;;
+    *waits) set -- --set spillway.update_ahead=never ;;
+    *ahead) set -- --set spillway.update_ahead=always --set gradient_clipping=1e9 ;;
+    *not*) set -- --set gradient_clipping=0 ;;
+    esac
     for round in $(seq "$rounds"); do
         run "$dir/host" "$@"
         run "$dir/nvme" "$@" --set spillway.gradients=nvme

@@ -23,7 +23,8 @@ mode(spw_config *c, const char *what)
 
 typedef struct outcome {
     double losses[STEPS], norms[STEPS];
-    uint64_t ahead, undone, undone_steps;
+    uint64_t ahead, undone, undone_steps, again;
+    uint32_t passes;
 } outcome;
 
 static void
@@ -37,6 +38,10 @@ train(rig *r, int first, int end, outcome *o)
         o->ahead += x.ahead;
         o->undone += x.undone;
         o->undone_steps += x.undone > 0;
+        o->again += x.again;
+        assert_true(!x.again || (!x.skipped && x.grad_norm > r->c.gradient_clipping));
+        assert_true(!x.again || r->e->plan.grad_nvme > 0);
+        assert_true(x.again || x.skipped || x.undone == 0 || r->e->plan.grad_nvme == 0 || r->e->plan.grad_host > 0);
     }
 }
 
@@ -61,6 +66,7 @@ open_want(rig *want, spw_family family, spw_state_format format, outcome *o, voi
         rig_need(want, spw_engine_init_params(want->e, 7, &want->err));
         *o = (outcome){.ahead = 0};
         train(want, 0, STEPS, o);
+        o->passes = want->e->plan.passes;
         memcpy(norms, o->norms, sizeof norms);
         qsort(norms, STEPS, sizeof *norms, by_size);
         limit = (norms[STEPS / 2] + norms[STEPS / 2 - 1]) / 2;
@@ -72,24 +78,34 @@ open_want(rig *want, spw_family family, spw_state_format format, outcome *o, voi
 
 /*
  * Where state lives: all on nvme, one slot of each kind; the same with more; weights in memory, one slot or more; some of each. From
- * IN_MEMORY on records are in memory: all of it; weights on nvme; logs for about half of it; for what a budget leaves.
+ * IN_MEMORY on records are in memory: all of it; weights on nvme; logs for about half of it; for what a budget leaves. From SPILLED on
+ * gradients wait on nvme where updates do: all of them, one slot of each kind; weights in memory, more slots; the least memory, one window;
+ * half of the gradients in memory.
  */
-enum { PLACES = 10, IN_MEMORY = 6 };
+enum { PLACES = 14, IN_MEMORY = 6, SPILLED = 10 };
+static bool
+in_memory(int k)
+{
+    return k >= IN_MEMORY && k < SPILLED;
+}
+
 static void
 place(rig *r, const rig *want, spw_family family, spw_state_format format, int k)
 {
     rig_config(r, family, format, SPW_TIER_NVME);
     r->c.gradient_clipping = want->c.gradient_clipping;
     r->c.run.chunk_elems = 4096;
-    if (k == 2 || k == 3)
+    if (k == 2 || k == 3 || k == 11)
         r->c.zero.offload_param = SPW_TIER_HOST;
     if (k == 4)
         r->c.zero.offload_param = SPW_TIER_DEVICE;
-    if (k >= IN_MEMORY)
+    if (in_memory(k))
         r->c.zero.offload_optimizer = SPW_TIER_HOST;
-    if (k >= IN_MEMORY && k != 7)
+    if (in_memory(k) && k != 7)
         r->c.zero.offload_param = SPW_TIER_HOST;
-    r->c.run.weight_slots = r->c.run.record_slots = k == 1 ? 3 : k == 3 ? 4 : 1;
+    if (k >= SPILLED)
+        snprintf(r->c.run.gradients, sizeof r->c.run.gradients, "nvme");
+    r->c.run.weight_slots = r->c.run.record_slots = k == 1 ? 3 : k == 3 || k == 11 || k == 13 ? 4 : 1;
     mode(&r->c, "always");
 }
 
@@ -101,7 +117,19 @@ open_place(rig *r, int k)
         r->c.run.host_memory = r->e->plan.host_bytes + r->e->plan.weight_nvme / 2 + 4 * 4096;
         rig_close(r);
     }
-    if (k >= 8) {
+    if (k == 12) {
+        rig_open(r);
+        r->c.run.host_memory = r->e->plan.host_bytes - r->e->plan.grad_windows / 2 *
+                                                           spw__layout_largest_spilled(&r->e->layout) *
+                                                           spw_dtype_bytes(r->c.run.grad_dtype);
+        rig_close(r);
+    }
+    if (k == 13) { /* weights come first */
+        rig_open(r);
+        r->c.run.host_memory = r->e->plan.host_bytes + r->e->plan.weight_nvme + r->e->plan.grad_nvme / 2;
+        rig_close(r);
+    }
+    if (k == 8 || k == 9) {
         uint64_t logs;
         rig_open(r);
         logs = r->e->plan.spare_host;
@@ -121,24 +149,27 @@ check_places(const spw_plan *p, int k)
 {
     assert_true(p->ahead);
     assert_true(k != 5 || p->weight_host > 0);
-    assert_true((k >= 2 && k < IN_MEMORY) == (p->undo_write > 0));
-    assert_true((k >= IN_MEMORY) == (p->spare_host > 0));
-    assert_true((k < IN_MEMORY || k == 7) == (p->spare_nvme > 0));
+    assert_true(((k >= 2 && k < IN_MEMORY) || k == 11 || k == 13) == (p->undo_write > 0));
+    assert_true(k == 13 || in_memory(k) == (p->spare_host > 0));
+    assert_true((!in_memory(k) || k == 7) == (p->spare_nvme > 0));
+    assert_true((k >= SPILLED) == (p->grad_nvme > 0));
+    assert_true((k == 13) == (p->grad_nvme > 0 && p->grad_host > 0));
+    assert_true(k < SPILLED || p->grad_windows == (k == 12 ? 1u : 2u));
     if (k == 8)
         assert_true(p->spared_host > p->record_host / 8 && p->spared_host <= p->record_host / 4 * 3);
     else
-        assert_true(k < IN_MEMORY || p->spared_host == p->record_host);
+        assert_true(!in_memory(k) || p->spared_host == p->record_host);
 }
 
 static void
 everywhere(spw_family family, spw_state_format format, void (*change)(rig *))
 {
     outcome want_is;
-    uint64_t undone = 0, ahead = 0, memory_undone = 0, memory_ahead = 0;
+    uint64_t undone = 0, ahead = 0, memory_undone = 0, memory_ahead = 0, again = 0, spilled_ahead = 0;
     rig want;
     open_want(&want, family, format, &want_is, change);
-    for (int k = 0; k < PLACES; k++) {
-        for (int chaos = 0; chaos < (SANITIZED ? 1 : 2); chaos++) {
+    for (int k = 0; k < (want_is.passes > 1 ? SPILLED : change == NULL ? PLACES : PLACES - 1); k++) {
+        for (int chaos = k >= SPILLED && !SANITIZED; chaos < (SANITIZED ? 1 : 2); chaos++) {
             outcome is = {.ahead = 0};
             rig got;
             place(&got, &want, family, format, k);
@@ -155,13 +186,17 @@ everywhere(spw_family family, spw_state_format format, void (*change)(rig *))
             rig_same_state(&want, &got, "updates ahead");
             undone += is.undone;
             ahead += is.ahead;
-            memory_undone += k >= IN_MEMORY ? is.undone : 0;
-            memory_ahead += k >= IN_MEMORY ? is.ahead : 0;
+            memory_undone += in_memory(k) ? is.undone : 0;
+            memory_ahead += in_memory(k) ? is.ahead : 0;
+            again += is.again;
+            spilled_ahead += k >= SPILLED ? is.ahead : 0;
             rig_remove(&got);
         }
     }
     assert_true(ahead > 0 && memory_ahead > 0);
     assert_true(undone > 0 && memory_undone > 0);
+    assert_true(want_is.passes > 1 || (again > 0 && spilled_ahead > 0));
+    printf("# %llu steps made again\n", (unsigned long long)again);
     printf("# in memory %llu stood, %llu were taken back\n", (unsigned long long)memory_ahead,
            (unsigned long long)memory_undone);
     rig_remove(&want);
@@ -203,10 +238,10 @@ test_others(void **state)
 static void
 test_skipped(void **state)
 {
-    double losses[3][12];
-    uint64_t digest[3], skipped[3] = {0};
+    double losses[4][12];
+    uint64_t digest[4], skipped[4] = {0};
     (void)state;
-    for (int k = 0; k < 3; k++) { /* waits; state in memory; on nvme */
+    for (int k = 0; k < 4; k++) { /* waits; state in memory; on nvme; gradients too */
         rig r;
         rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_MIXED_F16, k < 2 ? SPW_TIER_HOST : SPW_TIER_NVME);
         r.c.bf16 = false;
@@ -220,50 +255,57 @@ test_skipped(void **state)
         r.c.run.chunk_elems = 4096;
         r.c.run.chaos_seed = 31;
         mode(&r.c, k == 0 ? "never" : "always");
+        if (k == 3)
+            snprintf(r.c.run.gradients, sizeof r.c.run.gradients, "nvme");
         rig_open(&r);
-        assert_true(r.e->plan.ahead == (k > 0));
+        assert_true(r.e->plan.ahead == (k > 0) && (r.e->plan.grad_nvme > 0) == (k == 3));
         rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
         for (int s = 0; s < 12; s++) {
             spw_step_result x;
             rig_need(&r, rig_step(&r, (uint64_t)s, &x));
             losses[k][s] = x.loss;
             skipped[k] += x.skipped;
+            assert_false(x.again); /* nothing is clipped */
         }
         digest[k] = tiny_digest(r.e);
         rig_remove(&r);
     }
     assert_true(skipped[0] > 0 && skipped[0] < 12);
-    for (int k = 1; k < 3; k++) {
+    for (int k = 1; k < 4; k++) {
         assert_int_equal(skipped[0], skipped[k]);
         assert_memory_equal(losses[0], losses[k], sizeof losses[0]);
         assert_int_equal(digest[0], digest[k]);
     }
 }
 
-/* Saved in the middle, by one that updates ahead and is taken back now and then; gone on with in host memory. */
+/* Saved in the middle, by one that updates ahead and is taken back now and then, or makes steps again; gone on with in host memory. */
 static void
 test_resumes(void **state)
 {
+    const int places[] = {3, 11};
     outcome want_is, is = {.ahead = 0};
     rig want, got, on;
     (void)state;
     open_want(&want, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, &want_is, NULL);
-    place(&got, &want, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 3);
-    rig_open(&got);
-    rig_need(&got, spw_engine_init_params(got.e, 7, &got.err));
-    train(&got, 0, 4, &is);
-    rig_save(&got, 4);
-    train(&got, 4, STEPS, &is);
-    assert_memory_equal(want_is.losses, is.losses, sizeof is.losses);
-    rig_config(&on, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
-    on.c.gradient_clipping = want.c.gradient_clipping;
-    on.c.run.chunk_elems = 4096;
-    rig_load(&on, &got, 4);
-    train(&on, 4, STEPS, &is);
-    assert_memory_equal(want_is.losses, is.losses, sizeof is.losses);
-    rig_same_state(&want, &on, "resumed");
-    rig_remove(&on);
-    rig_remove(&got);
+    for (int k = 0; k < 2; k++) {
+        place(&got, &want, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, places[k]);
+        rig_open(&got);
+        rig_need(&got, spw_engine_init_params(got.e, 7, &got.err));
+        train(&got, 0, 4, &is);
+        rig_save(&got, 4);
+        train(&got, 4, STEPS, &is);
+        assert_memory_equal(want_is.losses, is.losses, sizeof is.losses);
+        rig_config(&on, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+        on.c.gradient_clipping = want.c.gradient_clipping;
+        on.c.run.chunk_elems = 4096;
+        rig_load(&on, &got, 4);
+        train(&on, 4, STEPS, &is);
+        assert_memory_equal(want_is.losses, is.losses, sizeof is.losses);
+        rig_same_state(&want, &on, "resumed");
+        rig_remove(&on);
+        rig_remove(&got);
+    }
+    assert_true(is.again > 0);
     rig_remove(&want);
 }
 
@@ -303,7 +345,7 @@ test_bytes(void **state)
     }
 }
 
-/* A disk that has no room for two of everything, gradients on nvme, nothing to wait for, a budget of writes: updates are not ahead, and the plan says why. */
+/* A disk that has no room for two of everything, gradients on nvme too or not, nothing to wait for, a budget of writes: updates are not ahead, and the plan says why. */
 static void
 test_without(void **state)
 {
@@ -316,10 +358,15 @@ test_without(void **state)
         r.c.run.chunk_elems = 4096;
         rig_open(&r);
         assert_true(r.e->plan.ahead); /* as it comes */
-        for (uint32_t i = 0; i < r.c.zero.param_path.count && k == 0; i++)
-            r.c.zero.param_path.bytes[i] = r.c.zero.optimizer_path.bytes[i] = r.e->plan.path_bytes[0] - 4096;
         if (k == 1)
             snprintf(r.c.run.gradients, sizeof r.c.run.gradients, "nvme");
+        if (k == 1) {
+            rig_close(&r);
+            rig_open(&r);
+            assert_true(r.e->plan.ahead && r.e->plan.grad_nvme > 0);
+        }
+        for (uint32_t i = 0; i < r.c.zero.param_path.count && k < 2; i++)
+            r.c.zero.param_path.bytes[i] = r.c.zero.optimizer_path.bytes[i] = r.e->plan.path_bytes[0] - 4096;
         if (k == 2)
             r.c.gradient_clipping = 0;
         if (k == 3)

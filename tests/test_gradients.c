@@ -126,14 +126,14 @@ test_few_weight_slots(void **state)
 
 /*
  * Clipped, all gradients but the last unit's go out and come back, unless the norm is there before the last but one begins to, and with one window that
- * one does, too; without a norm to wait for none does.
+ * one does, too; without a norm to wait for none does, nor where updates do not wait for it: there weights of before go out.
  */
 static void
 test_bytes(void **state)
 {
     (void)state;
-    for (int k = 0; k < 4; k++) {
-        const bool clipped = k % 2, narrow = k / 2;
+    for (int k = 0; k < 6; k++) {
+        const bool ahead = k >= 4, clipped = k % 2 && !ahead, narrow = k / 2 == 1 || k == 5;
         spw_store_stats before, after;
         const spw_plan *p;
         spw_prediction x;
@@ -141,7 +141,8 @@ test_bytes(void **state)
         rig r;
         open_spilled(&r, SPW_FAMILY_GPT2, SPW_STATE_SPLIT);
         r.c.zero.offload_param = SPW_TIER_HOST;
-        r.c.gradient_clipping = clipped;
+        r.c.gradient_clipping = ahead ? 1e9 : clipped;
+        snprintf(r.c.run.update_ahead, sizeof r.c.run.update_ahead, "%s", ahead ? "always" : "never");
         r.c.run.record_slots = 1; /* none is kept from one step to the next */
         if (narrow)
             open_least(&r);
@@ -159,11 +160,14 @@ test_bytes(void **state)
         spw_plan_predict(p, NULL, 0, &x);
         moved = after.nvme_write_bytes - before.nvme_write_bytes - RIG_STEPS * p->record_nvme;
         planned = x.traffic.nvme_write - p->record_nvme;
-        assert_int_equal(after.nvme_read_bytes - before.nvme_read_bytes, RIG_STEPS * p->record_nvme + moved);
+        assert_int_equal(after.nvme_read_bytes - before.nvme_read_bytes,
+                         RIG_STEPS * p->record_nvme + (ahead ? 0 : moved));
+        assert_true(p->ahead == ahead && (after.ahead > 0) == ahead && after.undone == 0);
         assert_int_equal(x.traffic.nvme_read, x.traffic.nvme_write);
         assert_true(clipped ? planned > p->grad_nvme / 2 && planned <= p->grad_nvme : planned == 0);
         assert_true(!clipped || (planned == p->grad_nvme) == narrow);
-        assert_true(moved <= RIG_STEPS * planned && moved >= (clipped ? RIG_STEPS * p->grad_nvme / 4 : 0));
+        assert_true(moved <= RIG_STEPS * (planned + p->undo_write) &&
+                    moved >= (clipped ? RIG_STEPS * p->grad_nvme / 4 : 0));
         rig_remove(&r);
     }
 }
