@@ -316,12 +316,6 @@ spw_carve_take(spw_carve *carve, uint64_t bytes)
     return p;
 }
 
-uint64_t
-spw_round_up(uint64_t x, uint64_t multiple)
-{
-    return (x + multiple - 1) / multiple * multiple;
-}
-
 bool
 spw_mul_u64(uint64_t a, uint64_t b, uint64_t *out)
 {

@@ -216,7 +216,12 @@ typedef struct spw_carve {
 } spw_carve;
 void *spw_carve_take(spw_carve *carve, uint64_t bytes); /* NULL when it does not fit */
 
-uint64_t spw_round_up(uint64_t x, uint64_t multiple);
+/* Here, because planning calls it for each of millions of chunks. */
+static inline uint64_t
+spw_round_up(uint64_t x, uint64_t multiple)
+{
+    return (x + multiple - 1) / multiple * multiple;
+}
 /* a*b and a+b with overflow as false. */
 bool spw_mul_u64(uint64_t a, uint64_t b, uint64_t *out);
 bool spw_add_u64(uint64_t a, uint64_t b, uint64_t *out);
