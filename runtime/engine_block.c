@@ -49,11 +49,18 @@ spw__end_compute(spw_engine *e, const block_run *run)
 
 /* ---------------------------------------------------------------- units and parameters */
 
-/* The run's unit that has the parameter, or of its pieces the one that is there; unit_count: none. */
+/*
+ * The run's unit that has the parameter, or of its pieces the one that is there; unit_count: none. guess: where the one before it was, which
+ * it mostly shares or follows.
+ */
 static uint32_t
-unit_in_run(const block_run *run, const spw_place *at)
+unit_in_run(const block_run *run, const spw_place *at, uint32_t guess)
 {
     uint32_t j = 0;
+    for (uint32_t k = guess; k < guess + 2 && k < run->unit_count; k++) {
+        if (at->pieces == 1 && run->units[k] == at->unit_idx)
+            return k;
+    }
     while (j < run->unit_count && run->units[j] - at->unit_idx >= at->pieces)
         j++;
     return j;
@@ -75,9 +82,9 @@ bind_params(block_run *run)
 {
     const spw_engine *e = run->e;
     const spw_block *b = &e->model->blocks[run->block_idx];
-    for (uint32_t k = 0; k < b->param_count; k++) {
+    for (uint32_t k = 0, j = 0; k < b->param_count; k++) {
         const spw_place *at = &e->layout.places[b->param_ids[k]];
-        uint32_t j = unit_in_run(run, at);
+        j = unit_in_run(run, at, j);
         if (j == run->unit_count)
             continue;
         run->params[k]->data = (act *)((uintptr_t)run->weights[j] + at->first * e->compute_bytes);
@@ -343,10 +350,10 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
                      .logits_out = logits ? want_logits : NULL};
     run->e = e;
     find_sides(e, run, sides);
-    for (uint32_t k = 0; k < b->param_count; k++) {
+    for (uint32_t k = 0, j = 0; k < b->param_count; k++) {
         const spw_param *p = &e->model->params[b->param_ids[k]];
         const spw_place *at = &e->layout.places[b->param_ids[k]];
-        uint32_t j = unit_in_run(run, at);
+        j = unit_in_run(run, at, j);
         bool there = j < run->unit_count; /* or it comes when it is chosen, or in its turn */
         run->params[k] = spw_tape_param(
             e->tape,

@@ -72,7 +72,10 @@ spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out)
     for (uint32_t k = 0; k < b->param_count; k++) {
         const spw_place *at = &e->layout.places[b->param_ids[k]];
         for (uint32_t u = at->unit_idx, j; u < at->unit_idx + at->pieces; u++) {
-            for (j = 0; j < n && out[j] != u; j++)
+            if (n > 0 && out[n - 1] == u)
+                continue;
+            const bool behind = n > 0 && is_later(&e->layout, out[n - 1]) && is_later(&e->layout, u) && u > out[n - 1];
+            for (j = behind ? n : 0; j < n && out[j] != u; j++) /* which all of hundreds of experts are */
                 continue;
             if (j < n)
                 continue;

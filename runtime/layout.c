@@ -53,10 +53,32 @@ kind_at(uint32_t block_idx, int i)
     return (kind){.block_idx = block_idx, .frozen = i < 2, .coded = i == 0, .whole = i == 2};
 }
 
-static bool
-is_kind(const spw_layout *l, const spw_model *m, const kind *k, uint32_t id, uint32_t expert, bool trainable)
+/* A block's parameters, those of no expert first, then each expert's: one block of a mixture has hundreds of them, in hundreds of units. */
+typedef struct by_expert {
+    uint32_t experts;
+    uint32_t ids[SPW_BLOCK_PARAMS_MAX];
+    uint32_t *ends; /* (experts + 1) where in ids those of each end */
+} by_expert;
+
+static void
+sort_by_expert(by_expert *s, const spw_model *m, uint32_t block_idx)
 {
-    return m->params[id].owner_block == k->block_idx && m->params[id].expert == expert && l->places[id].pieces == 1 &&
+    const spw_block *b = &m->blocks[block_idx];
+    memset(s->ends, 0, (s->experts + 1) * sizeof *s->ends);
+    for (uint32_t i = 0; i < b->param_count; i++)
+        s->ends[m->params[b->param_ids[i]].expert]++;
+    for (uint32_t x = 0, at = 0; x <= s->experts; x++) {
+        at += s->ends[x];
+        s->ends[x] = at - s->ends[x]; /* where they begin */
+    }
+    for (uint32_t i = 0; i < b->param_count; i++)
+        s->ids[s->ends[m->params[b->param_ids[i]].expert]++] = b->param_ids[i];
+}
+
+static bool
+is_kind(const spw_layout *l, const spw_model *m, const kind *k, uint32_t id, bool trainable)
+{
+    return m->params[id].owner_block == k->block_idx && l->places[id].pieces == 1 &&
            (l->code_bits > 0 && may_be_coded(m, k->block_idx, id)) == k->coded &&
            (k->coded || (trainable && m->params[id].frozen) == k->frozen) &&
            (trainable && l->whole && is_whole(m, k->block_idx, id)) == k->whole;
@@ -67,17 +89,16 @@ is_kind(const spw_layout *l, const spw_model *m, const kind *k, uint32_t id, uin
  * sums over 4096 elements are the same in whatever unit they are. places: they get their places in the next unit.
  */
 static uint64_t
-lay_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, bool places)
+lay_kind(spw_layout *l, const spw_model *m, const by_expert *of, const kind *k, bool trainable, bool places)
 {
-    const spw_block *b = &m->blocks[k->block_idx];
     uint64_t at = 0;
     uint32_t count = l->param_first[l->unit_count];
-    for (uint32_t x = k->first; x < k->end; x++) {
+    for (uint32_t x = k->first; x < k->end && x <= of->experts; x++) {
         at = spw_round_up(at, 4096);
-        for (uint32_t i = 0; i < b->param_count; i++) {
-            uint32_t id = b->param_ids[i];
+        for (uint32_t i = x > 0 ? of->ends[x - 1] : 0; i < of->ends[x]; i++) {
+            uint32_t id = of->ids[i];
             uint64_t elems = m->params[id].rows * m->params[id].cols;
-            if (!is_kind(l, m, k, id, x, trainable))
+            if (!is_kind(l, m, k, id, trainable))
                 continue;
             at = k->whole ? spw_round_up(at, 4096) : at; /* so that sums over 4096 elements are of one matrix */
             if (places) {
@@ -95,9 +116,9 @@ lay_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, bool 
 
 /* The unit of a block's own parameters that are frozen, or of those that are not; without a gradient these are alike. */
 static void
-place_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, uint64_t *base)
+place_kind(spw_layout *l, const spw_model *m, const by_expert *of, const kind *k, bool trainable, uint64_t *base)
 {
-    uint64_t at = lay_kind(l, m, k, trainable, true);
+    uint64_t at = lay_kind(l, m, of, k, trainable, true);
     if (at == 0)
         return;
     l->bases[l->unit_count] = *base;
@@ -139,6 +160,34 @@ place_pieces(spw_layout *l, const spw_model *m, uint32_t id, bool trainable, uin
         l->elems += at;
     }
     l->params += whole->elems;
+}
+
+/* All units of a block: those of each kind that its experts have nothing to do with, then theirs, then pieces. */
+static void
+place_block(spw_layout *l, const spw_model *m, const by_expert *of, uint32_t block_idx, bool trainable, uint64_t *base)
+{
+    const uint32_t each = l->experts_each, groups = each > 0 ? (of->experts + each - 1) / each : 0;
+    uint64_t bases[KINDS_OF_UNITS]; /* those of one unit for all experts, into how many they are cut or not */
+    for (int i = 0; i < KINDS_OF_UNITS; i++) {
+        kind k = kind_at(block_idx, i);
+        k.end = of->experts + 1;
+        bases[i] = *base;
+        *base += spw_round_up(lay_kind(l, m, of, &k, trainable, false), 4096);
+    }
+    for (uint32_t g = 0; g <= groups; g++) {
+        for (int i = 0; i < KINDS_OF_UNITS; i++) {
+            kind k = kind_at(block_idx, i);
+            k.of_experts = g > 0;
+            k.first = g > 0 ? (g - 1) * each + 1 : 0;
+            k.end = g > 0 ? k.first + each : groups > 0 ? 1 : of->experts + 1;
+            place_kind(l, m, of, &k, trainable, &bases[i]);
+        }
+    }
+    for (uint32_t i = 0; i < m->blocks[block_idx].param_count; i++) {
+        uint32_t id = m->blocks[block_idx].param_ids[i];
+        if (m->params[id].owner_block == block_idx && l->places[id].pieces > 1)
+            place_pieces(l, m, id, trainable, base);
+    }
 }
 
 /* How many pieces parameters come in; returns how many units they take beyond one for each. */
@@ -215,7 +264,8 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
                 uint32_t code_bits, bool whole, uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err)
 {
     uint64_t chunks = 0, base = 0, units, more;
-    uint32_t experts = (uint32_t)m->config.experts, groups;
+    by_expert of = {.experts = (uint32_t)m->config.experts};
+    uint32_t groups;
     memset(l, 0, sizeof *l);
     l->experts_each = experts_each;
     l->code_bits = code_bits;
@@ -227,7 +277,7 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
         return SPW_RAISE(err, SPW_EINVAL, "chunk_elems %llu is not a multiple of 4096",
                          (unsigned long long)chunk_elems);
     l->param_count = m->param_count;
-    groups = experts_each > 0 ? (experts + experts_each - 1) / experts_each : 0;
+    groups = experts_each > 0 ? (of.experts + experts_each - 1) / experts_each : 0;
     l->places = spw_mem_calloc(m->param_count, sizeof *l->places);
     if (l->places == NULL)
         goto no_memory;
@@ -239,32 +289,16 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
     l->param_ids = spw_mem_calloc(m->param_count + more, sizeof *l->param_ids);
     l->param_first = spw_mem_calloc(units + 1, sizeof *l->param_first);
     l->bases = spw_mem_calloc(units, sizeof *l->bases);
-    if (l->units == NULL || l->of_experts == NULL || l->of_vocab == NULL || l->bases == NULL || l->param_ids == NULL ||
-        l->param_first == NULL)
+    of.ends = spw_mem_calloc(of.experts + 1, sizeof *of.ends);
+    if (of.ends == NULL || l->units == NULL || l->of_experts == NULL || l->of_vocab == NULL || l->bases == NULL ||
+        l->param_ids == NULL || l->param_first == NULL)
         goto no_memory;
     for (uint32_t b = 0; b < m->block_count; b++) {
-        uint64_t bases[KINDS_OF_UNITS]; /* those of one unit for all experts, into how many they are cut or not */
-        for (int i = 0; i < KINDS_OF_UNITS; i++) {
-            kind k = kind_at(b, i);
-            k.end = experts + 1;
-            bases[i] = base;
-            base += spw_round_up(lay_kind(l, m, &k, trainable, false), 4096);
-        }
-        for (uint32_t g = 0; g <= groups; g++) {
-            for (int i = 0; i < KINDS_OF_UNITS; i++) {
-                kind k = kind_at(b, i);
-                k.of_experts = g > 0;
-                k.first = g > 0 ? (g - 1) * experts_each + 1 : 0;
-                k.end = g > 0 ? k.first + experts_each : groups > 0 ? 1 : experts + 1;
-                place_kind(l, m, &k, trainable, &bases[i]);
-            }
-        }
-        for (uint32_t i = 0; i < m->blocks[b].param_count; i++) {
-            uint32_t id = m->blocks[b].param_ids[i];
-            if (m->params[id].owner_block == b && l->places[id].pieces > 1)
-                place_pieces(l, m, id, trainable, &base);
-        }
+        sort_by_expert(&of, m, b);
+        place_block(l, m, &of, b, trainable, &base);
     }
+    spw_mem_free(of.ends);
+    of.ends = NULL;
     for (uint32_t u = 0; u < l->unit_count; u++)
         chunks += (l->units[u].elems + chunk_elems - 1) / chunk_elems;
     if (chunks > INT32_MAX) {
@@ -286,6 +320,7 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
     }
     return SPW_OK;
 no_memory:
+    spw_mem_free(of.ends);
     spw_layout_free(l);
     return SPW_RAISE(err, SPW_ENOMEM, "element space of %u parameters", m->param_count);
 }
