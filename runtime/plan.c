@@ -8,43 +8,49 @@
 #include <string.h>
 
 static void
-add_up(spw_plan *p, const plan_input *in)
+add_up(spw_plan *p, const plan_input *in, const plan_places *placed)
 {
     uint64_t *weight[SPW_TIER_COUNT] = {&p->weight_device, &p->weight_host, &p->weight_nvme};
     uint64_t *record[SPW_TIER_COUNT] = {&p->record_device, &p->record_host, &p->record_nvme};
-    plan_places placed = spw__plan_count(in);
-    p->grad_host = in->inference ? 0 : (p->trained - placed.updated_there - placed.spilled) * in->grad_bytes;
-    p->grad_nvme = placed.spilled * in->grad_bytes;
-    p->grad_windows = placed.spilled > 0 ? in->grad_windows : 0;
-    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
-        spw_store_chunk *c = &in->layout->chunks[i];
-        if (c->spare) {
-            p->ahead = true;
-            p->spare_nvme += plan_in_swap(in, c) + plan_undo(in, c);
-            p->undo_write += plan_undo(in, c);
-            p->spare_host += plan_log(in, c);
-            p->spared_host += c->record_tier == SPW_TIER_HOST ? plan_record(in, c) : 0;
-        }
-        uint64_t w = plan_weights(in, c), r = plan_has_record(in, c) ? plan_record(in, c) : 0;
-        *weight[c->weight_tier] += w;
-        p->weight_in_place += c->weight_tier == SPW_TIER_NVME && c->piece_count > 0 ? w : 0;
-        *record[c->record_tier] += r;
+    for (int tier = 0; tier < SPW_TIER_COUNT; tier++) {
+        *weight[tier] = placed->weights[tier];
+        *record[tier] = placed->records[tier];
+    }
+    p->grad_host = plan_grad_host(p, in, placed);
+    p->grad_nvme = placed->spilled * in->grad_bytes;
+    p->grad_windows = placed->spilled > 0 ? in->grad_windows : 0;
+    for (uint32_t i = 0; i < in->layout->chunk_count && in->ahead; i++) {
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        if (!c->spare)
+            continue;
+        p->ahead = true;
+        p->spare_nvme += plan_in_swap(in, c) + plan_undo(in, c);
+        p->undo_write += plan_undo(in, c);
+        p->spare_host += plan_log(in, c);
+        p->spared_host += c->record_tier == SPW_TIER_HOST ? plan_record(in, c) : 0;
+    }
+    for (uint32_t i = 0; i < in->layout->chunk_count && in->config->zero.offload_param == SPW_TIER_NVME; i++) {
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        if (c->piece_count > 0 && c->weight_tier == SPW_TIER_NVME)
+            p->weight_in_place += plan_weights(in, c);
     }
 }
 
 /* What is away from the device is all the host's yet. */
 static bool
-misses(const spw_plan *p, const plan_input *in)
+misses(const spw_plan *p, const plan_input *in, uint32_t first_count)
 {
     return p->activation_count[SPW_TIER_HOST] > in->trial->away || (p->single_grad && !in->trial->single_grad) ||
            (in->trial->has_state && p->trained_device == 0) ||
-           (p->cache_device < in->trial->gathered && !spw__plan_fetches_ahead(p, in));
+           (p->cache_device < in->trial->gathered && !spw__plan_fetches_ahead(p, in, first_count));
 }
 
 static spw_status
 plan_once(spw_plan *p, const plan_input *in, spw_error *err)
 {
     spw_error device = {0};
+    plan_places placed;
+    uint32_t first_count;
     spw_status st;
     memset(p, 0, sizeof *p);
     p->params = in->layout->params;
@@ -63,15 +69,18 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
     p->cpu_ranks = in->cpu_ranks;
     p->device_ranks = in->device_ranks;
     spw__plan_paths(p, in);
-    (void)spw__plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
-    if (in->trial != NULL && (device.status != SPW_OK || misses(p, in))) {
+    (void)spw__plan_device(p, in, &first_count,
+                           &device); /* first: how often weights are read depends on what the device holds */
+    if (in->trial != NULL && (device.status != SPW_OK || misses(p, in, first_count))) {
         p->lack = SPW_LACK_DEVICE;
         return SPW_ENOFIT;
     }
-    st = spw__plan_host(p, in, err);
+    spw__plan_place_all(in, first_count);
+    placed = spw__plan_count_placed(in, first_count);
+    st = spw__plan_host(p, in, &placed, err);
     if (st == SPW_OK)
-        spw__plan_logs(p, in);
-    add_up(p, in);
+        spw__plan_logs(p, in, &placed);
+    add_up(p, in, &placed);
     spw__plan_activations_place(p, in);
     if (!plan_on_nvme(in->config) && p->activation_count[SPW_TIER_NVME] == 0)
         p->path_count = 0; /* they are there and not needed */
@@ -83,10 +92,10 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
         spw_error_keep_first(err, &device);
         st = device.status;
         p->lack = SPW_LACK_DEVICE;
-        p->least_bytes = spw__plan_device_least(p, in);
+        p->least_bytes = spw__plan_device_least(p, in, first_count);
     }
-    p->tables_arena = in->stage_bytes + spw__plan_count(in).padding[SPW_TIER_HOST];
-    p->tables_host += spw__plan_count(in).padding[SPW_TIER_HOST];
+    p->tables_arena = in->stage_bytes + placed.padding[SPW_TIER_HOST];
+    p->tables_host += placed.padding[SPW_TIER_HOST];
     p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host + p->slots_host +
                     p->activations_host + p->weight_host + p->record_host + p->spare_host;
     if (st == SPW_OK)
@@ -118,7 +127,8 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
     }
     if (st == SPW_OK && in->use_count > 0 && !in->inference)
         st = spw__plan_traffic(p, in, err);
-    spw__plan_explain(p, in);
+    if (in->trial == NULL)
+        spw__plan_explain(p, in);
     return st;
 }
 

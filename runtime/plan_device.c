@@ -11,42 +11,78 @@
 
 /* ---------------------------------------------------------------- what lies where */
 
+/* So many chunks like this one. */
+static void
+add(plan_places *sum, const plan_input *in, const spw_store_chunk *c, bool spills, uint64_t count)
+{
+    sum->weights[c->weight_tier] += count * plan_weights(in, c);
+    if (!plan_has_record(in, c))
+        return;
+    sum->records[c->record_tier] += count * plan_record(in, c);
+    sum->padding[c->record_tier] += count * (plan_record_room(in, c) - plan_record(in, c));
+    sum->spilled += spills ? count * c->elems : 0;
+    sum->updated_there += in->device_updates && c->record_tier == SPW_TIER_DEVICE ? count * c->elems : 0;
+}
+
 plan_places
 spw__plan_count(const plan_input *in)
 {
     plan_places sum = {.updated_there = 0};
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
-        sum.weights[c->weight_tier] += plan_weights(in, c);
-        if (!plan_has_record(in, c))
-            continue;
-        sum.records[c->record_tier] += plan_record(in, c);
-        sum.padding[c->record_tier] += plan_record_room(in, c) - plan_record(in, c);
-        sum.spilled += in->layout->units[c->unit_idx].spills ? c->elems : 0;
-        sum.updated_there += in->device_updates && c->record_tier == SPW_TIER_DEVICE ? c->elems : 0;
+        add(&sum, in, c, in->layout->units[c->unit_idx].spills, 1);
     }
     return sum;
+}
+
+static void
+put(const plan_input *in, uint32_t first_count, spw_store_chunk *chunk)
+{
+    const spw_config *c = in->config;
+    bool record = plan_has_record(in, chunk), there = record && chunk->unit_idx < first_count;
+    chunk->weight_tier = there ? SPW_TIER_DEVICE : c->zero.offload_param;
+    chunk->record_tier = there    ? SPW_TIER_DEVICE
+                         : record ? c->zero.offload_optimizer
+                                  : SPW_TIER_HOST; /* there are none */
+    chunk->spare =
+        in->ahead && record && chunk->record_tier == SPW_TIER_NVME && !in->layout->units[chunk->unit_idx].whole;
+}
+
+static bool
+may_spill(const plan_input *in, uint32_t first_count, uint32_t unit_idx)
+{
+    const spw_store_unit *unit = &in->layout->units[unit_idx];
+    return in->spill && unit->trainable && unit_idx >= first_count && !unit->whole &&
+           !(in->piece_returns > 0 && in->layout->of_vocab[unit_idx]);
 }
 
 void
 spw__plan_place_all(const plan_input *in, uint32_t first_count)
 {
-    const spw_config *c = in->config;
-    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
-        spw_store_chunk *chunk = &in->layout->chunks[i];
-        bool record = plan_has_record(in, chunk), there = record && chunk->unit_idx < first_count;
-        chunk->weight_tier = there ? SPW_TIER_DEVICE : c->zero.offload_param;
-        chunk->record_tier = there    ? SPW_TIER_DEVICE
-                             : record ? c->zero.offload_optimizer
-                                      : SPW_TIER_HOST; /* there are none */
-        chunk->spare =
-            in->ahead && record && chunk->record_tier == SPW_TIER_NVME && !in->layout->units[chunk->unit_idx].whole;
-    }
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++)
+        put(in, first_count, &in->layout->chunks[i]);
+    for (uint32_t u = 0; u < in->layout->unit_count; u++)
+        in->layout->units[u].spills = may_spill(in, first_count, u);
+}
+
+/*
+ * A unit's chunks lie alike then and are of one size, but for the last one, which may be smaller (spw_layout_make()): where plans are compared nobody needs to look at, and place, millions
+ * of them.
+ */
+plan_places
+spw__plan_count_placed(const plan_input *in, uint32_t first_count)
+{
+    plan_places sum = {.updated_there = 0};
     for (uint32_t u = 0; u < in->layout->unit_count; u++) {
-        spw_store_unit *unit = &in->layout->units[u];
-        unit->spills = in->spill && unit->trainable && u >= first_count && !unit->whole &&
-                       !(in->piece_returns > 0 && in->layout->of_vocab[u]);
+        const spw_store_unit *unit = &in->layout->units[u];
+        const bool spills = may_spill(in, first_count, u);
+        for (uint32_t k = unit->chunk_count > 1 ? 0 : 1; unit->chunk_count > 0 && k < 2; k++) {
+            spw_store_chunk c = in->layout->chunks[unit->chunk_first + k * (unit->chunk_count - 1)];
+            put(in, first_count, &c);
+            add(&sum, in, &c, spills, k == 0 ? unit->chunk_count - 1 : 1);
+        }
     }
+    return sum;
 }
 
 /* State that is offloaded may be on the device all the same. */
@@ -71,12 +107,13 @@ spw__plan_first_count(const plan_input *in)
 }
 
 /* Of a unit all is on the device or nothing, but for frozen ones, whose chunks are all in one tier or in nvme and host memory. */
-bool
-spw__plan_direct(const plan_input *in, uint32_t unit_idx)
+static bool
+is_direct(const plan_input *in, uint32_t first_count, uint32_t unit_idx)
 {
     const spw_store_unit *u = &in->layout->units[unit_idx];
-    return in->direct && u->chunk_count > 0 && in->layout->chunks[u->chunk_first].weight_tier == SPW_TIER_DEVICE &&
-           !u->coded;
+    spw_store_chunk c = {.unit_idx = unit_idx};
+    put(in, first_count, &c);
+    return in->direct && u->chunk_count > 0 && c.weight_tier == SPW_TIER_DEVICE && !u->coded;
 }
 
 /* ---------------------------------------------------------------- gathered units */
@@ -87,12 +124,12 @@ typedef struct gathering {
 } gathering;
 
 static gathering
-count_gathered(const plan_input *in)
+count_gathered(const plan_input *in, uint32_t first_count)
 {
     const spw_layout *l = in->layout;
     gathering g = {0};
     for (uint32_t u = 0; u < l->unit_count; u++) {
-        bool direct = spw__plan_direct(in, u);
+        bool direct = is_direct(in, first_count, u);
         g.all += l->parts > 1 || !direct ? spw__layout_on_device(l, u) * in->compute_bytes : 0;
         if (l->parts > 1 && !direct && l->units[u].elems * in->compute_bytes > g.largest_part)
             g.largest_part = l->units[u].elems * in->compute_bytes;
@@ -132,38 +169,37 @@ least_cache(const plan_input *in, const gathering *g)
 }
 
 bool
-spw__plan_fetches_ahead(const spw_plan *p, const plan_input *in)
+spw__plan_fetches_ahead(const spw_plan *p, const plan_input *in, uint32_t first_count)
 {
-    return p->cache_device >= 3 * in->largest_block_bytes || p->cache_device >= count_gathered(in).all;
+    return p->cache_device >= 3 * in->largest_block_bytes || p->cache_device >= count_gathered(in, first_count).all;
 }
 
 static spw_status
-plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error *err)
+plan_device_within(spw_plan *p, const plan_input *in, const plan_places *placed, const gathering *g, uint64_t budget,
+                   spw_error *err)
 {
     const spw_config *c = in->config;
-    const plan_places placed = spw__plan_count(in);
-    const gathering g = count_gathered(in);
     bool whole = in->layout->parts > 1 && c->zero.stage < 3;
-    uint64_t all_units = g.all, floor_bytes = least_cache(in, &g), fixed;
+    uint64_t all_units = g->all, floor_bytes = least_cache(in, g), fixed;
     uint64_t ease = all_units > 2 * floor_bytes ? floor_bytes : all_units > floor_bytes ? all_units - floor_bytes : 0;
     char need[32], have[32];
     p->device_budget = c->run.device_memory;
     p->grads_device = p->single_grad ? in->grads_device_least : in->grads_device;
-    p->grads_device -= in->made_there ? placed.updated_there * sizeof(float) : 0; /* they are made where they stay */
-    p->trained_device = placed.updated_there;
-    p->grad_device = placed.updated_there * in->grad_bytes;
+    p->grads_device -= in->made_there ? placed->updated_there * sizeof(float) : 0; /* they are made where they stay */
+    p->trained_device = placed->updated_there;
+    p->grad_device = placed->updated_there * in->grad_bytes;
     p->arena_device = in->arena_device;
     p->batch_device = in->batch_device;
-    p->padding_device = placed.padding[SPW_TIER_DEVICE];
+    p->padding_device = placed->padding[SPW_TIER_DEVICE];
     fixed = p->grads_device + p->grad_device + p->arena_device + p->batch_device + p->padding_device;
-    fixed += placed.weights[SPW_TIER_DEVICE] + placed.records[SPW_TIER_DEVICE];
-    fixed += parts_room(in, &g, floor_bytes);
+    fixed += placed->weights[SPW_TIER_DEVICE] + placed->records[SPW_TIER_DEVICE];
+    fixed += parts_room(in, g, floor_bytes);
     spw__plan_activations_device(p, in,
                                  budget == SPW_AUTO             ? UINT64_MAX
                                  : budget > fixed + floor_bytes ? budget - fixed - floor_bytes
                                                                 : 0,
                                  ease);
-    fixed += p->activations_device - parts_room(in, &g, floor_bytes);
+    fixed += p->activations_device - parts_room(in, g, floor_bytes);
     if (budget == SPW_AUTO) {
         p->cache_device = whole || in->gather_all ||
                                   (in->layout->parts == 1 && c->zero.offload_param == SPW_TIER_DEVICE) ||
@@ -171,7 +207,7 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
                               ? all_units
                               : 3 * floor_bytes;
     } else if (budget > fixed) {
-        p->cache_device = cache_within(in, &g, budget - fixed);
+        p->cache_device = cache_within(in, g, budget - fixed);
         p->cache_device = p->cache_device < all_units ? p->cache_device : all_units;
     }
     if (in->gather_most > 0 && p->cache_device > in->gather_most)
@@ -181,15 +217,15 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
         live = live > floor_bytes ? live : floor_bytes; /* the block in use is there all the same */
         p->cache_device = live < p->cache_device ? live : p->cache_device;
     }
-    p->parts_device = parts_room(in, &g, p->cache_device);
+    p->parts_device = parts_room(in, g, p->cache_device);
     p->device_bytes = fixed + p->cache_device + p->parts_device;
     if (p->cache_device < floor_bytes || budget < fixed)
         return SPW_RAISE(
             err, SPW_ENOFIT,
             "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); %s lowers it%s",
             spw_format_bytes(have, sizeof have, budget),
-            spw_format_bytes(need, sizeof need, fixed + floor_bytes + parts_room(in, &g, floor_bytes)),
-            (unsigned long long)(fixed + floor_bytes + parts_room(in, &g, floor_bytes)),
+            spw_format_bytes(need, sizeof need, fixed + floor_bytes + parts_room(in, g, floor_bytes)),
+            (unsigned long long)(fixed + floor_bytes + parts_room(in, g, floor_bytes)),
             in->inference
                 ? "a smaller number or length of texts at a time"
                 : "a smaller micro-batch, sequence, spillway.tile_tokens, tile_vocab or micro_batches_per_pass",
@@ -205,17 +241,18 @@ static spw_status
 plan_with(spw_plan *p, const plan_input *in, uint32_t first_count, spw_error *err)
 {
     uint64_t budget = in->config->run.device_memory;
+    const plan_places placed = spw__plan_count_placed(in, first_count);
+    const gathering g = count_gathered(in, first_count);
     spw_error first = {0};
     spw_status st;
-    spw__plan_place_all(in, first_count);
     p->single_grad = in->single_grad;
-    st = plan_device_within(p, in, budget, &first);
+    st = plan_device_within(p, in, &placed, &g, budget, &first);
     if (st == SPW_OK && budget == SPW_AUTO && in->device_room > 0 && p->device_bytes > in->device_room)
-        st = plan_device_within(p, in, budget = in->device_room, &first);
+        st = plan_device_within(p, in, &placed, &g, budget = in->device_room, &first);
     if (st != SPW_ENOFIT)
         return st;
     p->single_grad = true;
-    return plan_device_within(p, in, budget, err);
+    return plan_device_within(p, in, &placed, &g, budget, err);
 }
 
 /* Whether the state of the first units finds room that nothing else of the plan `before` takes. */
@@ -227,18 +264,19 @@ finds_room(const spw_plan *before, const plan_input *in, uint32_t first_count, u
     uint64_t gathered;
     if (plan_with(&p, in, first_count, &err) != SPW_OK)
         return false;
-    gathered = count_gathered(in).all;
+    gathered = count_gathered(in, first_count).all;
     return p.single_grad == before->single_grad && p.activations_device == before->activations_device &&
            p.device_bytes + before->tapes_device <= room &&
            p.cache_device >= (before->cache_device < gathered ? before->cache_device : gathered);
 }
 
 spw_status
-spw__plan_device(spw_plan *p, const plan_input *in, spw_error *err)
+spw__plan_device(spw_plan *p, const plan_input *in, uint32_t *first_count, spw_error *err)
 {
     uint32_t most = spw__plan_first_count(in), above = in->layout->unit_count + 1;
     uint64_t room = in->config->run.device_memory == SPW_AUTO ? in->device_room : in->config->run.device_memory;
     spw_plan before;
+    *first_count = most;
     SPW_TRY(plan_with(p, in, most, err));
     if (!in->fills || !may_be_there(in) || in->device_in_host || room == 0)
         return SPW_OK;
@@ -252,13 +290,14 @@ spw__plan_device(spw_plan *p, const plan_input *in, spw_error *err)
         else
             above = middle;
     }
+    *first_count = most;
     return plan_with(p, in, most, err);
 }
 
 uint64_t
-spw__plan_device_least(const spw_plan *p, const plan_input *in)
+spw__plan_device_least(const spw_plan *p, const plan_input *in, uint32_t first_count)
 {
-    const gathering g = count_gathered(in);
+    const gathering g = count_gathered(in, first_count);
     uint64_t least = least_cache(in, &g);
     return p->device_bytes - p->cache_device - p->parts_device + least + parts_room(in, &g, least);
 }

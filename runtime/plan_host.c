@@ -20,12 +20,15 @@ enum { USEFUL_WEIGHT_SLOTS = 8, USEFUL_RECORD_SLOTS = 8 };
 
 /* ---------------------------------------------------------------- slots */
 
+/* A unit's first chunk is its largest, and so are that one's weights and record. */
 uint64_t
 spw__plan_largest_chunk(const spw_layout *l)
 {
     uint64_t largest = 0;
-    for (uint32_t i = 0; i < l->chunk_count; i++)
-        largest = l->chunks[i].elems > largest ? l->chunks[i].elems : largest;
+    for (uint32_t u = 0; u < l->unit_count; u++) {
+        uint64_t elems = l->units[u].chunk_count > 0 ? l->chunks[l->units[u].chunk_first].elems : 0;
+        largest = elems > largest ? elems : largest;
+    }
     return largest;
 }
 
@@ -33,9 +36,10 @@ uint64_t
 spw__plan_largest_trained(const spw_layout *l)
 {
     uint64_t largest = 0;
-    for (uint32_t i = 0; i < l->chunk_count; i++) {
-        if (l->units[l->chunks[i].unit_idx].trainable && l->chunks[i].elems > largest)
-            largest = l->chunks[i].elems;
+    for (uint32_t u = 0; u < l->unit_count; u++) {
+        const spw_store_unit *unit = &l->units[u];
+        uint64_t elems = unit->trainable && unit->chunk_count > 0 ? l->chunks[unit->chunk_first].elems : 0;
+        largest = elems > largest ? elems : largest;
     }
     return largest;
 }
@@ -44,11 +48,13 @@ spw__plan_largest_trained(const spw_layout *l)
 static uint64_t
 largest_record(const plan_input *in)
 {
+    const spw_layout *l = in->layout;
     uint64_t most = 0;
-    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
-        const spw_store_chunk *c = &in->layout->chunks[i];
-        if (in->layout->units[c->unit_idx].trainable && plan_record_room(in, c) > most)
-            most = plan_record_room(in, c);
+    for (uint32_t u = 0; u < l->unit_count; u++) {
+        const spw_store_unit *unit = &l->units[u];
+        uint64_t bytes =
+            unit->trainable && unit->chunk_count > 0 ? plan_record_room(in, &l->chunks[unit->chunk_first]) : 0;
+        most = bytes > most ? bytes : most;
     }
     return most;
 }
@@ -57,9 +63,10 @@ largest_record(const plan_input *in)
 static uint64_t
 largest_weights(const plan_input *in)
 {
+    const spw_layout *l = in->layout;
     uint64_t most = 0;
-    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
-        uint64_t bytes = plan_weights(in, &in->layout->chunks[i]);
+    for (uint32_t u = 0; u < l->unit_count; u++) {
+        uint64_t bytes = l->units[u].chunk_count > 0 ? plan_weights(in, &l->chunks[l->units[u].chunk_first]) : 0;
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -169,7 +176,7 @@ outweigh_slots(const spw_plan *p, const plan_input *in, uint64_t left)
 
 /* Water-filling: everything where the configuration says, then from nvme to what is left of the host budget. */
 static spw_status
-place(spw_plan *p, const plan_input *in, uint64_t *left, spw_error *err)
+place(spw_plan *p, const plan_input *in, plan_places *placed, uint64_t *left, spw_error *err)
 {
     const spw_config *c = in->config;
     uint32_t most = 0, *reads;
@@ -195,6 +202,7 @@ place(spw_plan *p, const plan_input *in, uint64_t *left, spw_error *err)
     }
     if (st == SPW_OK)
         fill_host(in, false, reads, 0, UINT32_MAX, left);
+    *placed = spw__plan_count(in);
     spw_mem_free(reads);
     return st;
 }
@@ -205,14 +213,13 @@ place(spw_plan *p, const plan_input *in, uint64_t *left, spw_error *err)
  * processors have nothing to gain.
  */
 void
-spw__plan_logs(const spw_plan *p, const plan_input *in)
+spw__plan_logs(const spw_plan *p, const plan_input *in, const plan_places *placed)
 {
-    const plan_places placed = spw__plan_count(in);
     const bool always = strcmp(in->config->run.update_ahead, "always") == 0;
-    const uint64_t grads = (p->trained - placed.updated_there - placed.spilled) * in->grad_bytes; /* some may be back */
+    const uint64_t grads = plan_grad_host(p, in, placed); /* some may be back */
     uint64_t taken = p->process_host + p->tables_host + grads + p->wire_host + p->kept_host + p->slots_host +
-                     p->activations_host + placed.weights[SPW_TIER_HOST] + placed.records[SPW_TIER_HOST] +
-                     placed.padding[SPW_TIER_HOST];
+                     p->activations_host + placed->weights[SPW_TIER_HOST] + placed->records[SPW_TIER_HOST] +
+                     placed->padding[SPW_TIER_HOST];
     uint64_t room = p->host_budget != SPW_AUTO ? p->host_budget : spw__plan_host_room(p, in) / 8 * 7, left;
     if (!in->ahead || (in->device_in_host && !always))
         return;
@@ -252,11 +259,10 @@ slots_of_whole(const plan_input *in)
 
 /* What does not depend on the budget; the slots that are wanted go to *w_want and *r_want. */
 static uint64_t
-fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want)
+fixed_host(spw_plan *p, const plan_input *in, const plan_places *placed, uint32_t *w_want, uint32_t *r_want)
 {
     const spw_config *c = in->config;
     uint64_t chunk = spw__plan_largest_chunk(in->layout), fixed;
-    plan_places placed = spw__plan_count(in);
     uint32_t count = in->layout->chunk_count;
     *w_want = c->run.weight_slots > 0 ? c->run.weight_slots : USEFUL_WEIGHT_SLOTS;
     *r_want = c->run.record_slots > 0 ? c->run.record_slots : USEFUL_RECORD_SLOTS;
@@ -275,12 +281,12 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
         *w_want = slots > *w_want ? slots : *w_want;
     }
     p->process_host = in->process_bytes;
-    p->grad_host = in->inference ? 0 : (p->trained - placed.updated_there - placed.spilled) * in->grad_bytes;
+    p->grad_host = plan_grad_host(p, in, placed);
     p->tables_host = in->tables_bytes;
     p->wire_host = in->wire_host;
     p->kept_host = in->kept_host;
     fixed = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host;
-    return fixed + placed.weights[SPW_TIER_HOST] + placed.records[SPW_TIER_HOST] + placed.padding[SPW_TIER_HOST];
+    return fixed + placed->weights[SPW_TIER_HOST] + placed->records[SPW_TIER_HOST] + placed->padding[SPW_TIER_HOST];
 }
 
 uint64_t
@@ -364,7 +370,7 @@ fits_whole(spw_plan *p, const plan_input *in, uint64_t fixed)
 }
 
 spw_status
-spw__plan_host(spw_plan *p, const plan_input *in, spw_error *err)
+spw__plan_host(spw_plan *p, const plan_input *in, plan_places *placed, spw_error *err)
 {
     const spw_config *c = in->config;
     slot_sizes sizes;
@@ -374,7 +380,7 @@ spw__plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     uint32_t w_want, r_want;
     p->undo_room = in->ahead && !w_nvme; /* else nothing is in memory yet that would be changed there */
     sizes = slot_sizes_of(p, in);
-    fixed = fixed_host(p, in, &w_want, &r_want);
+    fixed = fixed_host(p, in, placed, &w_want, &r_want);
     p->host_budget = budget;
     p->weight_slots = w_nvme ? 1 : 0;
     p->record_slots = r_nvme ? 1 : 0;
@@ -389,7 +395,7 @@ spw__plan_host(spw_plan *p, const plan_input *in, spw_error *err)
         left = budget - fixed - p->activations_host;
         p->weight_slots = p->record_slots = 0;
         p->slots_host = 0;
-        return place(p, in, &left, err);
+        return place(p, in, placed, &left, err);
     }
     spw__plan_activations_host(p, in, p->path_count > 0, 0); /* the least */
     fixed += p->activations_host;
@@ -431,9 +437,9 @@ spw__plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     left = budget - fixed - p->slots_host + p->activations_host;
     spw__plan_activations_host(p, in, p->path_count > 0, left); /* before chunks: what moves both ways in every pass */
     left -= p->activations_host;
-    SPW_TRY(place(p, in, &left, err));
+    SPW_TRY(place(p, in, placed, &left, err));
     while (drop_idle_slots(p, in, &left))
-        SPW_TRY(place(p, in, &left, err));
+        SPW_TRY(place(p, in, placed, &left, err));
     /* What the store will take; not given away, or a chunk more in host memory could cost one that is larger. */
     sizes = slot_sizes_of(p, in);
     sizes.weights = spw__plan_slot_weights(in);

@@ -94,37 +94,43 @@ typedef struct plan_places {
     uint64_t updated_there; /* elements: records on a device that updates them */
     uint64_t spilled;       /* elements: of units whose gradients wait on nvme */
 } plan_places;
+
+/* What waits in host memory for its update. */
+static inline uint64_t
+plan_grad_host(const spw_plan *p, const plan_input *in, const plan_places *placed)
+{
+    return in->inference ? 0 : (p->trained - placed->updated_there - placed->spilled) * in->grad_bytes;
+}
 plan_places spw__plan_count(const plan_input *in);
 
 /*
  * plan_device.c. Where the configuration puts everything, before memory that is left is given away: of the first units, up to
- * `first_count`, what is trained has all its state on the device.
+ * `first_count`, what is trained has all its state on the device. And what spw__plan_count() would say then.
  */
 void spw__plan_place_all(const plan_input *in, uint32_t first_count);
+plan_places spw__plan_count_placed(const plan_input *in, uint32_t first_count);
 /* The least first_count with which the host updates no more than zero_optimization.offload_optimizer.ratio of the elements. */
 uint32_t spw__plan_first_count(const plan_input *in);
-/* Its weights lie on the device in the type that it computes in, and are used there. */
-bool spw__plan_direct(const plan_input *in, uint32_t unit_idx);
 /*
- * Fills in what the plan says of the device, and places the state that is to be there. Errors  SPW_ENOFIT, with all fields
- * filled; least_bytes of the plan is left to spw__plan_device_least().
+ * Fills in what the plan says of the device, and of how many first units the state is to be there (spw__plan_place_all()). Errors  SPW_ENOFIT, with
+ * all fields filled; least_bytes of the plan is left to spw__plan_device_least().
  */
-spw_status spw__plan_device(spw_plan *plan, const plan_input *in, spw_error *err);
+spw_status spw__plan_device(spw_plan *plan, const plan_input *in, uint32_t *first_count, spw_error *err);
 /* All that is gathered has room, or the block in use, the next and the last. */
-bool spw__plan_fetches_ahead(const spw_plan *plan, const plan_input *in);
-uint64_t spw__plan_device_least(const spw_plan *plan, const plan_input *in);
+bool spw__plan_fetches_ahead(const spw_plan *plan, const plan_input *in, uint32_t first_count);
+uint64_t spw__plan_device_least(const spw_plan *plan, const plan_input *in, uint32_t first_count);
 /* What then is left of its memory keeps what lies between checkpoints. */
 void spw__plan_tapes(spw_plan *plan, const plan_input *in);
 /* Of what lies between checkpoints: kept, and not computed again. */
 double spw__plan_kept_share(const spw_plan *plan, const plan_input *in);
 
 /*
- * plan_host.c. Slots, and what of the state on nvme host memory holds. Errors  SPW_ENOFIT: the budget does not hold what must be
- * there; lack and least_bytes say what would.
+ * plan_host.c. Slots, and what of the state on nvme host memory holds. placed: what lies where, before and after. Errors  SPW_ENOFIT: the
+ * budget does not hold what must be there; lack and least_bytes say what would.
  */
-spw_status spw__plan_host(spw_plan *plan, const plan_input *in, spw_error *err);
+spw_status spw__plan_host(spw_plan *plan, const plan_input *in, plan_places *placed, spw_error *err);
 /* Then: logs for records in memory, of what nothing else wants. */
-void spw__plan_logs(const spw_plan *plan, const plan_input *in);
+void spw__plan_logs(const spw_plan *plan, const plan_input *in, const plan_places *placed);
 /* Bytes that all of the process may have in host memory. */
 uint64_t spw__plan_host_room(const spw_plan *plan, const plan_input *in);
 

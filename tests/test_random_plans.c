@@ -215,11 +215,13 @@ test_random_plans(void **state)
         c.run.record_slots = (uint32_t)PICK(60) % 45 % 30;
         c.zero.param_path.bytes[0] = c.zero.optimizer_path.bytes[0] = PICK(4) == 0 ? 1ull << PICK(50) : 0;
         l.unit_count = 1 + (uint32_t)PICK(UNITS);
-        for (uint32_t u = 0, shift = (uint32_t)PICK(30); u < l.unit_count; u++) {
+        const uint64_t shift = PICK(30),
+                       chunk = 4096 * (1 + PICK(1ull << shift)); /* units are cut at multiples of it */
+        for (uint32_t u = 0; u < l.unit_count; u++) {
             units[u] = (spw_store_unit){
                 .chunk_first = l.chunk_count, .chunk_count = 1 + (uint32_t)PICK(CHUNKS / UNITS), .trainable = true};
             for (uint32_t k = 0; k < units[u].chunk_count; k++) {
-                uint64_t elems = 4096 * (1 + PICK(1ull << shift));
+                uint64_t elems = k + 1 < units[u].chunk_count ? chunk : 4096 * (1 + PICK(chunk / 4096));
                 chunks[l.chunk_count++] = (spw_store_chunk){.unit_idx = u, .first = units[u].elems, .elems = elems};
                 units[u].elems += elems;
             }
