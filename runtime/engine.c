@@ -577,8 +577,7 @@ create_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err)
         return st;
     }
     first_plan = *own.plan_out;
-    if (o->fit_only &&
-        !fits_in(&own, most)) /* fewer take less of the host, but for their tables alone: a search leaves them out */
+    if (o->fit_only) /* fewer take less of the host, but for their tables alone: a search leaves them out */
         turns = most;
     while (o->plan_only && turns < most && !fits_in(&own, turns))
         turns = 2 * turns < most ? 2 * turns : most;

@@ -142,7 +142,9 @@ struct spw_engine {
     uint64_t arena_bytes;
     char *tapes; /* (plan.tape_count) of tape_bytes: what the last checkpoints' blocks computed (spw_tape_reset_kept) */
     uint64_t tape_bytes;
-    double again_flops; /* of a micro-batch's linear layers, computed again before their backward pass */
+    double again_flops;   /* of a micro-batch's linear layers, computed again before their backward pass */
+    uint32_t *users;      /* (unit_count) how many blocks use each; while plans are made */
+    uint64_t block_elems; /* of all units that one block uses, at most */
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
     int32_t *documents;       /* (3, micro_max, rows) places, begins and ends where documents are separate; else NULL */

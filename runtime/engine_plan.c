@@ -80,20 +80,36 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
     return SPW_OK;
 }
 
-/* ---------------------------------------------------------------- counting */
-
-/* How many blocks use each unit, for the caller to free; NULL: no memory. */
-static uint32_t *
-count_users(const spw_engine *e)
+/* How many blocks use each unit, and what the largest block takes. */
+static spw_status
+measure_blocks(spw_engine *e, spw_error *err)
 {
-    uint32_t units[SPW_BLOCK_PARAMS_MAX], *users = spw_mem_calloc(e->layout.unit_count, sizeof *users);
-    for (uint32_t b = 0; users != NULL && b < e->model->block_count; b++) {
+    uint32_t units[SPW_BLOCK_PARAMS_MAX];
+    e->users = spw_mem_calloc(e->layout.unit_count, sizeof *e->users);
+    if (e->users == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "plan of %u units", e->layout.unit_count);
+    for (uint32_t b = 0; b < e->model->block_count; b++) {
         uint32_t n = spw__block_units(e, b, units);
         for (uint32_t k = 0; k < n; k++)
-            users[units[k]]++;
+            e->users[units[k]]++;
+        note_most(&e->block_elems, spw__block_elems(e, b));
     }
-    return users;
+    return SPW_OK;
 }
+
+/* What is the same in all plans of an engine, whatever is chosen: measured once. */
+static spw_status
+measure_all(spw_engine *e, const spw_engine_options *o, spw_error *err)
+{
+    SPW_TRY(measure_blocks(e, err));
+    if (e->cache_slots == 0)
+        return measure_arena(e, e->B, e->T, e->inference && !o->losses, &e->arena_bytes, err);
+    /* a piece of a prompt, or a token of each sequence, whose logits come from one call */
+    SPW_TRY(measure_arena(e, 1, e->T, e->B, &e->arena_bytes, err));
+    return measure_arena(e, e->B, 1, e->B, &e->arena_bytes, err);
+}
+
+/* ---------------------------------------------------------------- counting */
 
 /* How often gradients of pieces leave the device in a step beyond once a pass. */
 static uint64_t
@@ -125,11 +141,11 @@ spw__made_there(const spw_engine *e)
 /*
  * Gradient buffers: one of its own for a unit with several users. The others' gradients are made in turn, those of a kind in the largest
  * one and in a second one, which need hold only the smaller of any two neighbours; single: in the largest alone, which each leaves before
- * the next begins. Passes that hold them have one for each unit. users: of each unit. What comes in turns has its gradient sent when its
+ * the next begins. Passes that hold them have one for each unit. What comes in turns has its gradient sent when its
  * turn is over, whoever uses it later.
  */
 static uint64_t
-size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bool single)
+size_grad_buffers(spw_engine *e, uint32_t chain_extra, bool single)
 {
     uint64_t largest[GRAD_KINDS] = {0}, second[GRAD_KINDS] = {0}, before[GRAD_KINDS] = {0}, bytes = 0;
     e->buffer_count = 0;
@@ -138,7 +154,7 @@ size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bo
         uint64_t elems = spw__grad_elems(e, u), smaller = elems < before[kind] ? elems : before[kind];
         if (!e->layout.units[u].trainable)
             continue;
-        if (e->holds || (users[u] > 1 && kind <= GRAD_BESIDE)) {
+        if (e->holds || (e->users[u] > 1 && kind <= GRAD_BESIDE)) {
             bytes += add_grad_buffer(e, elems, u, kind);
             continue;
         }
@@ -382,9 +398,10 @@ static uint64_t
 largest_coded(const spw_layout *l)
 {
     uint64_t largest = 0;
-    for (uint32_t i = 0; i < l->chunk_count && l->code_bits > 0; i++) {
-        if (l->units[l->chunks[i].unit_idx].coded && l->chunks[i].elems > largest)
-            largest = l->chunks[i].elems;
+    for (uint32_t u = 0; u < l->unit_count && l->code_bits > 0; u++) {
+        const spw_store_unit *unit = &l->units[u];
+        uint64_t elems = unit->coded && unit->chunk_count > 0 ? l->chunks[unit->chunk_first].elems : 0;
+        largest = elems > largest ? elems : largest; /* the first is */
     }
     return largest;
 }
@@ -585,6 +602,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .path_ranks = {e->path_ranks[0], e->path_ranks[1]},
         .path_free = {e->path_free[0], e->path_free[1]},
         .inference = e->inference,
+        .largest_block_bytes = e->block_elems * e->compute_bytes,
         .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
         .record_bytes_32 = {spw_state_record_bytes_32(e->config.run.state_format, beside),
                             spw_state_record_bytes_32(e->config.run.state_format, e->optimizer)},
@@ -626,22 +644,8 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
                          spw_opt_log_bytes_32(e->config.run.state_format, beside, true)},
         .tokens = e->config.accumulation * e->rows * e->world};
     plan_use *uses;
-    uint32_t *users;
     uint64_t width_bytes = e->rows * e->model->config.width * e->compute_bytes;
     spw_status st;
-    for (uint32_t b = 0; b < e->model->block_count; b++) {
-        uint64_t bytes = spw__block_elems(e, b) * in.compute_bytes;
-        if (bytes > in.largest_block_bytes)
-            in.largest_block_bytes = bytes;
-    }
-    e->arena_bytes = e->tape_bytes = 0;
-    e->again_flops = 0;
-    if (e->cache_slots > 0) { /* a piece of a prompt, or a token of each sequence, whose logits come from one call */
-        SPW_TRY(measure_arena(e, 1, e->T, e->B, &e->arena_bytes, err));
-        SPW_TRY(measure_arena(e, e->B, 1, e->B, &e->arena_bytes, err));
-    } else {
-        SPW_TRY(measure_arena(e, e->B, e->T, e->inference && !o->losses, &e->arena_bytes, err));
-    }
     in.arena_device = spw_round_up(e->arena_bytes, 4096);
     in.tape_bytes = e->tape_bytes;
     in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
@@ -654,12 +658,11 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.activation_micros = e->group_max;
     in.activation_places = e->activation_places;
     in.activation_tables = activation_tables(e);
-    users = count_users(e);
-    if (!e->inference && users != NULL && e->grads_stay) {
-        (void)size_grad_buffers(e, users, o->chain_extra, false);
-    } else if (!e->inference && users != NULL) {
-        in.grads_device_least = size_grad_buffers(e, users, o->chain_extra, true);
-        in.grads_device = size_grad_buffers(e, users, o->chain_extra, false);
+    if (!e->inference && e->grads_stay) {
+        (void)size_grad_buffers(e, o->chain_extra, false);
+    } else if (!e->inference) {
+        in.grads_device_least = size_grad_buffers(e, o->chain_extra, true);
+        in.grads_device = size_grad_buffers(e, o->chain_extra, false);
     }
     in.grads_device += spw__wire_device_bytes(e);
     in.grads_device_least += spw__wire_device_bytes(e);
@@ -672,11 +675,11 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.batch_device += spw__deferred_bytes(e) + spw__sides_bytes(e) + spw__orthogonal_bytes(e);
     in.batch_device += spw__cache_bytes(e) + e->cache_slots * 8;
     in.batch_device = spw_round_up(in.batch_device, 4096);
-    in.use_count = pass_uses(e, NULL, &in.forward_count);
-    in.uses = uses = spw_mem_calloc(in.use_count, sizeof *uses);
-    if (uses != NULL && users != NULL) {
-        (void)pass_uses(e, uses, &in.forward_count);
-        in.use_count = o->fit_only ? 0 : in.use_count;
+    in.use_count = o->fit_only ? 0 : pass_uses(e, NULL, &in.forward_count);
+    in.uses = uses = spw_mem_calloc(in.use_count + 1, sizeof *uses);
+    if (uses != NULL) {
+        if (!o->fit_only)
+            (void)pass_uses(e, uses, &in.forward_count);
         st = spw__plan_make(&e->plan, &in, err);
         e->plan.ranks = e->world;
         e->plan.local_ranks = e->local_world;
@@ -685,11 +688,10 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         if (st == SPW_OK && e->world > 1 && !e->inference && in.use_count > 0)
             st = spw__count_received(e, &in, err);
         if (e->plan.single_grad)
-            (void)size_grad_buffers(e, users, o->chain_extra, true);
+            (void)size_grad_buffers(e, o->chain_extra, true);
     } else {
         st = SPW_RAISE(err, SPW_ENOMEM, "plan of %u uses", in.use_count);
     }
-    spw_mem_free(users);
     spw_mem_free(uses);
     if (o->plan_out != NULL) {
         *o->plan_out = e->plan;
@@ -752,8 +754,8 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
     return st != SPW_OK ? st : told;
 }
 
-spw_status
-spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
+static spw_status
+plan_together(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
     spw_engine_options own = *o;         /* what is free is read once: it changes, and ranks plan until they agree */
     const uint32_t group = e->group_max; /* what choices begin from, each time */
@@ -764,6 +766,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         own.room_bytes = spw_memory_room_bytes(untouched_bytes(e), e->local_world);
     if (own.process_bytes == 0)
         own.process_bytes = spw_round_up(spw_process_rss_bytes(), 1 << 20);
+    SPW_TRY(measure_all(e, o, err)); /* behind what is read of the process, whose memory it takes */
     e->gather_most = 0;
     e->single_grad = false;
     e->lands = e->device_updates || e->may_fill;
@@ -781,4 +784,13 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         SPW_TRY(agree_on_shape(e, st, &again, err));
     }
     return SPW_OK;
+}
+
+spw_status
+spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
+{
+    spw_status st = plan_together(e, o, err);
+    spw_mem_free(e->users);
+    e->users = NULL;
+    return st;
 }
