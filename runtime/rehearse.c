@@ -25,7 +25,8 @@ typedef struct sim_unit {
     bool pinned, updating, grad_ready, kept;
     uint64_t kept_generation;
     uint32_t fill_next, job_next;
-    uint64_t next_at, last_use; /* the first of its uses that is still to come; the let_go count */
+    uint64_t next_at, then_at; /* the first of its uses that are still to come, and the second */
+    uint64_t last_use;         /* the let_go count */
 } sim_unit;
 
 /* A chunk, or several in a row where there are very many. */
@@ -61,10 +62,18 @@ typedef struct sim {
 
 /* ---------------------------------------------------------------- the future */
 
+/* Which of a pass's uses it is. Mostly of the first pass, or of the second, where no division is needed. */
+static uint32_t
+in_pass(const sim *s, uint64_t at)
+{
+    const uint32_t count = s->in->use_count;
+    return (uint32_t)(at < count ? at : at - count < count ? at - count : at % count);
+}
+
 static uint32_t
 unit_used(const sim *s, uint64_t at)
 {
-    return s->in->uses[at % s->in->use_count].unit_idx;
+    return s->in->uses[in_pass(s, at)].unit_idx;
 }
 
 /* Of the next step those of what is trained are of the next generation. */
@@ -91,8 +100,7 @@ next_use(const sim *s, const sim_unit *u)
 static uint32_t
 next_use2(const sim *s, const sim_unit *u)
 {
-    return u->next_at < s->future_end ? uses_until(s, u->next_at + s->until_again[u->next_at % s->in->use_count])
-                                      : UINT32_MAX;
+    return uses_until(s, u->then_at);
 }
 
 /* Something of the unit changed that decides what its uses need. */
@@ -121,7 +129,8 @@ go_on(sim *s)
 {
     uint64_t at = s->position++;
     uint32_t u = unit_used(s, at);
-    s->units[u].next_at = at + s->until_again[at % s->in->use_count];
+    s->units[u].next_at = at + s->until_again[in_pass(s, at)];
+    s->units[u].then_at = s->units[u].next_at + s->until_again[in_pass(s, s->units[u].next_at)];
     if (s->fetch_end > at)
         s->fetch_elems -= s->in->layout->units[u].elems;
     else
@@ -134,8 +143,10 @@ static void
 wrap_around(sim *s)
 {
     s->position = 0;
-    for (uint32_t u = 0; u < s->in->layout->unit_count; u++)
+    for (uint32_t u = 0; u < s->in->layout->unit_count; u++) {
         s->units[u].next_at -= s->units[u].next_at < UINT64_MAX ? s->step_uses : 0;
+        s->units[u].then_at -= s->units[u].then_at < UINT64_MAX ? s->step_uses : 0;
+    }
     s->fetch_end = s->fetch_elems = s->settled = 0;
     look_ahead(s);
 }
@@ -188,16 +199,18 @@ distance(const sim *s, const sim_group *g)
     return next_use(s, u);
 }
 
+/* None is farther than what is on the device and not known to be used again. */
 static bool
 take_slot(sim *s, sim_group *g, uint64_t nearer_than)
 {
+    const uint64_t farthest = (1ull << 32) + UINT32_MAX + 1;
     int32_t best = NO_SLOT;
     uint64_t best_distance = 0;
     if (s->slot_free_count > 0) {
         best = s->slot_free[--s->slot_free_count];
         best_distance = UINT64_MAX;
     }
-    for (uint32_t i = 0; i < s->slot_count && best_distance != UINT64_MAX; i++) {
+    for (uint32_t i = 0; i < s->slot_count && best_distance < farthest; i++) {
         uint64_t d = distance(s, &s->groups[s->slot_owner[i]]) + 1;
         if (d > best_distance) {
             best = (int32_t)i;
@@ -496,7 +509,7 @@ make_groups(sim *s, uint32_t per_group)
         if (s->in->direct && from->chunk_count > 0 && l->chunks[from->chunk_first].weight_tier == SPW_TIER_DEVICE &&
             !from->coded)
             u->device_bytes = 0; /* used where it lies */
-        u->next_at = UINT64_MAX;
+        u->next_at = u->then_at = UINT64_MAX;
         for (uint32_t c = 0; c < from->chunk_count; c += per_group) {
             sim_group *g = &s->groups[s->group_count++];
             *g = (sim_group){.chunk_first = from->chunk_first + c,
@@ -517,7 +530,8 @@ number_uses(sim *s)
     s->step_uses = (uint64_t)s->in->use_count * s->in->passes;
     for (uint64_t at = 2 * (uint64_t)s->in->use_count; at-- > 0;) {
         sim_unit *u = &s->units[unit_used(s, at)];
-        s->until_again[at % s->in->use_count] = (uint32_t)(u->next_at - at);
+        s->until_again[in_pass(s, at)] = (uint32_t)(u->next_at - at);
+        u->then_at = u->next_at;
         u->next_at = at;
     }
 }
