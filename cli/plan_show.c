@@ -55,14 +55,20 @@ cli_plan_suggest(const spw_config *config, const spw_model *model, const spw_pla
 }
 
 static void
+print_sets(FILE *f, const char *what, const spw_suggestion *s)
+{
+    fprintf(f, "%s:", what);
+    for (uint32_t i = 0; i < s->count; i++)
+        print_set(f, s->set[i]);
+    fputc('\n', f);
+}
+
+static void
 print_suggestion(FILE *f, const spw_config *config, const spw_plan *plan, const spw_suggestion *s)
 {
     char bytes[32];
     if (s->found && s->count > 0) {
-        fputs("it fits with:", f);
-        for (uint32_t i = 0; i < s->count; i++)
-            print_set(f, s->set[i]);
-        fputc('\n', f);
+        print_sets(f, "it fits with", s);
         return;
     }
     if (s->found)
@@ -80,6 +86,11 @@ print_suggestion(FILE *f, const spw_config *config, const spw_plan *plan, const 
                 spw_format_bytes(bytes, sizeof bytes, plan->least_bytes));
     else
         fputc('\n', f);
+    if (s->batch > 0) {
+        fprintf(f, "with a batch of %llu in place of %llu sequences, which is another training, ",
+                (unsigned long long)s->batch, (unsigned long long)config->train_batch_size);
+        print_sets(f, "it fits with", s);
+    }
 }
 
 void
@@ -393,6 +404,10 @@ cli_plan_show_json(const plan_run *r)
         json_object_set_new(root, "error", json_string(err->message));
         json_object_set_new(root, "needs", integer(p->least_bytes));
         json_object_set_new(root, "fits_with", s->found ? sets : json_null());
+        json_object_set_new(root, "smaller_batch_fits_with",
+                            s->batch > 0
+                                ? json_pack("{s:I, s:O}", "train_batch_size", (json_int_t)s->batch, "set", sets)
+                                : json_null());
         if (!s->found)
             json_decref(sets);
         json_object_set_new(root, "lossy_format_would_fit", json_boolean(s->lossy_would));

@@ -6,7 +6,7 @@
  * records back to host. Then every step that turns out not to be needed is taken back, first to last. None of these
  * changes what is computed but bf16 gradients, by one rounding, and the order of sums over tiles, pieces and micro-batches. Where nothing
  * fits and layers have experts, it is all tried once more with the batch in one micro-batch, whose gradients need not wait in host memory
- * for others when experts come in turns. A lossy state
+ * for others when experts come in turns; and then, apart from these, with smaller batches. A lossy state
  * format is never among them; whether it would help is said separately. Only plans are made, on copies of the
  * configuration.
  */
@@ -245,8 +245,9 @@ fits(search *s)
     return try_plan(s->options, s->trial, s->plan, &lack) && lack == SPW_LACK_NOTHING;
 }
 
+/* Changes it until it fits, as far as that can be told without what disks hold. */
 static bool
-find(search *s, const spw_config *from)
+reach(search *s, const spw_config *from)
 {
     spw_lack lack;
     uint64_t least;
@@ -275,6 +276,14 @@ find(search *s, const spw_config *from)
         lack = left;
         least = s->plan->least_bytes;
     }
+    return lack == SPW_LACK_NOTHING;
+}
+
+static bool
+find(search *s, const spw_config *from)
+{
+    if (!reach(s, from))
+        return false;
     for (uint32_t i = 0; i < s->done_count;) { /* take back what is not needed */
         change what = s->done[i];
         memmove(&s->done[i], &s->done[i + 1], (s->done_count - i - 1) * sizeof s->done[0]);
@@ -348,7 +357,9 @@ say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
         say(out, "spillway.tile_tokens=%llu", (unsigned long long)b->run.tile_tokens);
     if (a->run.tile_vocab != b->run.tile_vocab)
         say(out, "spillway.tile_vocab=%llu", (unsigned long long)b->run.tile_vocab);
-    if (a->micro_batch != b->micro_batch) {
+    if (a->train_batch_size != b->train_batch_size)
+        say(out, "train_batch_size=%llu", (unsigned long long)b->train_batch_size);
+    if (a->micro_batch != b->micro_batch || a->accumulation != b->accumulation) {
         say(out, "train_micro_batch_size_per_gpu=%llu", (unsigned long long)b->micro_batch);
         say(out, "gradient_accumulation_steps=%llu", (unsigned long long)b->accumulation);
     }
@@ -364,6 +375,26 @@ merge_micro_batches(spw_config *c, const spw_model *model)
     c->micro_batch *= c->accumulation;
     c->accumulation = 1;
     return may_help;
+}
+
+/*
+ * Where sums over micro-batches are what finds no room, of batches in one micro-batch the largest that fits, halved and halved again. It is another
+ * training, which is for the user to want: the suggestion says so.
+ */
+static bool
+find_smaller_batch(search *s, spw_config *c)
+{
+    const uint64_t ranks = c->run.ranks > 0 ? c->run.ranks : 1, all = c->micro_batch * c->accumulation;
+    c->accumulation = c->micro_batch = 1;
+    c->train_batch_size = ranks;
+    if (s->options->model->config.experts == 0 || all == 1 || !reach(s, c))
+        return false;
+    for (c->micro_batch = all / 2; c->micro_batch > 0; c->micro_batch /= 2) {
+        c->train_batch_size = ranks * c->micro_batch;
+        if (find(s, c))
+            return true;
+    }
+    return false;
 }
 
 spw_status
@@ -387,6 +418,11 @@ spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_err
         if (out->found) {
             say_difference(options->config, s.trial, out);
         } else {
+            *other = *options->config;
+            if (find_smaller_batch(&s, other)) {
+                out->batch = other->train_batch_size;
+                say_difference(options->config, s.trial, out);
+            }
             *other = *options->config;
             other->run.state_format = SPW_STATE_SPLIT24_INT8;
             out->lossy_would = find(&s, other);

@@ -152,6 +152,8 @@ void spw_engine_destroy(spw_engine *engine); /* NULL is fine */
 typedef struct spw_suggestion {
     bool found;
     bool lossy_would; /* not found, but with state format split24-int8 there is one */
+    /* Not found, but with so many sequences in a step, fewer than were asked for, set fits; 0: nor that. */
+    uint64_t batch;
     uint32_t count;
     char set[20][SPW_PATH_BYTES + 128]; /* more than the keys that a search changes */
 } spw_suggestion;

@@ -282,6 +282,77 @@ test_nearest_experts(void **state)
     assert_int_equal(plan_experts(overrides, s.count + 2, &least), SPW_OK);
 }
 
+/* Nor has the device room for that: a smaller batch is no way out among others, but the largest that fits is named, with what it takes. */
+static void
+test_nearest_batch(void **state)
+{
+    static spw_config c;
+    static spw_suggestion s;
+    const char *waiting[] = {"spillway.gradients=nvme"},
+               *halved[] = {"train_micro_batch_size_per_gpu=2", "gradient_accumulation_steps=1", waiting[0]};
+    char host[96], device[96];
+    const char *overrides[16] = {host, device};
+    const uint64_t more = PLAN_PROCESS_BYTES / 16 + (1 << 20);
+    uint64_t least;
+    spw_model *model = NULL;
+    spw_error err = {0};
+    (void)state;
+    snprintf(host, sizeof host, "spillway.host_memory=%llu",
+             (unsigned long long)(least_of("host_memory", waiting, 1) + more));
+    snprintf(device, sizeof device, "spillway.device_memory=%llu",
+             (unsigned long long)least_of("device_memory", halved, 3));
+    assert_int_equal(spw_config_parse(&c, experts, "experts", overrides, 2, &err), SPW_OK);
+    assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+    find_nearest(&c, model, &s);
+    spw_model_destroy(model);
+    assert_false(s.found);
+    assert_int_equal(s.batch, 2);
+    assert_string_equal(s.set[0], "train_batch_size=2");
+    for (uint32_t i = 0; i < s.count; i++)
+        overrides[i + 2] = s.set[i];
+    assert_int_equal(plan_experts(overrides, s.count + 2, &least), SPW_OK);
+}
+
+/*
+ * 30 000 parameters in 10 000 units, and nothing fits: hundreds of plans are made before that is known. What looks at all units for each parameter, or at
+ * all parameters of a block for each expert, takes ten times as long as this may.
+ */
+static void
+test_nearest_large(void **state)
+{
+    static const char *const large[] = {
+        "model.num_hidden_layers=62", "model.num_experts=160",       "spillway.device=cuda",
+        "spillway.chunk_elems=4096",  "gradient_clipping=1",         "model.hidden_size=128",
+        "spillway.host_memory=1GiB",  "model.num_attention_heads=4", "spillway.device_memory=1MiB"};
+    static spw_config c;
+    static spw_suggestion s;
+    uint32_t count;
+    const spw_gpu_spec *gpu = spw_gpu_get_specs(&count);
+    uint64_t begin;
+    double seconds;
+    spw_model *model = NULL;
+    spw_error err = {0};
+    (void)state;
+    assert_int_equal(spw_config_parse(&c, experts, "experts", large, sizeof large / sizeof large[0], &err), SPW_OK);
+    assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+    assert_true(model->param_count > 30000);
+    begin = spw_process_cpu_ns();
+    assert_int_equal(spw_plan_nearest(&(spw_engine_options){.config = &c,
+                                                            .model = model,
+                                                            .gpu = gpu,
+                                                            .process_bytes = PLAN_PROCESS_BYTES,
+                                                            .room_bytes = c.run.host_memory},
+                                      &s, &err),
+                     SPW_OK);
+    seconds = 1e-9 * (double)(spw_process_cpu_ns() - begin);
+    spw_model_destroy(model);
+    assert_false(s.found);
+    print_message("%.2f s of processor time\n", seconds);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    assert_true(seconds < 6);
+#endif
+}
+
 /*
  * Gradients that host memory does not hold would go to nvme through one window, and the disk has no room for them: it is host memory that is
  * lacking, and in bf16 they fit there.
@@ -393,6 +464,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nearest),           cmocka_unit_test(test_nearest_stage),
         cmocka_unit_test(test_nearest_room),      cmocka_unit_test(test_nearest_experts),
+        cmocka_unit_test(test_nearest_batch),     cmocka_unit_test(test_nearest_large),
         cmocka_unit_test(test_nearest_full_disk), cmocka_unit_test(test_room_of_inference),
         cmocka_unit_test(test_room_of_ranks),     cmocka_unit_test(test_nearest_all)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
