@@ -582,6 +582,7 @@ spw_gpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, u
 void
 spw_gpu_linear_each(spw_gpu_queue *q, act *y, const act *x, const spw_each *e, unsigned flags)
 {
+    SPW_ASSERT(e->onto == NULL || (e->onto == y) == ((flags & SPW_OP_BY_ROW) == 0));
     q->calls->linear_each(q, y, x, e, flags);
 }
 

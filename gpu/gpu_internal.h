@@ -38,7 +38,7 @@ typedef struct spw_gpu_calls {
 } spw_gpu_calls;
 
 /* What a plugin and the program must agree on: raised when spw_gpu.h or the list changes in place; sizes catch the rest. */
-#define SPW_GPU_ABI (19ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
+#define SPW_GPU_ABI (20ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
 
 /* Elements of gate's array for each of y. */
 static inline uint64_t
@@ -118,10 +118,12 @@ static inline void
 spw__each_alone(spw_gpu_queue *q, act *y, const act *x, const spw_each *e, uint64_t act_bytes, unsigned flags)
 {
     for (uint64_t i = 0; i < e->count; i++) {
-        uint64_t first, n = spw__each_rows(e, i, &first);
-        if (n > 0)
-            q->calls->linear(q, (char *)y + first * e->N * act_bytes, (const char *)x + first * e->K * act_bytes,
-                             e->w[i], e->b != NULL ? e->b[i] : NULL, n, e->N, e->K, flags);
+        uint64_t first, n = spw__each_rows(e, i, &first), at = first * e->N * act_bytes;
+        const act *of_x = (const char *)x + first * e->K * act_bytes, *b = e->b != NULL ? e->b[i] : NULL;
+        if (n > 0 && e->onto != NULL)
+            q->calls->linear_add(q, (char *)y + at, (const char *)e->onto + at, of_x, e->w[i], b, n, e->N, e->K, flags);
+        else if (n > 0)
+            q->calls->linear(q, (char *)y + at, of_x, e->w[i], b, n, e->N, e->K, flags);
     }
 }
 

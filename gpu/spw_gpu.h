@@ -538,6 +538,7 @@ void spw_gpu_combine_backward_piece(spw_gpu_queue *q, act *dx, float *dweights, 
  * i's. What an expert's rows give, and its dw, hang on these rows alone, whatever others there are: a device may compute all at once.
  *   ends  (count) on the host
  *   w, b  (count) as spw_gpu_linear() takes them, not looked at where an expert has no rows; b NULL: none
+ *   onto  what forward adds to, by y's rows: y, but other memory with SPW_OP_BY_ROW; NULL: nothing
  *   dw    (count) fp32, backward: added to, or written where set says so; NULL: frozen. An expert without rows: as it was
  *   db    (count) the same, always added to; b's and db's arrays may be NULL
  *   flags SPW_OP_W_IN_OUT, SPW_OP_BY_ROW; backward: SPW_OP_ACC_DX
@@ -546,6 +547,7 @@ typedef struct spw_each {
     uint64_t count, N, K; /* count <= SPW_EXPERTS_MAX */
     const uint64_t *ends;
     const act *const *w, *const *b;
+    const act *onto;
     float *const *dw, *const *db;
     const bool *set;
 } spw_each;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-/* d = experts, N, K, rows (an index below), with bias, with frozen experts; a = x, w, b, y, dy, dx, dw, db */
+/* d = experts, N, K, rows (an index below), with bias, with frozen experts, onto what is there; a = x, w, b, y, dy, dx, dw, db */
 enum { X, W, B, Y, DY, DX, DW, DB };
 
 static uint64_t
@@ -35,6 +35,7 @@ fill(told *t, const subject *s, void **p, uint64_t act_bytes)
                          .ends = t->ends,
                          .w = t->w,
                          .b = s->d[4] ? t->b : NULL,
+                         .onto = s->d[6] ? p[Y] : NULL,
                          .dw = t->dw,
                          .db = s->d[4] ? t->db : NULL,
                          .set = t->set};
@@ -60,7 +61,7 @@ run_each(const subject *s, spw_gpu_queue *q, void **p)
 }
 
 static subject
-subject_of(uint64_t E, uint64_t N, uint64_t K, uint64_t which, bool bias, bool frozen, unsigned flags)
+subject_of(uint64_t E, uint64_t N, uint64_t K, uint64_t which, bool bias, bool frozen, bool onto, unsigned flags)
 {
     uint64_t rows = 0;
     for (uint64_t i = 0; i < E; i++)
@@ -69,12 +70,12 @@ subject_of(uint64_t E, uint64_t N, uint64_t K, uint64_t which, bool bias, bool f
                      .a = {{ACT, rows * K, 0, 0},
                            {ACT, E * N * K, 0, 0},
                            {ACT, E * N, 0, 0},
-                           {ACT_OUT, rows * N, 0, 0},
+                           {onto ? ACT : ACT_OUT, rows * N, 0, 0},
                            {ACT, rows * N, 0, 0},
                            {flags & SPW_OP_ACC_DX ? ACT : ACT_OUT, rows * K, 0, 0},
                            {FP32, E * N * K, 0, 0},
                            {FP32, E * N, 0, 0}},
-                     .d = {E, N, K, which, bias, frozen},
+                     .d = {E, N, K, which, bias, frozen, onto},
                      .flags = flags,
                      .worst = SUBJECT_PRODUCT,
                      .run = run_each};
@@ -140,6 +141,7 @@ check_bits(const parity *p, const subject *s)
         one.ends = &rows;
         one.w += i;
         one.b = one.b != NULL ? one.b + i : NULL;
+        one.onto = one.onto != NULL ? (const char *)one.onto + first * N * act_bytes : NULL;
         one.dw += i;
         one.db = one.db != NULL ? one.db + i : NULL;
         one.set += i;
@@ -172,8 +174,8 @@ parity_linear_each(const parity *p)
     for (size_t i = 0; i < (p->large ? sizeof cases / sizeof cases[0] : SMALL); i++)
         for (unsigned f = 0; f < 4; f += SANITIZED ? 3 : 1) {
             const unsigned flags = (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_ACC_DX : 0);
-            subject s =
-                subject_of(cases[i].E, cases[i].N, cases[i].K, cases[i].which, cases[i].bias, cases[i].frozen, flags);
+            subject s = subject_of(cases[i].E, cases[i].N, cases[i].K, cases[i].which, cases[i].bias, cases[i].frozen,
+                                   (i + f) % 2 == 1, flags);
             if (i >= SMALL && f != (i == SMALL + 1 ? 3 : 0)) /* as these models have it: 50 million weights */
                 continue;
             subject_examine(p, &s);

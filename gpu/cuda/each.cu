@@ -129,7 +129,7 @@ spw__cuda_linear_each(spw_gpu_queue *queue, act *y, const act *x, const spw_each
     if (alone(q, flags))
         spw__each_alone(queue, y, x, e, spw_dtype_bytes(q->gpu->info.compute_dtype), flags);
     else if (e->count > 0)
-        BY_16_BITS(q, each_rows<T>(q, y, x, e, work, e->N, e->K, !in_out, false));
+        BY_16_BITS(q, each_rows<T>(q, y, x, e, work, e->N, e->K, !in_out, e->onto != NULL));
 }
 
 void
