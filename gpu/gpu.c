@@ -593,6 +593,18 @@ spw_gpu_linear_each_backward(spw_gpu_queue *q, act *dx, const act *dy, const act
 }
 
 void
+spw_gpu_transpose(spw_gpu_queue *q, act *y, const act *x, float scale, uint64_t M, uint64_t N)
+{
+    q->calls->transpose(q, y, x, scale, M, N);
+}
+
+void
+spw_gpu_transpose_sum(spw_gpu_queue *q, float *y, const float *x, float scale, uint64_t M, uint64_t N)
+{
+    q->calls->transpose_sum(q, y, x, scale, M, N);
+}
+
+void
 spw_gpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted,
                 uint64_t C)
 {

@@ -554,6 +554,11 @@ typedef struct spw_each {
 void spw_gpu_linear_each(spw_gpu_queue *q, act *y, const act *x, const spw_each *e, unsigned flags);
 void
 spw_gpu_linear_each_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, const spw_each *e, unsigned flags);
+/*
+ * Of x (M,N): y (N,M) is scale times its transpose, rounded once; or, in fp32, that is added to y. y is not x.
+ */
+void spw_gpu_transpose(spw_gpu_queue *q, act *y, const act *x, float scale, uint64_t M, uint64_t N);
+void spw_gpu_transpose_sum(spw_gpu_queue *q, float *y, const float *x, float scale, uint64_t M, uint64_t N);
 /* y (M,C) = onto + sigmoid(gate[m]) x[m], gate (M). y may be onto. */
 void
 spw_gpu_add_gated(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *gate, uint64_t M, uint64_t C);

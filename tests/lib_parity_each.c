@@ -1,4 +1,4 @@
-/* Linear layers of many experts at once beside the cpu device's, one by one; and each expert's bits, whoever else is there. */
+/* Linear layers of many experts at once beside the cpu device's, one by one; each expert's bits, whoever else is there; and transposes. */
 #include "lib_subject.h"
 #include "lib_tiny.h"
 #include <setjmp.h>
@@ -161,9 +161,31 @@ check_bits(const parity *p, const subject *s)
     free(alone);
 }
 
+/* d = M, N; a = x, its transpose, an array in fp32, and what its transpose is added to. */
+static void
+run_transpose(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_gpu_transpose(q, p[1], p[0], 0.75f, s->d[0], s->d[1]);
+    spw_gpu_transpose_sum(q, p[3], p[2], -1.5f, s->d[0], s->d[1]);
+}
+
+static void
+reference_transpose(const subject *s, spw_dtype type, unsigned way, float **a, int32_t **ints)
+{
+    (void)type;
+    (void)way;
+    (void)ints;
+    for (uint64_t m = 0; m < s->d[0]; m++)
+        for (uint64_t n = 0; n < s->d[1]; n++) {
+            a[1][n * s->d[0] + m] = 0.75f * a[0][m * s->d[1] + n];
+            a[3][n * s->d[0] + m] -= 1.5f * a[2][m * s->d[1] + n];
+        }
+}
+
 void
 parity_linear_each(const parity *p)
 {
+    static const uint64_t turned[][2] = {{1, 1}, {33, 7}, {64, 96}, {700, 5}, {3, 1030}, {0, 4}};
     enum { SMALL = 6 };
     static const struct {
         uint64_t E, N, K, which;
@@ -171,6 +193,16 @@ parity_linear_each(const parity *p)
     } cases[] = {{3, 8, 16, 0, true, false},       {8, 136, 72, 0, false, true},   {5, 7, 5, 0, true, true},
                  {3, 40, 136, 1, false, false},    {70, 24, 40, 2, true, false},   {2, 24, 8, 3, true, false},
                  {32, 768, 2048, 0, false, false}, {3, 5760, 2880, 1, true, true}, {128, 130, 66, 0, false, false}};
+    for (size_t i = 0; i < sizeof turned / sizeof turned[0]; i++) {
+        const uint64_t n = turned[i][0] * turned[i][1];
+        subject_examine(p, &(subject){.name = "transpose",
+                                      .a = {{ACT, n, 0, 0}, {ACT_OUT, n, 0, 0}, {FP32, n, 0, 0}, {FP32, n, 0, 0}},
+                                      .d = {turned[i][0], turned[i][1]},
+                                      .worst = {1e-7, 1e-7, 1e-7},
+                                      .reference = reference_transpose,
+                                      .ways = 1,
+                                      .run = run_transpose});
+    }
     for (size_t i = 0; i < (p->large ? sizeof cases / sizeof cases[0] : SMALL); i++)
         for (unsigned f = 0; f < 4; f += SANITIZED ? 3 : 1) {
             const unsigned flags = (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_ACC_DX : 0);

@@ -1,4 +1,4 @@
-/* Rows by their numbers, on the cpu device: a part copies some of them. */
+/* Rows by their numbers, on the cpu device, and transposes: a part moves some rows. */
 #include "cpu_internal.h"
 
 enum { PART_BYTES = 256 << 10 };
@@ -40,4 +40,45 @@ void
 spw__cpu_put_rows(spw_gpu_queue *q, void *out, const void *in, const int32_t *rows, uint64_t count, uint64_t row_bytes)
 {
     run(q, &(rows_args){.out = out, .in = in, .rows = rows, .count = count, .row_bytes = row_bytes, .put = true});
+}
+
+typedef struct transpose_args {
+    float *y, scale;
+    const float *x;
+    uint64_t M, N, grain; /* grain: rows of a part */
+    bool add;
+} transpose_args;
+
+/* By sixteen rows, which are a cache line of the result. */
+static void
+transpose_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const transpose_args *a = ctx;
+    const uint64_t first = part_idx * a->grain, end = first + a->grain < a->M ? first + a->grain : a->M;
+    (void)worker_idx;
+    for (uint64_t at = first; at < end; at += 16)
+        for (uint64_t n = 0; n < a->N; n++)
+            for (uint64_t m = at; m < end && m < at + 16; m++) {
+                float *y = a->y + n * a->M + m;
+                *y = (a->add ? *y : 0.0f) + a->scale * a->x[m * a->N + n];
+            }
+}
+
+static void
+transpose(spw_gpu_queue *q, transpose_args *a)
+{
+    a->grain = spw_round_up(PART_BYTES / (a->N * sizeof(float) + 1) + 1, 16);
+    spw__cpu_run(q, (uint32_t)((a->M + a->grain - 1) / a->grain), transpose_part, a);
+}
+
+void
+spw__cpu_transpose(spw_gpu_queue *q, act *y, const act *x, float scale, uint64_t M, uint64_t N)
+{
+    transpose(q, &(transpose_args){.y = y, .x = x, .scale = scale, .M = M, .N = N});
+}
+
+void
+spw__cpu_transpose_sum(spw_gpu_queue *q, float *y, const float *x, float scale, uint64_t M, uint64_t N)
+{
+    transpose(q, &(transpose_args){.y = y, .x = x, .scale = scale, .M = M, .N = N, .add = true});
 }
