@@ -24,21 +24,39 @@ module_of(const char *name)
     return end != NULL ? json_stringn(begin, (size_t)(end - begin)) : NULL;
 }
 
+/* The tensors of experts that have one, by their whole names, as the linear weights are. */
+static json_t *
+list_fused(const spw_model *m)
+{
+    json_t *list = json_array();
+    for (uint32_t b = 0; b < m->block_count; b++)
+        for (int kind = 0; kind < SPW_FUSED_COUNT; kind++) {
+            spw_fused fused;
+            if (m->blocks[b].fused_at[kind] > 0 && spw_model_fused(m, &m->blocks[b], (spw_fused_kind)kind, &fused))
+                json_array_append_new(list, json_string(fused.name));
+        }
+    return list;
+}
+
 json_t *
 spw__adapter_config(const spw_model *m, const spw_config *c)
 {
-    json_t *modules = json_array();
+    json_t *modules = json_array(), *fused = list_fused(m), *all;
     for (uint32_t id = spw__base_count(m); id < m->param_count; id++) {
-        json_t *module = module_of(m->params[id].name);
+        json_t *module = m->params[id].of_experts ? NULL : module_of(m->params[id].name);
         if (module != NULL)
             json_array_append_new(modules, module);
     }
-    return json_pack("{s:s, s:s, s:o, s:I, s:f, s:f, s:o, s:b, s:s, s:b, s:b, s:b}", "peft_type", "LORA", "task_type",
-                     "CAUSAL_LM", "base_model_name_or_path",
-                     c->model_path[0] != '\0' ? json_string(c->model_path) : json_null(), "r", (json_int_t)m->lora.rank,
-                     "lora_alpha", m->lora.alpha > 0 ? m->lora.alpha : (double)m->lora.rank, "lora_dropout",
-                     m->lora.dropout, "target_modules", modules, "fan_in_fan_out", m->config.family == SPW_FAMILY_GPT2,
-                     "bias", "none", "inference_mode", 1, "use_rslora", 0, "use_dora", 0);
+    all = json_pack("{s:s, s:s, s:o, s:I, s:f, s:f, s:o, s:b, s:s, s:b, s:b, s:b}", "peft_type", "LORA", "task_type",
+                    "CAUSAL_LM", "base_model_name_or_path",
+                    c->model_path[0] != '\0' ? json_string(c->model_path) : json_null(), "r", (json_int_t)m->lora.rank,
+                    "lora_alpha", m->lora.alpha > 0 ? m->lora.alpha : (double)m->lora.rank, "lora_dropout",
+                    m->lora.dropout, "target_modules", modules, "fan_in_fan_out", m->config.family == SPW_FAMILY_GPT2,
+                    "bias", "none", "inference_mode", 1, "use_rslora", 0, "use_dora", 0);
+    if (json_array_size(fused) > 0) /* older ones do not know the key */
+        json_object_set(all, "target_parameters", fused);
+    json_decref(fused);
+    return all;
 }
 
 /* peft 0.21 takes these for the experts', whose gate and up transformers 5 has as one; of Qwen2-MoE and Qwen3.5-MoE it reads them as they are. */

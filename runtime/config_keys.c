@@ -470,6 +470,11 @@ const key_row spw__config_rows[] = {
     {"spillway.lora.targets", NULL, K_GLOBS, C_BUILT, AT(run.lora_targets), 0, 0, 0, NULL,
      "linear weights that get one: globs on names without .weight, or on what follows any of their dots (q_proj)",
      NULL},
+    {"spillway.lora.target_parameters", NULL, K_GLOBS, C_BUILT, AT(run.lora_target_parameters), 0, 0, 0, NULL,
+     "the same for a mixture's experts: globs on what transformers 5 calls all experts' weights "
+     "(mlp.experts.gate_up_proj, "
+     "down_proj)",
+     NULL},
     REAL("spillway.lora.dropout", NULL, run.lora.dropout, 0, 0.99, "0", "of the adapters' input, in training"),
     SECTION("spillway.preference", "training on pairs of answers instead of on tokens"),
     TEXT("spillway.preference.loss", run.preference.loss, "\"none\"", "none|dpo|ipo|simpo|orpo|apo_zero",

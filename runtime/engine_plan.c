@@ -280,13 +280,13 @@ count_flops(const spw_engine *e, plan_input *in)
         const double rows = b + 1 == e->model->block_count ? e->targeted_share : 1;
         for (uint32_t k = 0; k < block->param_count; k++) {
             const spw_param *p = &e->model->params[block->param_ids[k]];
-            double share =
-                p->expert > 0 ? (double)m->choices / (double)m->experts : rows; /* of the rows that meet it */
+            const bool chosen = p->expert > 0 || p->of_experts;
+            double share = chosen ? (double)m->choices / (double)m->experts : rows; /* of the rows that meet it */
             double product = p->ndim > 1 ? 2 * share * (double)(p->rows * p->cols) : 0;
             forward += product;
             if (b >= e->lowest) {
                 backward += product * (p->frozen ? 1 : 2);
-                again += p->expert > 0 ? product * (comes_again(e) ? 2 : 1) : 0;
+                again += chosen ? product * (comes_again(e) ? 2 : 1) : 0;
             }
         }
     }

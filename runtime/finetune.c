@@ -7,16 +7,19 @@
 static spw_status
 add_adapters(spw_model *m, const spw_config *c, spw_error *err)
 {
-    const spw_glob_list *list = &c->run.lora_targets;
-    const char *targets[SPW_GLOBS_MAX];
+    const spw_glob_list *list = &c->run.lora_targets, *of_experts = &c->run.lora_target_parameters;
+    const char *targets[SPW_GLOBS_MAX], *parameters[SPW_GLOBS_MAX];
     spw_status st;
-    if (c->run.lora.rank == 0 && list->count == 0)
+    if (c->run.lora.rank == 0 && list->count + of_experts->count == 0)
         return SPW_OK;
     if (c->run.lora.rank == 0)
-        return SPW_RAISE(err, SPW_ECONFIG, "spillway.lora has targets and no rank");
+        return SPW_RAISE(err, SPW_ECONFIG, "spillway.lora has %s and no rank",
+                         list->count > 0 ? "targets" : "target_parameters");
     for (uint32_t i = 0; i < list->count; i++)
         targets[i] = list->item[i];
-    st = spw_model_add_lora(m, &c->run.lora, targets, list->count, err);
+    for (uint32_t i = 0; i < of_experts->count; i++)
+        parameters[i] = of_experts->item[i];
+    st = spw_model_add_lora(m, &c->run.lora, targets, list->count, parameters, of_experts->count, err);
     if (st != SPW_OK)
         spw_error_wrap(err, "spillway.lora");
     return st;

@@ -161,7 +161,7 @@ typedef struct spw_config {
         bool fp8;
         spw_glob_list freeze; /* parameters that are not trained */
         spw_lora lora;
-        spw_glob_list lora_targets;
+        spw_glob_list lora_targets, lora_target_parameters;
         struct {
             char loss[12]; /* none, or as spw_preference_name() has it */
             double beta, label_smoothing, margin, likelihood;

@@ -24,7 +24,7 @@ access_run_open(access_run *r, const spw_config *c, uint64_t seed)
     access_expect_ok(r, spw_model_build(&r->model, &mc, &r->err));
     if (c->run.lora.rank > 0)
         access_expect_ok(r, spw_model_add_lora(r->model, &(spw_lora){.rank = c->run.lora.rank},
-                                               (const char *[]){"c_attn"}, 1, &r->err));
+                                               (const char *[]){"c_attn"}, 1, NULL, 0, &r->err));
     access_expect_ok(
         r, spw_engine_create(&r->e,
                              &(spw_engine_options){

@@ -164,6 +164,14 @@ rig_lora_dropout(rig *r)
     set_lora(r, 3, 0, 0.2);
 }
 
+void
+rig_lora_experts(rig *r)
+{
+    set_lora(r, 3, 4, 0);
+    r->c.run.lora_target_parameters.count = 1;
+    snprintf(r->c.run.lora_target_parameters.item[0], sizeof r->c.run.lora_target_parameters.item[0], "experts.*");
+}
+
 uint64_t
 rig_elems_before(const spw_model *m, uint32_t id)
 {

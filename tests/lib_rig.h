@@ -49,6 +49,7 @@ void rig_freeze_mlps(rig *r);
 void rig_freeze_lower(rig *r);
 void rig_lora(rig *r);
 void rig_lora_dropout(rig *r);
+void rig_lora_experts(rig *r); /* beside attention and experts, with a scale that is no power of two */
 
 /* Elements of parameters in front of id: where it begins in what rig_read returns. */
 uint64_t rig_elems_before(const spw_model *m, uint32_t id);

@@ -390,7 +390,7 @@ count_adapters(spw_family family, const char *target, const char *last, spw_erro
     tiny_model_config(&c, family);
     assert_int_equal(spw_model_build(&m, &c, err), SPW_OK);
     snprintf(end, sizeof end, ".%s.lora_A.weight", last);
-    if (spw_model_add_lora(m, &(spw_lora){.rank = 2}, &target, 1, err) != SPW_OK)
+    if (spw_model_add_lora(m, &(spw_lora){.rank = 2}, &target, 1, NULL, 0, err) != SPW_OK)
         count = UINT32_MAX;
     for (uint32_t id = 0; count < UINT32_MAX && id < m->param_count; id++)
         count += m->params[id].adapter && strstr(m->params[id].name, end) != NULL;

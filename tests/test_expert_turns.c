@@ -146,6 +146,28 @@ lora_and_codes(rig *r)
     snprintf(r->c.run.frozen_codes, sizeof r->c.run.frozen_codes, "int8");
 }
 
+/* Adapters beside the experts that come in turns stay with their layer. */
+static void
+lora_of_experts(rig *r)
+{
+    clipped(r);
+    rig_lora_experts(r);
+}
+
+static void
+lora_of_experts_and_codes(rig *r)
+{
+    rig_lora_experts(r);
+    snprintf(r->c.run.frozen_codes, sizeof r->c.run.frozen_codes, "int4");
+}
+
+static void
+lora_of_experts_in_sevens(rig *r)
+{
+    in_sevens(r);
+    rig_lora_experts(r);
+}
+
 static void
 test_same_bits(void **state)
 {
@@ -160,6 +182,9 @@ test_same_bits(void **state)
             clipped); /* a layer without experts, and a vector that is frozen */
     compare(SPW_FAMILY_DEEPSEEK_V3, SPW_STATE_SPLIT, accumulated);
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_SPLIT, lora_and_codes);
+    compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, lora_of_experts_and_codes);
+    compare(SPW_FAMILY_LLAMA4, SPW_STATE_FP32, lora_of_experts);
+    compare(SPW_FAMILY_GPT_OSS, SPW_STATE_SPLIT, lora_of_experts_in_sevens);
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_FP32, in_sevens);
     compare(SPW_FAMILY_GPT_OSS, SPW_STATE_SPLIT_INT8, in_sevens);
     compare(SPW_FAMILY_DEEPSEEK_V3, SPW_STATE_MIXED, in_sevens);

@@ -160,7 +160,7 @@ test_which(void **state)
         uint32_t dense = 0;
         tiny_model_config(&c, families[f]);
         assert_int_equal(spw_model_build(&m, &c, NULL), SPW_OK);
-        assert_int_equal(spw_model_add_lora(m, &(spw_lora){.rank = 16}, targets, 1, NULL), SPW_OK);
+        assert_int_equal(spw_model_add_lora(m, &(spw_lora){.rank = 16}, targets, 1, NULL, 0, NULL), SPW_OK);
         for (uint32_t b = 0; b < m->block_count; b++)
             for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
                 const spw_param *p = &m->params[m->blocks[b].param_ids[k]];

@@ -816,7 +816,7 @@ test_plan(void **state)
 
 /* Adapters of all linear weights; more sequences than tokens of a prompt that come at once: the same bits beside others as alone. */
 static void
-test_adapters(void **state)
+beside_adapters(spw_family family)
 {
     enum { SLOTS = 24, V = 64 };
     spw_config c;
@@ -825,13 +825,16 @@ test_adapters(void **state)
     spw_generator *g = NULL;
     spw_error err = {0};
     float alone[V];
-    (void)state;
     configure(&c, &m, SPW_STATE_FP32, false);
+    tiny_model_config(&m, family);
+    m.init_std = 0.3;
     assert_true(m.vocab <= V);
     c.model = m;
     c.run.lora = (spw_lora){.rank = 4, .alpha = 6};
     c.run.lora_targets.count = 1;
     strcpy(c.run.lora_targets.item[0], "*");
+    c.run.lora_target_parameters.count = m.experts > 0; /* of which one sequence alone asks for those that it chose */
+    strcpy(c.run.lora_target_parameters.item[0], "*");
     DONE(spw_model_from_config(&model, &c, &err));
     for (uint32_t id = 0; id < model->param_count; id++) {
         if (model->params[id].adapter) /* B is not 0, as after training */
@@ -855,6 +858,15 @@ test_adapters(void **state)
     }
     spw_generator_destroy(g);
     spw_model_destroy(model);
+}
+
+static void
+test_adapters(void **state)
+{
+    (void)state;
+    beside_adapters(SPW_FAMILY_LLAMA);
+    beside_adapters(SPW_FAMILY_QWEN3_MOE);
+    beside_adapters(SPW_FAMILY_LLAMA4);
 }
 
 /* The k-th allocation fails, for every k: an error, nothing left behind, and then it works. */

@@ -55,9 +55,9 @@ open_adapted_layer(layer *l, spw_family family, uint32_t block_idx, double dropo
     c.qk_norm |= family == SPW_FAMILY_QWEN3;
     assert_int_equal(spw_model_build(&l->model, &c, &err), SPW_OK);
     if (adapted)
-        assert_int_equal(
-            spw_model_add_lora(l->model, &(spw_lora){.rank = RANK, .alpha = 0.5, .dropout = dropout}, all, 1, &err),
-            SPW_OK);
+        assert_int_equal(spw_model_add_lora(l->model, &(spw_lora){.rank = RANK, .alpha = 0.5, .dropout = dropout}, all,
+                                            1, NULL, 0, &err),
+                         SPW_OK);
     l->block = &l->model->blocks[block_idx];
     assert_int_equal(spw_gpu_open(&l->gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, &err), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&l->queue, l->gpu, SPW_QUEUE_COMPUTE, &err), SPW_OK);

@@ -207,9 +207,10 @@ typedef struct each_span {
 } each_span;
 
 static void
-tell_each(each_span *out, const spw__op *o, const span *s)
+tell_each(const spw_tape *t, each_span *out, const spw__op *o, const span *s)
 {
     const bool biased = o->each_bias != NULL;
+    const uint64_t all = o->stack != NULL ? o->stack->rows / o->in[1]->routed->on_device.E : 0;
     out->each = (spw_each){.count = s->expert_end - s->expert,
                            .N = o->out->cols,
                            .K = o->in[0]->cols,
@@ -223,7 +224,11 @@ tell_each(each_span *out, const spw__op *o, const span *s)
     for (uint64_t i = 0, at = 0; i < out->each.count; i++) {
         uint64_t e = s->expert + i, from;
         out->ends[i] = at += rows_of(o->in[1]->routed, e, s, &from);
-        out->w[i] = o->each[e]->data;
+        out->w[i] = o->stack != NULL ? spw__tape_at_row(t, o->stack, o->stack->data, e * all + o->stack_first)
+                                     : o->each[e]->data;
+        out->dw[i] = o->stack == NULL           ? o->each[e]->w_grad
+                     : o->stack->w_grad != NULL ? o->stack->w_grad + (e * all + o->stack_first) * o->stack->cols
+                                                : NULL;
         out->b[i] = biased ? o->each_bias[e]->data : NULL;
     }
 }
@@ -233,7 +238,9 @@ linear_each_forward(spw_tape *t, const spw__op *o, const span *s)
 {
     const spw_value *y = o->out, *x = o->in[0];
     each_span told;
-    tell_each(&told, o, s);
+    tell_each(t, &told, o, s);
+    if (o->in[2] != NULL)
+        told.each.onto = spw__tape_at_row(t, y, o->in[2]->data, told.first);
     spw_gpu_linear_each(t->queue, spw__tape_at_row(t, y, y->data, told.first),
                         spw__tape_at_row(t, x, x->data, told.first), &told.each,
                         o->flags | (t->by_row ? SPW_OP_BY_ROW : 0u));
@@ -247,12 +254,85 @@ keep_each(spw_tape *t, spw_value *const *params, uint64_t E)
     return kept;
 }
 
+/* One on what was dispatched, or on what others made of it. Onto what is there, but where rows have the same bits one by one, in its memory. */
+static spw__op *
+each_op(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing, uint64_t N, unsigned flags)
+{
+    spw_value *y = spw__tape_value(t, x->rows, N, onto != NULL && !t->by_row ? onto->data : NULL);
+    spw__op *o = y != NULL ? spw__tape_op(t, T_LINEAR_EACH, y) : NULL;
+    if (o == NULL)
+        return NULL;
+    o->in[0] = x;
+    o->in[1] = routing;
+    o->in[2] = onto;
+    o->flags = flags;
+    return o;
+}
+
+spw_value *
+spw_nn_linear_stack(spw_tape *t, spw_value *x, spw_value *routing, spw_value *stack, uint64_t first, uint64_t rows,
+                    unsigned flags)
+{
+    const bool in_out = (flags & SPW_OP_W_IN_OUT) != 0;
+    uint64_t E, K;
+    spw__op *o;
+    if (!fits_routing(x, routing) || !t->in_experts || stack == NULL || !stack->is_param)
+        return spw__tape_fail(t);
+    E = routing->routed->on_device.E;
+    K = in_out ? rows : stack->cols;
+    if (K != x->cols || stack->rows % E != 0 || first + rows > stack->rows / E)
+        return spw__tape_fail(t);
+    if ((o = each_op(t, NULL, x, routing, in_out ? stack->cols : rows, flags)) == NULL)
+        return spw__tape_fail(t);
+    o->stack = stack;
+    o->stack_first = first;
+    o->stack_rows = rows;
+    return o->out;
+}
+
+/* It is a parameter to those who take it; the memory of its gradient comes when they go back (lend_stacks). */
+spw_value *
+spw_nn_by_expert(spw_tape *t, spw_value *w, uint64_t experts, float scale)
+{
+    spw_value *y;
+    spw__op *o;
+    if (w == NULL || !w->is_param || t->in_experts || experts == 0 || w->cols % experts != 0)
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, experts * w->rows, w->cols / experts, NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_BY_EXPERT, y)) == NULL)
+        return spw__tape_fail(t);
+    y->is_param = true;
+    y->needs_grad = false;
+    o->param[0] = w;
+    o->p = scale;
+    if (spw__tape_computes(t))
+        spw_gpu_transpose(t->queue, y->data, w->data, scale, w->rows * (w->cols / experts), experts);
+    return y;
+}
+
+void
+spw__by_expert_backward(spw_tape *t, const spw__op *o)
+{
+    const spw_value *y = o->out;
+    spw_value *w = o->param[0];
+    const uint64_t E = y->rows / w->rows;
+    float *dw = spw__tape_sum(t, w);
+    if (!t->dry && dw != NULL)
+        spw_gpu_transpose_sum(t->queue, dw, y->w_grad, o->p, E, w->rows * y->cols);
+}
+
 spw_value *
 spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w, spw_value *const *b,
                    unsigned flags)
 {
+    return spw_nn_linear_each_onto(t, NULL, x, routing, w, b, flags);
+}
+
+spw_value *
+spw_nn_linear_each_onto(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing, spw_value *const *w,
+                        spw_value *const *b, unsigned flags)
+{
     uint64_t E, K, N;
-    spw_value *y;
     spw__op *o;
     if (!fits_routing(x, routing) || !t->in_experts)
         return spw__tape_fail(t);
@@ -266,15 +346,12 @@ spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *con
             (b != NULL && (b[e] == NULL || b[e]->cols != N)))
             return spw__tape_fail(t);
     }
-    y = spw__tape_value(t, x->rows, N, NULL);
-    if (y == NULL || (o = spw__tape_op(t, T_LINEAR_EACH, y)) == NULL)
+    if ((onto != NULL && (onto->rows != x->rows || onto->cols != N)) ||
+        (o = each_op(t, onto, x, routing, N, flags)) == NULL)
         return spw__tape_fail(t);
-    o->in[0] = x;
-    o->in[1] = routing;
-    o->flags = flags;
     o->each = keep_each(t, w, E);
     o->each_bias = b != NULL ? keep_each(t, b, E) : NULL;
-    return y;
+    return o->out;
 }
 
 /* ---------------------------------------------------------------- experts in turns */
@@ -302,7 +379,9 @@ lend_piece(spw_tape *t, spw_value *dispatched, uint32_t op_first, uint32_t op_en
 {
     for (uint32_t i = op_first; i <= op_end; i++) {
         spw_value *v = i < op_end ? t->ops[i].out : dispatched;
-        if ((v->data = spw__tape_take(t, v->rows * v->cols * t->act_bytes)) == NULL)
+        if (i < op_end && t->ops[i].in[2] != NULL) /* in the memory of what it is added to */
+            v->data = t->ops[i].in[2]->data;
+        else if ((v->data = spw__tape_take(t, v->rows * v->cols * t->act_bytes)) == NULL)
             return false;
     }
     return true;
@@ -407,12 +486,12 @@ linear_each_backward(spw_tape *t, const spw__op *o, const span *s)
 {
     spw_value *y = o->out, *x = o->in[0];
     each_span told;
-    tell_each(&told, o, s);
+    tell_each(t, &told, o, s);
     for (uint64_t i = 0, before = 0; i < told.each.count; before = told.ends[i++]) {
-        spw_value *w = o->each[s->expert + i], *b = o->each_bias != NULL ? o->each_bias[s->expert + i] : NULL;
+        spw_value *w = o->stack != NULL ? NULL : o->each[s->expert + i];
+        spw_value *b = o->each_bias != NULL ? o->each_bias[s->expert + i] : NULL;
         const bool rows = told.ends[i] > before;
-        told.dw[i] = w->w_grad;
-        told.set[i] = rows && spw__tape_begins(t, w);
+        told.set[i] = rows && spw__tape_begins(t, w); /* a stack was begun */
         told.db[i] = rows && b != NULL ? spw__tape_sum(t, b) : NULL;
     }
     spw_gpu_linear_each_backward(t->queue, spw__tape_at_row(t, x, o->dx[0], told.first),
@@ -420,11 +499,15 @@ linear_each_backward(spw_tape *t, const spw__op *o, const span *s)
                                  spw__tape_at_row(t, x, x->data, told.first), &told.each, o->flags);
 }
 
-/* An expert without rows has a gradient too: zeros. */
+/* An expert without rows has a gradient too: zeros. A stack is added to. */
 static void
 begin_idle(spw_tape *t, const spw__op *o, uint64_t first, uint64_t end)
 {
     const spw_routed *r = o->in[1]->routed;
+    if (o->stack != NULL) {
+        (void)spw__tape_sum(t, o->stack);
+        return;
+    }
     for (uint64_t e = first; e < end; e++) {
         if (place_of(r, e) < place_of(r, e + 1))
             continue;
@@ -524,6 +607,21 @@ spw__experts_dispatch_backward(spw_tape *t, spw__op *o)
         spw_gpu_combine(t->queue, dx, onto, y->grad, &r->on_device, r->weighs_input, y->cols);
 }
 
+/* Sums for the gradients of stacks that were made on the tape for this mixture. */
+static void
+lend_stacks(spw_tape *t, const spw__op *dispatch)
+{
+    for (const spw__op *o = t->ops; o < dispatch; o++) {
+        spw_value *stack = o->out;
+        if (o->kind != T_BY_EXPERT || stack->grad_set)
+            continue;
+        stack->grad_set = true; /* it goes back, too */
+        stack->w_grad = spw__tape_take(t, stack->rows * stack->cols * sizeof(float));
+        if (!t->dry && stack->w_grad != NULL)
+            spw_gpu_zero(t->queue, stack->w_grad, stack->rows * stack->cols * sizeof(float));
+    }
+}
+
 void
 spw__experts_combine_backward(spw_tape *t, spw__op *o)
 {
@@ -536,6 +634,7 @@ spw__experts_combine_backward(spw_tape *t, spw__op *o)
     while (dispatch->kind != T_DISPATCH)
         dispatch--;
     SPW_ASSERT(r->dweights == NULL);
+    lend_stacks(t, dispatch);
     r->dweights = spw__tape_take(t, r->on_device.M * r->on_device.k * sizeof(float));
     spw__tape_hand_over(t, o->in[2], y); /* first: it may be dispatch's input too */
     if (pieces) {                        /* what stays, in front of what does not */

@@ -212,22 +212,25 @@ experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_v
     spw_tape *t = call->tape;
     spw_value *gate, *up, *routing = route(call, at, logits), *x;
     spw_value *const *w = call->params + *at;
+    spw__fused_adapter in = spw__nn_fused_adapter(call, SPW_FUSED_GATE_UP);
+    spw__fused_adapter out = spw__nn_fused_adapter(call, SPW_FUSED_DOWN);
     x = c->experts_weighed ? spw_nn_dispatch_weighed(t, h, routing) : spw_nn_dispatch(t, h, routing);
     if (c->experts_paired) {
         *at += (uint32_t)(4 * c->experts);
-        gate = spw_nn_linear_each(t, x, routing, w, w + c->experts, SPW_OP_W_IN_OUT);
+        gate = spw__nn_each(t, &in, 1, x, routing, w, w + c->experts, SPW_OP_W_IN_OUT);
         x = spw_nn_gate_mul_packed(t, c->gate, gate);
-        x = spw_nn_linear_each(t, x, routing, w + 2 * c->experts, w + 3 * c->experts, SPW_OP_W_IN_OUT);
+        x = spw__nn_each(t, &out, 1, x, routing, w + 2 * c->experts, w + 3 * c->experts, SPW_OP_W_IN_OUT);
     } else if (c->experts_beside || c->experts_weighed) {
         unsigned flags = c->experts_weighed ? SPW_OP_W_IN_OUT : 0;
         *at += (uint32_t)(2 * c->experts);
-        x = spw_nn_gate_mul_packed(t, c->gate, spw_nn_linear_each(t, x, routing, w, NULL, flags));
-        x = spw_nn_linear_each(t, x, routing, w + c->experts, NULL, flags);
+        x = spw_nn_gate_mul_packed(t, c->gate, spw__nn_each(t, &in, 1, x, routing, w, NULL, flags));
+        x = spw__nn_each(t, &out, 1, x, routing, w + c->experts, NULL, flags);
     } else {
         *at += (uint32_t)(3 * c->experts);
-        gate = spw_nn_linear_each(t, x, routing, w, NULL, 0);
-        up = spw_nn_linear_each(t, x, routing, w + c->experts, NULL, 0);
-        x = spw_nn_linear_each(t, spw_nn_gate_mul(t, c->gate, gate, up), routing, w + 2 * c->experts, NULL, 0);
+        gate = spw__nn_each(t, &in, 2, x, routing, w, NULL, 0);
+        up = spw__nn_each(t, &in, 2, x, routing, w + c->experts, NULL, 0);
+        x = spw_nn_gate_mul(t, c->gate, gate, up);
+        x = spw__nn_each(t, &out, 1, x, routing, w + 2 * c->experts, NULL, 0);
     }
     return spw_nn_combine(t, onto, x, routing);
 }

@@ -135,24 +135,29 @@ count_targets(const spw_model *m, const char *const *targets, uint32_t count)
     return n;
 }
 
-/* By the name that peft finds the linear layer by, which of Hy3's shared experts is not the one in files. */
-static void
-add_matrix(spw_model *m, spw_block *b, const char *linear, char letter, uint64_t rows, uint64_t cols)
+uint32_t
+spw__nn_add_matrix(spw_model *m, spw_block *b, const char *module, char letter, uint64_t rows, uint64_t cols)
 {
-    static const char *const of_files = ".shared_mlp.", *const in_memory = ".shared_experts.";
-    const char *shared = m->config.family == SPW_FAMILY_HY_V3 ? strstr(linear, of_files) : NULL;
-    const char *rest = shared != NULL ? shared + strlen(of_files) : "";
     char name[sizeof m->params->name + 64];
     uint32_t id;
-    snprintf(name, sizeof name, "base_model.model.%s%.*s%s%s.lora_%c.weight",
-             m->config.family == SPW_FAMILY_GPT2 ? "transformer." : "",
-             (int)(shared != NULL ? (size_t)(shared - linear) : strlen(linear)), linear,
-             shared != NULL ? in_memory : "", rest, letter);
+    snprintf(name, sizeof name, "base_model.model.%s.lora_%c.weight", module, letter);
     SPW_ASSERT(strlen(name) < sizeof m->params->name);
     id = spw_model_add_param(m, name, rows, cols, 2, letter == 'A' ? SPW_INIT_NORMAL : SPW_INIT_ZEROS,
                              letter == 'A' ? (float)(1 / sqrt(3 * (double)cols)) : 0);
     m->params[id].adapter = true;
     spw_block_use(m, b, id);
+    return id;
+}
+
+/* By the name that peft finds the linear layer by, which of Hy3's shared experts is not the one in files. */
+static void
+name_module(const spw_model *m, const char *linear, char name[160])
+{
+    static const char *const of_files = ".shared_mlp.", *const in_memory = ".shared_experts.";
+    const char *shared = m->config.family == SPW_FAMILY_HY_V3 ? strstr(linear, of_files) : NULL;
+    snprintf(name, 160, "%s%.*s%s%s", m->config.family == SPW_FAMILY_GPT2 ? "transformer." : "",
+             (int)(shared != NULL ? (size_t)(shared - linear) : strlen(linear)), linear,
+             shared != NULL ? in_memory : "", shared != NULL ? shared + strlen(of_files) : "");
 }
 
 static void
@@ -162,13 +167,14 @@ adapt_block(spw_model *m, spw_block *b, const char *const *targets, uint32_t cou
     for (uint32_t k = 0, own = b->param_count; k < own; k++) {
         const spw_param *p = &m->params[b->param_ids[k]];
         uint64_t in = in_out ? p->rows : p->cols, out = in_out ? p->cols : p->rows;
-        char name[96];
+        char name[96], module[160];
         if (!is_target(m, b, b->param_ids[k], targets, count))
             continue;
         (void)linear_name(m, b, b->param_ids[k], name);
+        name_module(m, name, module);
         b->adapter_at[k] = (uint16_t)b->param_count;
-        add_matrix(m, b, name, 'A', m->lora.rank, in);
-        add_matrix(m, b, name, 'B', out, m->lora.rank);
+        (void)spw__nn_add_matrix(m, b, module, 'A', m->lora.rank, in);
+        (void)spw__nn_add_matrix(m, b, module, 'B', out, m->lora.rank);
     }
 }
 
@@ -193,7 +199,33 @@ list_names(const spw_model *m, char *list, size_t bytes)
 }
 
 static spw_status
-check(const spw_model *m, const spw_lora *lora, const char *const *targets, uint32_t count, spw_error *err)
+check_fused(const spw_model *m, const spw_lora *lora, const char *const *fused, uint32_t count, spw_error *err)
+{
+    if (count > 0 && m->config.experts == 0)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "target_parameters \"%s\": they are for experts' tensors, and the model has no experts; linear "
+            "weights have targets",
+            fused[0]);
+    for (uint32_t i = 0; i < count; i++) {
+        if (spw__nn_count_fused(m, &fused[i], 1) == 0)
+            return SPW_RAISE(
+                err, SPW_ECONFIG,
+                "no tensor of experts matches \"%s\" of target_parameters; a layer has experts.gate_up_proj "
+                "and experts.down_proj, by the names of transformers 5",
+                fused[i]);
+    }
+    if (count > 0 && lora->dropout > 0)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "dropout %g with target_parameters: peft has no adapters beside experts with dropout; set it to 0",
+            lora->dropout);
+    return SPW_OK;
+}
+
+static spw_status
+check(const spw_model *m, const spw_lora *lora, const char *const *targets, uint32_t count, const char *const *fused,
+      uint32_t fused_count, spw_error *err)
 {
     char names[256];
     const char *but = m->config.experts == 0 ? ""
@@ -212,19 +244,25 @@ check(const spw_model *m, const spw_lora *lora, const char *const *targets, uint
     for (uint32_t i = 0; i < count; i++) {
         if (count_targets(m, &targets[i], 1) == 0)
             return SPW_RAISE(err, SPW_ECONFIG,
-                             "no linear weight of a layer matches the target \"%s\"; there are%s, and * is all%s",
-                             targets[i], names, but);
+                             "no linear weight of a layer matches the target \"%s\"; there are%s, and * is all%s%s",
+                             targets[i], names, but,
+                             m->config.experts > 0 && spw__nn_count_fused(m, &targets[i], 1) > 0
+                                 ? " (the experts' are for target_parameters)"
+                                 : "");
     }
-    return count > 0 ? SPW_OK : SPW_RAISE(err, SPW_ECONFIG, "no targets; there are%s, and * is all%s", names, but);
+    SPW_TRY(check_fused(m, lora, fused, fused_count, err));
+    return count + fused_count > 0 ? SPW_OK
+                                   : SPW_RAISE(err, SPW_ECONFIG, "no targets; there are%s, and * is all%s", names, but);
 }
 
 spw_status
-spw_model_add_lora(spw_model *m, const spw_lora *lora, const char *const *targets, uint32_t count, spw_error *err)
+spw_model_add_lora(spw_model *m, const spw_lora *lora, const char *const *targets, uint32_t count,
+                   const char *const *fused, uint32_t fused_count, spw_error *err)
 {
     spw_param *params;
     uint32_t params_max;
-    SPW_TRY(check(m, lora, targets, count, err));
-    params_max = m->param_count + 2 * count_targets(m, targets, count);
+    SPW_TRY(check(m, lora, targets, count, fused, fused_count, err));
+    params_max = m->param_count + 2 * count_targets(m, targets, count) + 2 * spw__nn_count_fused(m, fused, fused_count);
     params = spw_mem_calloc(params_max + (uint64_t)1, sizeof *params);
     if (params == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "adapters");
@@ -237,5 +275,7 @@ spw_model_add_lora(spw_model *m, const spw_lora *lora, const char *const *target
         params[id].frozen = true;
     for (uint32_t b = 0; b < m->block_count; b++)
         adapt_block(m, &m->blocks[b], targets, count);
+    for (uint32_t b = 0; b < m->block_count; b++)
+        spw__nn_adapt_fused(m, &m->blocks[b], fused, fused_count);
     return SPW_OK;
 }

@@ -28,6 +28,24 @@ void spw__nn_own_linear_attention(spw_model *m, spw_block *b, const char *prefix
 /* y = onto + x w^T for the block's parameter at index w, with the adapter that it may have (lora.c). onto, bias: or NULL. */
 spw_value *
 spw__nn_adapted(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias, unsigned flags);
+/*
+ * An adapter beside one of a layer's experts' tensors (lora_experts.c): its two stacks, made in front of the dispatch, and what the first
+ * makes of the rows that the experts read, once. inner NULL: there is none.
+ */
+typedef struct spw__fused_adapter {
+    spw_value *inner, *outer, *narrow;
+    unsigned flags; /* of both */
+    uint64_t taken; /* rows of an expert's outer matrix */
+} spw__fused_adapter;
+spw__fused_adapter spw__nn_fused_adapter(const spw_call *call, spw_fused_kind kind);
+/* The linear layers of all experts, w and b by expert, with the next of so many equal parts of the adapter. */
+spw_value *spw__nn_each(spw_tape *t, spw__fused_adapter *a, uint64_t parts, spw_value *x, spw_value *routing,
+                        spw_value *const *w, spw_value *const *b, unsigned flags);
+/* How many tensors globs match, and an adapter beside each of them in a block (lora.c asks). */
+uint32_t spw__nn_count_fused(const spw_model *m, const char *const *globs, uint32_t count);
+void spw__nn_adapt_fused(spw_model *m, spw_block *b, const char *const *globs, uint32_t count);
+/* An adapter's matrix A or B: "base_model.model.<module>.lora_A.weight". */
+uint32_t spw__nn_add_matrix(spw_model *m, spw_block *b, const char *module, char letter, uint64_t rows, uint64_t cols);
 /* onto + what a half of a block makes of x at last, which drops out at the site in training. ends: as a part's first output. */
 spw_value *spw__nn_add_half(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias,
                             unsigned flags, uint64_t site, bool ends);

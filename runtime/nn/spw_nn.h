@@ -204,6 +204,19 @@ spw_value *spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing);
 spw_value *spw_nn_dispatch_weighed(spw_tape *t, spw_value *x, spw_value *routing);
 spw_value *spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w, spw_value *const *b,
                               unsigned flags);
+/*
+ * The same onto what another one of the same rows gave, in its memory, which has no other user; and by a stack, a parameter or what
+ * spw_nn_by_expert() made of one: experts' matrices of one shape are below each other, and of each this takes rows [first, first + rows).
+ */
+spw_value *spw_nn_linear_each_onto(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing, spw_value *const *w,
+                                   spw_value *const *b, unsigned flags);
+spw_value *spw_nn_linear_stack(spw_tape *t, spw_value *x, spw_value *routing, spw_value *stack, uint64_t first,
+                               uint64_t rows, unsigned flags);
+/*
+ * A stack (experts rows, cols) of a parameter (rows, cols experts) in whose rows an element's experts are beside each other, times scale; for
+ * linear layers of one mixture, in front of its dispatch.
+ */
+spw_value *spw_nn_by_expert(spw_tape *t, spw_value *w, uint64_t experts, float scale);
 spw_value *spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing);
 /* onto + sigmoid(gate) x, gate (rows, 1): of an expert of all rows. x and gate, which want gradients, have no other user. */
 spw_value *spw_nn_add_gated(spw_tape *t, spw_value *onto, spw_value *x, spw_value *gate);
@@ -270,8 +283,9 @@ typedef struct spw_param {
     uint32_t ndim;       /* 3: a convolution's, which files have as (rows, 1, cols), and no linear layer's */
     spw_init init;
     float init_std;
-    bool frozen;  /* no gradient, no record; set it before an engine is made */
-    bool adapter; /* made by spw_model_add_lora: not part of the model's own files */
+    bool frozen;     /* no gradient, no record; set it before an engine is made */
+    bool adapter;    /* made by spw_model_add_lora: not part of the model's own files */
+    bool of_experts; /* it has a part for each of a layer's experts, beside whose matrices it is */
     /*
      * Each element of the vector that files have, in fp32, is here the sum of SPW_TERMS in a row, so that weights of 16 bits
      * keep all of it. It is frozen always, and cols counts terms.
@@ -304,6 +318,27 @@ typedef struct spw_call {
 
 typedef spw_value *(*spw_forward_fn)(const spw_call *call, spw_value *x);
 
+/*
+ * The tensors that transformers 5 has of a layer's routed experts, (experts, ., .): gate and up of each in one, and down. Of an adapter beside
+ * one, peft's A is (rank experts, a_cols), expert by expert, and B (b_rows, rank experts), in whose rows a rank's experts are beside each
+ * other: what an expert's matrix gets is, rows by columns, B A, and where the tensor is (experts, in, out) and peft knows it, A^T B^T.
+ */
+typedef enum spw_fused_kind { SPW_FUSED_GATE_UP, SPW_FUSED_DOWN, SPW_FUSED_COUNT } spw_fused_kind;
+typedef struct spw_fused {
+    char name[96]; /* "model.layers.0.mlp.experts.gate_up_proj" */
+    uint64_t a_cols, b_rows;
+    bool turned; /* A^T B^T */
+} spw_fused;
+/* Of a layer; false: it has no experts. */
+bool spw_model_fused(const spw_model *model, const spw_block *block, spw_fused_kind kind, spw_fused *out);
+/* peft's name of the module with that adapter, by which of a layer's tensors have one: modules are wrapped once for each. */
+void spw_fused_module(const spw_fused *fused, spw_fused_kind kind, bool both, char name[96]);
+/* Whether the block's k-th parameter is an expert's part of such a tensor: which one, and its first row there. */
+bool
+spw_model_fused_part(const spw_model *model, const spw_block *block, uint32_t k, spw_fused_kind *kind, uint64_t *first);
+/* Whether a glob matches a tensor's name, or what is left of it behind any of its dots. */
+bool spw_fused_matches(const spw_fused *fused, const char *glob);
+
 enum { SPW_BLOCK_PARAMS_MAX = 2048 };
 struct spw_block {
     char name[64];
@@ -311,6 +346,7 @@ struct spw_block {
     uint32_t param_count;
     uint32_t param_ids[SPW_BLOCK_PARAMS_MAX];  /* own ones first, then external ones (owned by another block) */
     uint16_t adapter_at[SPW_BLOCK_PARAMS_MAX]; /* of a weight: where its A is in param_ids, B follows; 0: it has none */
+    uint16_t fused_at[SPW_FUSED_COUNT];        /* of experts' tensors, the same */
     uint32_t layer_idx;
     const void *user; /* a user block's own data */
 };
@@ -541,13 +577,15 @@ spw_status spw_model_check(const spw_model *model, spw_error *err);
  * Computes  y = x W^T + alpha / rank * drop(x) A^T B^T with A (rank, in) and B (out, rank), whatever the order of W's own
  *           dimensions. A is drawn from a normal distribution of standard deviation 1 / sqrt(3 in), which is the one of
  *           the uniform distribution in +- 1 / sqrt(in); B is 0, so that the model is at first the one without adapters.
+ *   fused    (fused_count) the same of names of experts' tensors (spw_fused): "mlp.experts.gate_up_proj", or "down_proj"
  * Names     base_model.model.<linear>.lora_A.weight and .lora_B.weight, as in the files of peft
- * Errors    SPW_ECONFIG naming a target that matches no linear weight of a layer, for a rank of 0, a dropout outside [0, 1)
- *           and a second call; SPW_ENOMEM. Embeddings and heads cannot have adapters, nor can blocks of one's own.
+ * Errors    SPW_ECONFIG naming a target that matches no linear weight of a layer, or no tensor of experts, for a rank of 0, a dropout
+ *           outside [0, 1), or one of adapters beside experts, which peft has none of, and a second call; SPW_ENOMEM. Embeddings and
+ *           heads cannot have adapters, nor can blocks of one's own.
  * Source    Hu et al. 2021 (2106.09685)
  */
-spw_status
-spw_model_add_lora(spw_model *model, const spw_lora *lora, const char *const *targets, uint32_t count, spw_error *err);
+spw_status spw_model_add_lora(spw_model *model, const spw_lora *lora, const char *const *targets, uint32_t count,
+                              const char *const *fused, uint32_t fused_count, spw_error *err);
 /* The factor of an adapter's output. */
 float spw_lora_scale(const spw_lora *lora);
 /*

@@ -383,11 +383,15 @@ backward_op(spw_tape *t, spw__op *o)
     case T_CURVE: spw__curve_backward(t, o); return;
     case T_GATE_MUL: spw__gate_mul_backward(t, o); return;
     case T_ROUTE: spw__experts_route_backward(t, o); return;
+    case T_BY_EXPERT: spw__by_expert_backward(t, o); return;
     case T_DISPATCH:
         spw__experts_dispatch_backward(t, o);
         t->in_experts = false;
         return;
-    case T_LINEAR_EACH: o->dx[0] = spw__tape_grad(t, o->in[0], SPW_OP_ACC_DX, &o->flags); return;
+    case T_LINEAR_EACH:
+        spw__tape_share_grad(o->in[2], o->out);
+        o->dx[0] = spw__tape_grad(t, o->in[0], SPW_OP_ACC_DX, &o->flags);
+        return;
     case T_COMBINE:
         spw__experts_combine_backward(t, o);
         t->in_experts = true;

@@ -23,6 +23,7 @@ typedef enum spw__op_kind {
     T_CURVE,
     T_GATE_MUL,
     T_ROUTE,
+    T_BY_EXPERT,
     T_DISPATCH,
     T_LINEAR_EACH,
     T_COMBINE,
@@ -67,9 +68,11 @@ typedef struct spw__op {
     spw_conv_shape conv;
     spw_delta_shape delta;
     spw_value **each, **each_bias; /* by expert */
-    act *dx[2];                    /* of what is done in turns: where its inputs' gradients go */
-    const act *onto;               /* dispatch in pieces: what there is of its input's gradient already */
-    bool later;                    /* combine: what it combines is computed in the backward pass */
+    spw_value *stack;              /* or in one, and which rows of each */
+    uint64_t stack_first, stack_rows;
+    act *dx[2];      /* of what is done in turns: where its inputs' gradients go */
+    const act *onto; /* dispatch in pieces: what there is of its input's gradient already */
+    bool later;      /* combine: what it combines is computed in the backward pass */
     float p;
     uint64_t key, counter, first;
     spw__rows *rows;
@@ -224,6 +227,7 @@ void spw__fp8_forward(spw_tape *t, const spw__op *o);
 void spw__fp8_backward(spw_tape *t, const spw__op *o, act *dx, unsigned flags);
 /* experts.c */
 void spw__experts_route_backward(spw_tape *t, const spw__op *o);
+void spw__by_expert_backward(spw_tape *t, const spw__op *o);
 /* Between these two the gradients of what lies between are only given their places. */
 void spw__experts_combine_backward(spw_tape *t, spw__op *o);
 void spw__experts_dispatch_backward(spw_tape *t, spw__op *o);
