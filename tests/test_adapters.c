@@ -154,13 +154,15 @@ static void
 test_lora_starts_as_base(void **state)
 {
     (void)state;
-    for (int family = 0; family < 2; family++) {
+    static const spw_family families[] = {SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_GPT_OSS,
+                                          SPW_FAMILY_LLAMA4};
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
         double loss[2][2];
         for (int k = 0; k < 2; k++) {
             rig r;
-            rig_config(&r, family ? SPW_FAMILY_LLAMA : SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+            rig_config(&r, families[i], SPW_STATE_SPLIT, SPW_TIER_HOST);
             if (k == 1)
-                rig_lora(&r);
+                (r.c.model.experts > 0 ? rig_lora_experts : rig_lora)(&r);
             rig_open(&r);
             rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
             tiny_batch(3, r.c.model.vocab, r.c.micro_batch * r.c.data.seq_length, rig_tokens, rig_targets);
@@ -190,6 +192,8 @@ test_lora_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_QWEN3_NEXT, SPW_STATE_FP32, 0, rig_lora_dropout);
     rig_everywhere(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, 1, rig_lora);
     rig_everywhere(TINY_GEMMA4_SMALL, SPW_STATE_FP32, 1, rig_lora_dropout);
+    rig_everywhere(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, 1, rig_lora_experts);
+    rig_everywhere(SPW_FAMILY_GPT_OSS, SPW_STATE_FP32, 0, rig_lora_experts);
 }
 
 static void
@@ -199,6 +203,7 @@ test_lora_resumes(void **state)
     rig_resumes(SPW_STATE_FP32, SPW_FAMILY_LLAMA, SPW_TIER_HOST, rig_lora);
     rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_GPT2, SPW_TIER_NVME, rig_lora);
     rig_resumes(SPW_STATE_MIXED, SPW_FAMILY_LLAMA, SPW_TIER_HOST, rig_lora_dropout);
+    rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_LLAMA4, SPW_TIER_NVME, rig_lora_experts);
 }
 
 /* Gradients and records for the adapters alone. */
@@ -279,13 +284,87 @@ check_gradients(const rig *plain, const float *dw, const rig *adapted, const flo
     }
 }
 
+/* The gradient of a whole tensor of experts, by that of the k-th parameter's matrix: its rows and the expert's elements of B. */
+typedef struct factors {
+    const float *A, *B, *dA, *dB;
+    uint64_t experts, rank, in, out;
+    bool turned; /* the matrix is A^T B^T */
+    double scale;
+    double *want_a, *want_b;
+} factors;
+
+static void
+add_expert(const factors *f, const float *dw, uint64_t expert, uint64_t first, uint64_t rows, uint64_t cols)
+{
+    for (uint64_t row = 0; row < rows; row++)
+        for (uint64_t col = 0; col < cols; col++)
+            for (uint64_t k = 0; k < f->rank; k++) {
+                const uint64_t o = f->turned ? col : first + row, i = f->turned ? row : col;
+                const uint64_t a = (expert * f->rank + k) * f->in + i, b = (o * f->rank + k) * f->experts + expert;
+                f->want_a[a] += f->scale * (double)f->B[b] * (double)dw[row * cols + col];
+                f->want_b[b] += f->scale * (double)f->A[a] * (double)dw[row * cols + col];
+            }
+}
+
+static void
+check_near(const char *name, const double *want, const float *got, uint64_t n)
+{
+    double diff = 0, norm = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        diff += (want[i] - (double)got[i]) * (want[i] - (double)got[i]);
+        norm += want[i] * want[i];
+    }
+    if (!(norm > 0) || !(sqrt(diff) <= 3e-5 * sqrt(norm)))
+        fail_msg("gradient of %s: relative difference %.3g (norm %.3g)", name, sqrt(diff / norm), sqrt(norm));
+}
+
+/* Of an adapter beside experts, by the layout that peft's files have: the chain rule over all experts' merged matrices. */
+static void
+check_fused(const rig *plain, const float *dw, const rig *adapted, const float *state_, const float *got, uint32_t b,
+            spw_fused_kind kind)
+{
+    const spw_model *m = adapted->model;
+    const spw_block *block = &m->blocks[b];
+    const uint32_t a = block->param_ids[block->fused_at[kind]];
+    const spw_param *pa = &m->params[a], *pb = &m->params[a + 1];
+    factors f = {state_ + rig_elems_before(m, a),
+                 state_ + rig_elems_before(m, a + 1),
+                 got + rig_elems_before(m, a),
+                 got + rig_elems_before(m, a + 1),
+                 m->config.experts,
+                 m->lora.rank,
+                 pa->cols,
+                 pb->rows,
+                 m->config.experts_paired,
+                 (double)spw_lora_scale(&m->lora),
+                 calloc(pa->rows * pa->cols, sizeof(double)),
+                 calloc(pb->rows * pb->cols, sizeof(double))};
+    uint64_t first, matrices = 0;
+    spw_fused_kind of;
+    assert_int_equal(pa->rows, m->config.experts * m->lora.rank);
+    assert_int_equal(pb->cols, pa->rows);
+    for (uint32_t k = 0; k < block->param_count; k++) {
+        const spw_param *p = &m->params[block->param_ids[k]];
+        if (!spw_model_fused_part(m, block, k, &of, &first) || of != kind)
+            continue;
+        add_expert(&f, dw + rig_elems_before(plain->model, find_param(plain->model, p->name)), p->expert - 1, first,
+                   p->rows, p->cols);
+        matrices++;
+    }
+    assert_true(matrices == m->config.experts || matrices == 2 * m->config.experts);
+    check_near(pa->name, f.want_a, f.dA, pa->rows * pa->cols);
+    check_near(pb->name, f.want_b, f.dB, pb->rows * pb->cols);
+    free(f.want_a);
+    free(f.want_b);
+}
+
 /*
  * A trained adapter, merged by export and loaded into a model without adapters: logits within 1e-5 of the largest, also
  * from the checkpoint in an engine for inference, and the adapter's gradients are what the merged weight's gives by the
  * chain rule in fp64.
  */
 static void
-merged(spw_family family)
+merged(spw_family family, void (*adapt)(rig *r))
 {
     rig r, plain;
     char path[SPW_PATH_BYTES], out[SPW_PATH_BYTES];
@@ -294,7 +373,9 @@ merged(spw_family family)
     float logits[3][64], most = 0, *state_, *dw, *got;
     rig_config(&r, family, SPW_STATE_FP32, SPW_TIER_HOST);
     rig_config(&plain, family, SPW_STATE_FP32, SPW_TIER_HOST);
-    rig_lora(&r);
+    if (r.c.model.experts_beside) /* files say that the last layer has no window */
+        r.c.model.layers = plain.c.model.layers = r.c.model.full_every;
+    adapt(&r);
     r.c.gradient_clipping = plain.c.gradient_clipping = 0;
     rig_open(&r);
     rig_open(&plain);
@@ -330,9 +411,14 @@ merged(spw_family family)
     got = gradient(&r, 3);
     dw = gradient(&plain, 3);
     for (uint32_t id = 0; id < r.model->param_count; id++) {
-        if (r.model->params[id].adapter && strstr(r.model->params[id].name, "lora_A") != NULL)
+        if (r.model->params[id].adapter && !r.model->params[id].of_experts &&
+            strstr(r.model->params[id].name, "lora_A") != NULL)
             check_gradients(&plain, dw, &r, state_, got, id);
     }
+    for (uint32_t b = 0; b < r.model->block_count; b++)
+        for (int kind = 0; kind < SPW_FUSED_COUNT; kind++)
+            if (r.model->blocks[b].fused_at[kind] > 0)
+                check_fused(&plain, dw, &r, state_, got, b, (spw_fused_kind)kind);
     free(state_);
     free(got);
     free(dw);
@@ -344,13 +430,17 @@ static void
 test_lora_merged(void **state)
 {
     (void)state;
-    merged(SPW_FAMILY_GPT2);
-    merged(SPW_FAMILY_LLAMA);
-    merged(SPW_FAMILY_PHI3);
-    merged(SPW_FAMILY_NEOX);
-    merged(SPW_FAMILY_OPT);
-    merged(SPW_FAMILY_QWEN3_5);
-    merged(TINY_GEMMA4_SMALL);
+    merged(SPW_FAMILY_GPT2, rig_lora);
+    merged(SPW_FAMILY_LLAMA, rig_lora);
+    merged(SPW_FAMILY_PHI3, rig_lora);
+    merged(SPW_FAMILY_NEOX, rig_lora);
+    merged(SPW_FAMILY_OPT, rig_lora);
+    merged(SPW_FAMILY_QWEN3_5, rig_lora);
+    merged(TINY_GEMMA4_SMALL, rig_lora);
+    merged(SPW_FAMILY_QWEN3_MOE, rig_lora_experts); /* gate and up apart */
+    merged(SPW_FAMILY_GPT_OSS, rig_lora_experts);   /* (in, out), in pairs, with biases */
+    merged(SPW_FAMILY_GEMMA4, rig_lora_experts);    /* in one */
+    merged(SPW_FAMILY_LLAMA4, rig_lora_experts);    /* (in, out), which peft takes for (out, in) */
 }
 
 /* Mistakes are told by name. */
@@ -359,17 +449,31 @@ test_lora_refusals(void **state)
 {
     static const struct {
         uint64_t rank;
-        const char *target, *says;
-    } cases[] = {{4, "q_proj", "target \"q_proj\"; there are c_attn, c_proj, c_fc, and * is all"},
-                 {4, "wte", "\"wte\""},
-                 {4, "lm_head", "\"lm_head\""},
-                 {0, "c_attn", "no rank"},
-                 {4, NULL, "no targets; there are c_attn, c_proj, c_fc, and"}};
+        const char *target, *says, *parameter;
+        spw_family family;
+        double dropout;
+    } cases[] = {
+        {4, "q_proj", "target \"q_proj\"; there are c_attn, c_proj, c_fc, and * is all", NULL, SPW_FAMILY_GPT2, 0},
+        {4, "wte", "\"wte\"", NULL, SPW_FAMILY_GPT2, 0},
+        {4, "lm_head", "\"lm_head\"", NULL, SPW_FAMILY_GPT2, 0},
+        {0, "c_attn", "no rank", NULL, SPW_FAMILY_GPT2, 0},
+        {4, NULL, "no targets; there are c_attn, c_proj, c_fc, and", NULL, SPW_FAMILY_GPT2, 0},
+        {4, "c_attn", "the model has no experts; linear weights have targets", "down_proj", SPW_FAMILY_GPT2, 0},
+        {0, NULL, "has target_parameters and no rank", "down_proj", SPW_FAMILY_QWEN3_MOE, 0},
+        {4, "gate_up_proj", "(the experts' are for target_parameters)", NULL, SPW_FAMILY_QWEN3_MOE, 0},
+        {4, NULL, "no tensor of experts matches \"gate_proj\" of target_parameters; a layer has experts.gate_up_proj",
+         "gate_proj", SPW_FAMILY_QWEN3_MOE, 0},
+        {4, NULL, "dropout 0.1 with target_parameters: peft has no adapters beside experts with dropout", "*",
+         SPW_FAMILY_QWEN3_MOE, 0.1}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         rig r;
-        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_HOST);
+        rig_config(&r, cases[i].family, SPW_STATE_FP32, SPW_TIER_HOST);
         r.c.run.lora.rank = cases[i].rank;
+        r.c.run.lora.dropout = cases[i].dropout;
+        r.c.run.lora_target_parameters.count = cases[i].parameter != NULL;
+        snprintf(r.c.run.lora_target_parameters.item[0], 96, "%s",
+                 cases[i].parameter != NULL ? cases[i].parameter : "");
         r.c.run.lora_targets.count = cases[i].target != NULL;
         snprintf(r.c.run.lora_targets.item[0], 96, "%s", cases[i].target != NULL ? cases[i].target : "");
         assert_int_equal(spw_model_from_config(&r.model, &r.c, &r.err), SPW_ECONFIG);

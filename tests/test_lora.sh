@@ -152,10 +152,38 @@ check "one by both names is made" variant twice "$longer; t.update(language)" 2 
 check "and refused" refuses "is there twice, with and without its prefix" export "$dir/twice" --to "$dir/twice-merged"
 mixture qwen3_next '"intermediate_size":48' '["linear_attn.*"]'
 check "qwen3_next exports" run export "$dir/qwen3_next" --to "$dir/qwen3_next-merged" --dtype fp32
+moe='"hidden_size":32,"head_dim":16,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"vocab_size":256,"max_position_embeddings":64,"num_experts_per_tok":2'
+
+# Beside experts: each a layer's own, resumed, on ranks and in turns with the same bytes; and folders that peft made.
+loss() { sed -n 's/.*loss \([0-9.]*\).*/\1/p' "$dir/out" | head -n 1; }
+experts() { # NAME MODEL PARAMETERS
+    local more=("--set" "spillway.lora.dropout=0" "--set" "spillway.lora.target_parameters=$3" "--set" "model={$moe,$2}" "--set" "spillway.lora.targets=[\"q_proj\"]")
+    check "$1 trains adapters beside experts" run train "$dir/llama.json" --quiet "${more[@]}" --set "spillway.checkpoint_dir=$dir/$1"
+    check "$1 is resumed in turns" run train "$dir/llama.json" --quiet "${more[@]}" --resume "$dir/$1/step-3" --set spillway.expert_turns=2 \
+        --set "spillway.checkpoint_dir=$dir/$1-again"
+    check "$1 is the same then" same "$dir/$1/step-6" "$dir/$1-again/step-6"
+    check "$1 goes on with two ranks" run train "$dir/llama.json" -n 2 --quiet "${more[@]}" --resume "$dir/$1/step-3" --set train_micro_batch_size_per_gpu=1 \
+        --set "spillway.checkpoint_dir=$dir/$1-two"
+    check "$1 draws text" run generate "$dir/$1" --prompt abc --tokens 5
+    check "$1 is evaluated" run eval "$dir/$1" --data "$dir/text"
+    adapted=$(loss)
+    check "$1 exports" run export "$dir/$1" --to "$dir/$1-merged" --dtype fp32
+    check "$1's export is evaluated" run eval "$dir/$1-merged" --data "$dir/text"
+    check "$1's loss is near: $adapted, $(loss)" awk -v a="$adapted" -v b="$(loss)" 'BEGIN { exit !(a > 0 && a - b < 1e-2 && b - a < 1e-2) }'
+}
+experts fused_qwen3 '"model_type":"qwen3_moe","num_experts":4,"moe_intermediate_size":24,"intermediate_size":48' '["mlp.experts.gate_up_proj","mlp.experts.down_proj"]'
+check "its tensors are named one by one" [ "$(grep -c 'model.layers.[01].mlp.experts.\(gate_up\|down\)_proj"' "$dir/fused_qwen3/step-6/adapter_config.json")" = 4 ]
+experts fused_gpt_oss '"model_type":"gpt_oss","num_local_experts":4,"intermediate_size":48,"rope_scaling":{"rope_type":"default"}' '["down_proj","layers.1.*"]'
+check "a tensor of experts with another shape is made" variant ranks 'k = "base_model.model.model.layers.0.mlp.experts.lora_A.weight"; t[k] = [t[k][0][0] - 1, t[k][0][1]], t[k][1][:-2 * t[k][0][1]]' 2 fused_qwen3
+check "and refused" refuses "the adapter of model.layers.0.mlp.experts.down_proj is not (rank, 24) and (32, rank) with a rank for each expert" export "$dir/ranks" --to "$dir/ranks-merged"
+check "tensors that no name is for are made" variant nameless 'c["target_parameters"] = ["mlp.experts.down_proj"]' 2 fused_qwen3
+check "and refused" refuses "experts.base_layer.lora_A.weight is not an adapter of a weight" export "$dir/nameless" --to "$dir/nameless-merged"
+check "dropout beside experts is refused" refuses "spillway.lora: dropout 0.1 with target_parameters" train "$dir/llama.json" --quiet \
+    --set "model={$moe,\"model_type\":\"qwen3_moe\",\"num_experts\":4,\"moe_intermediate_size\":24,\"intermediate_size\":48}" --set 'spillway.lora.target_parameters=["*"]' \
+    --set 'spillway.lora.targets=["q_proj"]'
 
 # Weights as codes: text and loss of a checkpoint that was trained beside them are the same from codes and from what they stand
 # for; of others they are near.
-loss() { sed -n 's/.*loss \([0-9.]*\).*/\1/p' "$dir/out" | head -n 1; }
 losses() { for data in text part; do run eval "$dir/$name-merged" --data "$dir/$data" "$@"; loss; done | tr '\n' ' '; } # one pair of digits may be the same by chance
 near() { [ "$1" != "$2" ] && awk -v a="${1%% *}" -v b="${2%% *}" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.03 && b / a < 1.03) }'; }
 for name in llama gpt2; do
@@ -200,9 +228,46 @@ assert (got - plain).abs().max() > 1e-2 * most
 assert (got - want).abs().max() <= 4e-6 * most and (whole - want).abs().max() <= 4e-6 * most
 EOF
 }
+# Adapters beside experts that peft makes of a model's folder, and the logits that the export of them is to have.
+peft_makes() { python3 - "$@" >"$dir/out" 2>"$dir/err" <<'EOF'
+import shutil, sys, torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+base, to, *parameters = sys.argv[1:]
+torch.manual_seed(1)
+adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval(), LoraConfig(
+    r=2, lora_alpha=5, use_rslora=True, target_modules=["v_proj"], target_parameters=parameters))
+for name, p in adapted.named_parameters():
+    if "lora_" in name:
+        torch.nn.init.normal_(p, std=0.3)
+adapted.save_pretrained(to)
+for f in ("config.json", "model.safetensors"):
+    shutil.copy(f"{base}/{f}", to)
+with torch.no_grad():
+    torch.save(adapted(torch.arange(60)[None] * 7 % 256).logits, f"{to}/want.pt")
+EOF
+}
+peft_agrees() { python3 - "$@" >"$dir/out" 2>"$dir/err" <<'EOF'
+import sys, torch
+from transformers import AutoModelForCausalLM
+want = torch.load(f"{sys.argv[1]}/want.pt")
+with torch.no_grad():
+    plain, got = (AutoModelForCausalLM.from_pretrained(p, dtype=torch.float32).eval()(torch.arange(60)[None] * 7 % 256).logits for p in sys.argv[2:])
+print("effect", (plain - want).abs().max(), "export", (got - want).abs().max())
+assert (plain - want).abs().max() > 1e-2 * want.abs().max() and (got - want).abs().max() <= 2e-5 * want.abs().max()
+EOF
+}
 if python3 -c 'import torch, transformers, peft' 2>/dev/null; then
-    for name in llama gpt2 gpt_oss qwen3_5_moe_text qwen3_next; do
+    for name in llama gpt2 gpt_oss qwen3_5_moe_text qwen3_next fused_qwen3 fused_gpt_oss; do
         check "$name is the same to peft, transformers and the export" compare "$dir/$name/step-6" "$dir/$name-merged"
+    done
+    for name in fused_qwen3 fused_gpt_oss; do
+        for parameters in "mlp.experts.down_proj mlp.experts.gate_up_proj" "layers.1.mlp.experts.gate_up_proj"; do
+            rm -rf "$dir/theirs" "$dir/theirs-merged"
+            check "peft makes adapters of $name, beside $parameters" peft_makes "$dir/$name-merged-base" "$dir/theirs" $parameters
+            check "they are merged" merges theirs
+            check "to its logits" peft_agrees "$dir/theirs" "$dir/$name-merged-base" "$dir/theirs-merged"
+        done
     done
 else
     echo "# no peft here"

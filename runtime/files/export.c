@@ -17,6 +17,12 @@
 
 enum { BLOCK_ELEMS = 16384, RUN_ELEMS = 1 << 20, THREADS_MAX = 4, PATH_MAX_BYTES = 1100, CONFIG_BYTES_MAX = 1 << 20 };
 
+/* Where an expert's matrix lies in a tensor of all experts. */
+typedef struct fused_part {
+    spw_fused fused;
+    uint64_t first;
+} fused_part;
+
 typedef struct job {
     const spw_export_options *o;
     spw_export_report *report;
@@ -30,10 +36,16 @@ typedef struct job {
     bool is_foreign;                  /* another program's checkpoint */
     bool says_model;                  /* such a one, of the model that config is */
     double alpha;
-    bool by_root; /* alpha counts over the square root of the rank, not over the rank */
-    struct {      /* of the parameter that is written; rank 0: it has none */
-        uint64_t rank;
-        float *a, *b, scale; /* (rank, in), (out, rank) */
+    bool by_root;       /* alpha counts over the square root of the rank, not over the rank */
+    json_t *fused;      /* names of experts' tensors that have adapters, or ends of them; NULL: none */
+    fused_part *places; /* (param_count) of experts' matrices in such tensors */
+    struct {            /* of the parameter that is written; rank 0: it has none */
+        uint64_t rank, in, row,
+            step; /* elements between A's rows, between B's, and between what a row of B has for two ranks */
+        const spw_tensor_info *of[2]; /* what is in matrix */
+        float *matrix[2], scale;      /* A, B as they are in the file */
+        const float *a, *b;           /* the parameter's own part */
+        bool turned;                  /* it is A^T B^T */
     } adapter;
     char partial[PATH_MAX_BYTES];
     bool made;         /* that folder */
@@ -66,6 +78,7 @@ read_adapter_config(job *j, const json_t *root, const char *path, spw_error *err
                                                                                            : NULL;
     j->alpha = json_number_value(json_object_get(root, "lora_alpha"));
     j->by_root = json_is_true(json_object_get(root, "use_rslora"));
+    j->fused = json_incref(json_object_get(root, "target_parameters"));
     if (!(j->alpha > 0))
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: lora_alpha is missing or not above 0", path);
     if (!begins_beside(init))
@@ -104,19 +117,87 @@ name_adapted(const job *j, const char *name, bool *is_b, char weight[SPW_TENSOR_
     snprintf(weight, SPW_TENSOR_NAME_BYTES, "%s", spw__hf_name_here(there, j->config.family, room));
 }
 
+/* Whether peft was told to put adapters beside the tensor; of a model of text and images it may have been by a longer name. */
+static bool
+is_fused_target(const job *j, const spw_fused *fused)
+{
+    static const char *const longer = "language_model.";
+    for (size_t i = 0; i < json_array_size(j->fused); i++) {
+        const char *name = json_string_value(json_array_get(j->fused, i)),
+                   *at = name != NULL ? strstr(name, longer) : NULL;
+        if (name != NULL && spw_fused_matches(fused, at != NULL ? at + strlen(longer) : name))
+            return true;
+    }
+    return false;
+}
+
+static bool
+is_module(const char *tensor, const char *module)
+{
+    const char *at = strstr(tensor, ".layers."), *want = strstr(module, ".layers.");
+    size_t n = want != NULL ? strlen(want) : 0;
+    return at != NULL && want != NULL && strncmp(at, want, n) == 0 && strncmp(at + n, ".lora_", 6) == 0;
+}
+
+static spw_status
+say_twice(const job *j, const spw_tensor_info *t, spw_error *err)
+{
+    return SPW_RAISE(err, SPW_ECORRUPT, "%s/%s: %s is there twice, with and without its prefix", j->o->source,
+                     spw_hf_adapters(j->o->source), t->name);
+}
+
+/* A or B of a tensor of all experts, to whose matrices it is bound; found: whether it is one. */
+static spw_status
+bind_fused(job *j, const spw_tensor_info *t, bool is_b, bool *found, spw_error *err)
+{
+    *found = false;
+    for (uint32_t b = 0; b < j->model->block_count && j->fused != NULL && !*found; b++) {
+        const spw_block *block = &j->model->blocks[b];
+        spw_fused fused[SPW_FUSED_COUNT];
+        spw_fused_kind kind = SPW_FUSED_COUNT, of_part;
+        bool wanted[SPW_FUSED_COUNT] = {false};
+        uint64_t first;
+        for (int k = 0; k < SPW_FUSED_COUNT; k++)
+            wanted[k] = spw_model_fused(j->model, block, (spw_fused_kind)k, &fused[k]) && is_fused_target(j, &fused[k]);
+        for (int k = 0; k < SPW_FUSED_COUNT; k++) {
+            char module[96];
+            if (!wanted[k])
+                continue;
+            spw_fused_module(&fused[k], (spw_fused_kind)k, wanted[0] && wanted[1], module);
+            kind = is_module(t->name, module) ? (spw_fused_kind)k : kind;
+        }
+        *found = kind != SPW_FUSED_COUNT;
+        for (uint32_t k = 0; *found && k < block->param_count; k++) {
+            const uint32_t id = block->param_ids[k];
+            if (!spw_model_fused_part(j->model, block, k, &of_part, &first) || of_part != kind)
+                continue;
+            if (j->matrices[2 * (size_t)id + is_b] != NULL)
+                return say_twice(j, t, err);
+            j->matrices[2 * (size_t)id + is_b] = t;
+            j->places[id] = (fused_part){fused[kind], first};
+        }
+    }
+    return SPW_OK;
+}
+
 /* Each tensor is A or B of a weight here, or of what reads images, which is left out: nothing else that was trained is. */
 static spw_status
 bind_adapters(job *j, spw_error *err)
 {
     j->matrices = spw_mem_calloc((size_t)j->model->param_count * 2 + 1, sizeof *j->matrices);
-    if (j->matrices == NULL)
+    j->places = spw_mem_calloc((size_t)j->model->param_count + 1, sizeof *j->places);
+    if (j->matrices == NULL || j->places == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "adapters in %s", j->o->source);
     for (uint32_t i = 0; i < spw_st_reader_count(j->adapters); i++) {
         const spw_tensor_info *t = spw_st_reader_tensor(j->adapters, i);
         char weight[SPW_TENSOR_NAME_BYTES];
-        bool is_b = false;
+        bool is_b = false, of_experts = false;
         uint32_t id;
         name_adapted(j, t->name, &is_b, weight);
+        if (weight[0] != '\0')
+            SPW_TRY(bind_fused(j, t, is_b, &of_experts, err));
+        if (of_experts)
+            continue;
         id = spw_model_find_param(j->model, weight);
         if (id == UINT32_MAX && spw__hf_is_passed_over(weight, &j->config))
             continue;
@@ -124,8 +205,7 @@ bind_adapters(job *j, spw_error *err)
             return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s/%s: %s is not an adapter of a weight of this model",
                              j->o->source, spw_hf_adapters(j->o->source), t->name);
         if (j->matrices[2 * (size_t)id + is_b] != NULL)
-            return SPW_RAISE(err, SPW_ECORRUPT, "%s/%s: %s is there twice, with and without its prefix", j->o->source,
-                             spw_hf_adapters(j->o->source), t->name);
+            return say_twice(j, t, err);
         j->matrices[2 * (size_t)id + is_b] = t;
     }
     return SPW_OK;
@@ -255,35 +335,60 @@ read_matrix(const job *j, const spw_tensor_info *info, float **out, spw_error *e
 static void
 forget_adapter(job *j)
 {
-    spw_mem_free(j->adapter.a);
-    spw_mem_free(j->adapter.b);
+    for (int k = 0; k < 2; k++)
+        spw_mem_free(j->adapter.matrix[k]);
     memset(&j->adapter, 0, sizeof j->adapter);
+}
+
+/* A and B of the parameter, unless they are there already: all experts of a layer have the same. */
+static spw_status
+load_adapter(job *j, const spw_tensor_info *const of[2], spw_error *err)
+{
+    if (of[0] == j->adapter.of[0] && of[1] == j->adapter.of[1])
+        return SPW_OK;
+    forget_adapter(j);
+    for (int k = 0; k < 2; k++) {
+        if (of[k] != NULL)
+            SPW_TRY(read_matrix(j, of[k], &j->adapter.matrix[k], err));
+        j->adapter.of[k] = of[k];
+    }
+    return SPW_OK;
 }
 
 static spw_status
 find_adapter(job *j, uint32_t id, spw_error *err)
 {
     const spw_param *p = &j->model->params[id];
-    bool in_out = j->config.family == SPW_FAMILY_GPT2;
-    uint64_t in = in_out ? p->rows : p->cols, out = in_out ? p->cols : p->rows;
-    const spw_tensor_info *a, *b;
-    forget_adapter(j);
-    if (j->matrices == NULL)
+    const fused_part *part = j->places != NULL && j->places[id].fused.name[0] != '\0' ? &j->places[id] : NULL;
+    const bool in_out = j->config.family == SPW_FAMILY_GPT2;
+    const uint64_t experts = part != NULL ? j->config.experts : 1;
+    const uint64_t in = part != NULL ? part->fused.a_cols : in_out ? p->rows : p->cols;
+    const uint64_t out = part != NULL ? part->fused.b_rows : in_out ? p->cols : p->rows;
+    const spw_tensor_info *const *of = j->matrices != NULL ? &j->matrices[2 * (size_t)id] : NULL;
+    uint64_t all;
+    j->adapter.rank = 0;
+    if (of == NULL || (of[0] == NULL && of[1] == NULL))
         return SPW_OK;
-    a = j->matrices[2 * (size_t)id];
-    b = j->matrices[2 * (size_t)id + 1];
-    if (a == NULL && b == NULL)
-        return SPW_OK;
-    if (a != NULL)
-        SPW_TRY(read_matrix(j, a, &j->adapter.a, err));
-    if (b != NULL)
-        SPW_TRY(read_matrix(j, b, &j->adapter.b, err));
-    if (a == NULL || b == NULL || a->shape[1] != in || b->shape[0] != out || a->shape[0] != b->shape[1] ||
-        a->shape[0] == 0)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: the adapter of %s is not (rank, %llu) and (%llu, rank)", j->o->source,
-                         p->name, (unsigned long long)in, (unsigned long long)out);
-    j->adapter.rank = a->shape[0];
-    j->adapter.scale = (float)(j->alpha / (j->by_root ? sqrt((double)a->shape[0]) : (double)a->shape[0]));
+    SPW_TRY(load_adapter(j, of, err));
+    if (of[0] == NULL || of[1] == NULL || of[0]->shape[1] != in || of[1]->shape[0] != out ||
+        of[0]->shape[0] != of[1]->shape[1] || of[0]->shape[0] == 0 || of[0]->shape[0] % experts != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: the adapter of %s is not (rank, %llu) and (%llu, rank)%s",
+                         j->o->source, part != NULL ? part->fused.name : p->name, (unsigned long long)in,
+                         (unsigned long long)out,
+                         part != NULL ? " with a rank for each expert, as peft 0.21 has it with transformers 5" : "");
+    all = of[0]->shape[0];
+    j->adapter.rank = all / experts;
+    j->adapter.in = in;
+    j->adapter.row = all;
+    j->adapter.step = experts;
+    j->adapter.a = j->adapter.matrix[0];
+    j->adapter.b = j->adapter.matrix[1];
+    j->adapter.turned = part != NULL ? part->fused.turned : in_out;
+    if (part != NULL) {
+        j->adapter.a += (p->expert - 1) * j->adapter.rank * in;
+        j->adapter.b += part->first * all + p->expert - 1;
+    }
+    j->adapter.scale = (float)(j->alpha / (j->by_root ? sqrt((double)j->adapter.rank) : (double)j->adapter.rank));
     return SPW_OK;
 }
 
@@ -291,14 +396,14 @@ find_adapter(job *j, uint32_t id, spw_error *err)
 static void
 merge(const job *j, const spw_param *p, uint64_t first, uint64_t n, float *w)
 {
-    bool in_out = j->config.family == SPW_FAMILY_GPT2;
-    uint64_t in = in_out ? p->rows : p->cols, rank = j->adapter.rank;
+    const uint64_t in = j->adapter.in, step = j->adapter.step;
     for (uint64_t i = 0; i < n; i++) {
         uint64_t row = (first + i) / p->cols, col = (first + i) % p->cols;
-        const float *b = j->adapter.b + (in_out ? col : row) * rank, *a = j->adapter.a + (in_out ? row : col);
+        const float *b = j->adapter.b + (j->adapter.turned ? col : row) * j->adapter.row;
+        const float *a = j->adapter.a + (j->adapter.turned ? row : col);
         float sum = 0;
-        for (uint64_t k = 0; k < rank; k++)
-            sum += b[k] * a[k * in];
+        for (uint64_t k = 0; k < j->adapter.rank; k++)
+            sum += b[k * step] * a[k * in];
         w[i] += j->adapter.scale * sum;
     }
 }
@@ -628,6 +733,8 @@ spw_export(const spw_export_options *o, spw_export_report *report, spw_error *er
     spw_st_reader_close(j.masters);
     spw_st_reader_close(j.adapters);
     spw_mem_free(j.matrices);
+    spw_mem_free(j.places);
+    json_decref(j.fused);
     spw_pool_destroy(j.pool);
     spw_bounce_destroy(j.bounce);
     forget_adapter(&j);

@@ -306,7 +306,7 @@ spw_status spw_foreign_moments(spw_foreign *f, const spw_hf_reader *weights, con
  * spw_export - writes a Hugging Face folder from another one, from a checkpoint (fp32: its masters) or one of another program (its masters, also
  *   where a Hugging Face folder's weights lie beside it), or from llm.c's weights.
  *   Adapters in the folder (spw_hf_adapters, with adapter_config.json) are merged: W + alpha / rank B A (use_rslora: over the rank's root), in
- *   fp32 and rounded once.
+ *   fp32 and rounded once; those of experts' tensors by the names of target_parameters, as peft 0.21 has them with transformers 5.
  *   config.json keeps what the source's says besides; tokenizer files come along. The folder appears when all is on disk.
  * Memory  3 MiB for each of up to four threads, the names and one adapter.
  * Errors  SPW_ESYS (EEXIST) when `to` exists, SPW_ENOSPC, SPW_EINVAL of a weight that fp16 has no number for, and the readers'. Nothing is left
