@@ -220,6 +220,12 @@ JSON
     sed -i 's/"grad_norm":[^,]*/"grad_norm":0/' "$dir/$family.cpu" "$dir/$family.$first"
     check "$family in bf16 has losses near them" near "$dir/$family.cpu" "$dir/$family.$first" 2e-2 5
 done
+# Adapters beside those experts: a rank that no kernel's widest words fit.
+family=experts
+beside=(--set 'spillway.lora={"rank":3,"alpha":4,"targets":["q_proj"],"target_parameters":["experts.*"]}')
+"$spw" train "$dir/$family.json" --quiet "${beside[@]}" --set spillway.run_log="$dir/beside.cpu" >"$dir/out" 2>&1
+train late "${beside[@]}" --set spillway.expert_turns=3 --set spillway.run_log="$dir/beside.cuda"
+check "adapters beside experts: the losses of the cpu device" near "$dir/beside.cpu" "$dir/beside.cuda" 1e-4 5
 check "text was generated" test "$(wc -c <"$dir/greedy")" -gt 60
 
 # What the device cannot do yet is refused before anything is taken.
