@@ -19,17 +19,15 @@ typedef struct moe_args {
 static uint64_t
 slice(const moe_args *g, uint32_t part_idx, uint64_t *first)
 {
-    *first = part_idx * g->grain;
-    return g->r->M - *first < g->grain ? g->r->M - *first : g->grain;
+    return cpu_slice(g->r->M, g->grain, part_idx, first);
 }
 
 static void
 run(spw_gpu_queue *q, moe_args *g, uint64_t cols, spw_pool_fn fn)
 {
-    enum { GRAIN = 16384 };
     g->k = spw__cpu_kernels(q);
-    g->grain = cols >= GRAIN ? 1 : GRAIN / cols;
-    spw__cpu_run(q, (uint32_t)((g->r->M + g->grain - 1) / g->grain), fn, g);
+    g->grain = cpu_row_grain(cols);
+    spw__cpu_run(q, cpu_slices(g->r->M, g->grain), fn, g);
 }
 
 static bool
@@ -349,19 +347,17 @@ typedef struct piece_args {
 static void
 run_piece(spw_gpu_queue *q, piece_args *g, spw_pool_fn fn)
 {
-    enum { GRAIN = 16384 };
     g->k = spw__cpu_kernels(q);
-    g->grain = g->C >= GRAIN ? 1 : GRAIN / g->C;
-    spw__cpu_run(q, (uint32_t)((g->rows + g->grain - 1) / g->grain), fn, g);
+    g->grain = cpu_row_grain(g->C);
+    spw__cpu_run(q, cpu_slices(g->rows, g->grain), fn, g);
 }
 
 /* Rows [first, the result) of a part. */
 static uint64_t
 piece_slice(const piece_args *g, uint32_t part_idx, uint64_t *first)
 {
-    uint64_t end = (part_idx + 1) * g->grain;
-    *first = part_idx * g->grain;
-    return end < g->rows ? end : g->rows;
+    const uint64_t n = cpu_slice(g->rows, g->grain, part_idx, first);
+    return *first + n;
 }
 
 static void

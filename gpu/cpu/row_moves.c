@@ -15,8 +15,9 @@ static void
 rows_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const rows_args *a = ctx;
-    const uint64_t first = part_idx * a->grain, end = first + a->grain < a->count ? first + a->grain : a->count;
+    uint64_t first, end = cpu_slice(a->count, a->grain, part_idx, &first);
     (void)worker_idx;
+    end += first;
     for (uint64_t i = first; i < end; i++) {
         const uint64_t row = (uint64_t)a->rows[i];
         memcpy(a->out + (a->put ? row : i) * a->row_bytes, a->in + (a->put ? i : row) * a->row_bytes, a->row_bytes);
@@ -27,7 +28,7 @@ static void
 run(spw_gpu_queue *q, rows_args *a)
 {
     a->grain = PART_BYTES / a->row_bytes + 1;
-    spw__cpu_run(q, (uint32_t)((a->count + a->grain - 1) / a->grain), rows_part, a);
+    spw__cpu_run(q, cpu_slices(a->count, a->grain), rows_part, a);
 }
 
 void
@@ -54,8 +55,9 @@ static void
 transpose_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const transpose_args *a = ctx;
-    const uint64_t first = part_idx * a->grain, end = first + a->grain < a->M ? first + a->grain : a->M;
+    uint64_t first, end = cpu_slice(a->M, a->grain, part_idx, &first);
     (void)worker_idx;
+    end += first;
     for (uint64_t at = first; at < end; at += 16)
         for (uint64_t n = 0; n < a->N; n++)
             for (uint64_t m = at; m < end && m < at + 16; m++) {
@@ -68,7 +70,7 @@ static void
 transpose(spw_gpu_queue *q, transpose_args *a)
 {
     a->grain = spw_round_up(PART_BYTES / (a->N * sizeof(float) + 1) + 1, 16);
-    spw__cpu_run(q, (uint32_t)((a->M + a->grain - 1) / a->grain), transpose_part, a);
+    spw__cpu_run(q, cpu_slices(a->M, a->grain), transpose_part, a);
 }
 
 void
