@@ -385,8 +385,10 @@ if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
     check "and so is a log" test $code -eq 1 -a -n "$(grep "spillway.run_log.*Permission" "$dir/err")"
     mkdir -m 1777 "$dir/shared"
     echo '{"text": "some words of a text that is longer than one window of the model, which has room for a few of its bytes"}' >"$dir/open.jsonl"
-    shared=(--set data.path="$dir/open.jsonl" --set data.text_field=text --set data.validation_split=0 --set data.cache_dir="$dir/shared" --set spillway.checkpoint_dir= --set spillway.run_log= --set spillway.steps=1)
+    shared=(--set zero_optimization.offload_param.nvme_path="$dir/shared" --set zero_optimization.offload_optimizer.nvme_path="$dir/shared" --set data.path="$dir/open.jsonl" --set data.text_field=text --set data.validation_split=0 --set data.cache_dir="$dir/shared" --set spillway.checkpoint_dir= --set spillway.run_log= --set spillway.steps=1)
     check "tokens in a folder of everybody" run train "$c" "${shared[@]}"
+    check "of a text that all may read are read by another user" nobody train "$c" "${shared[@]}"
+    chmod 600 "$dir"/shared/*.tokens
     nobody train "$c" "${shared[@]}"
     code=$?
     check "that are another user's are named" test $code -eq 1 -a -n "$(grep "data.cache_dir has to be another folder: $dir/shared/.*tokens cannot be read, nor replaced: Operation not permitted" "$dir/err")"
