@@ -388,6 +388,82 @@ test_pieces(void **state)
     spw_pieces_deinit(&p);
 }
 
+/* What is free of a memory, beside the list of who has what: the same places, and the same refusals. */
+static void
+test_gaps(void **state)
+{
+    enum { BYTES = 300, OWNERS = 60, CALLS = 20000 };
+    spw_pieces p;
+    spw_gaps g;
+    uint64_t at[OWNERS], bytes[OWNERS] = {0}, refused = 0;
+    (void)state;
+    assert_int_equal(spw_pieces_init(&p, BYTES, OWNERS, NULL), SPW_OK);
+    assert_int_equal(spw_gaps_init(&g, BYTES, OWNERS, NULL), SPW_OK);
+    for (uint32_t call = 0; call < CALLS; call++) {
+        uint32_t r[4], owner;
+        spw_philox(11, 0, call, r);
+        owner = r[0] % OWNERS;
+        if (bytes[owner] > 0) {
+            spw_pieces_give_back(&p, at[owner]);
+            spw_gaps_give_back(&g, at[owner], bytes[owner]);
+            bytes[owner] = 0;
+        } else {
+            uint64_t other = 0, wanted = 1 + r[1] % (r[2] % 4 == 0 ? 40 : 8);
+            bool there = spw_pieces_take(&p, owner, wanted, &at[owner]);
+            assert_int_equal(spw_gaps_take(&g, wanted, &other), there);
+            assert_true(!there || other == at[owner]);
+            bytes[owner] = there ? wanted : 0;
+            refused += !there;
+        }
+        for (uint32_t i = 1; i < g.count; i++)
+            assert_true(g.list[i - 1].offset + g.list[i - 1].bytes < g.list[i].offset);
+    }
+    assert_true(refused > 100 && refused < CALLS / 2);
+    spw_pieces_deinit(&p);
+    spw_gaps_deinit(&g);
+}
+
+/* Sets of numbers beside a map of them, of as many levels as one to three words of the lowest and more need. */
+static void
+test_set(void **state)
+{
+    static const uint64_t bounds[] = {1, 64, 65, 4096, 5000, 300000};
+    static bool map[300000];
+    (void)state;
+    for (size_t b = 0; b < sizeof bounds / sizeof bounds[0]; b++) {
+        const uint64_t bound = bounds[b];
+        spw_set set;
+        assert_int_equal(spw_set_init(&set, bound, NULL), SPW_OK);
+        memset(map, 0, sizeof map);
+        for (uint32_t call = 0; call < 4000; call++) {
+            uint32_t r[4];
+            uint64_t n, next, last;
+            spw_philox(12, b, call, r);
+            n = r[0] % bound;
+            if (r[1] % 3 > 0)
+                spw_set_add(&set, n);
+            else
+                spw_set_remove(&set, n);
+            map[n] = r[1] % 3 > 0;
+            if (call % 1000 == 999) {
+                spw_set_clear(&set);
+                memset(map, 0, sizeof map);
+            }
+            next = last = r[2] % (bound + 1);
+            assert_true(last == bound || spw_set_has(&set, last) == map[last]);
+            assert_true(spw_set_last(&set, UINT64_MAX) == spw_set_last(&set, bound));
+            n = next;
+            while (next < bound && !map[next])
+                next++;
+            assert_true(spw_set_next(&set, n) == (next < bound ? next : UINT64_MAX));
+            while (last > 0 && !map[last - 1])
+                last--;
+            assert_true(spw_set_last(&set, n) == (last > 0 ? last - 1 : UINT64_MAX));
+        }
+        spw_set_deinit(&set);
+    }
+}
+
 int
 main(void)
 {
@@ -396,6 +472,7 @@ main(void)
         cmocka_unit_test(test_philox), cmocka_unit_test(test_bytes),     cmocka_unit_test(test_errors),
         cmocka_unit_test(test_pool),   cmocka_unit_test(test_regions),   cmocka_unit_test(test_large_region),
         cmocka_unit_test(test_prompt), cmocka_unit_test(test_run_delay), cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_gaps),   cmocka_unit_test(test_set),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

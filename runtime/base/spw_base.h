@@ -151,6 +151,42 @@ void spw_pieces_deinit(spw_pieces *pieces);
 bool spw_pieces_take(spw_pieces *pieces, uint32_t owner, uint64_t bytes, uint64_t *offset);
 void spw_pieces_give_back(spw_pieces *pieces, uint64_t offset); /* what was taken there */
 
+/*
+ * spw_gaps - what is free of one memory, without who has the rest: pure. It gives what spw_pieces gives, the lowest gap that is large enough,
+ * and looks at gaps alone, of which a memory that is full of pieces has few, however many these are.
+ */
+typedef struct spw_gap {
+    uint64_t offset, bytes;
+} spw_gap;
+typedef struct spw_gaps {
+    spw_gap *list;
+    uint32_t count, capacity;
+    uint64_t most; /* no gap has more bytes */
+} spw_gaps;
+spw_status spw_gaps_init(spw_gaps *gaps, uint64_t bytes, uint32_t piece_count_max, spw_error *err);
+void spw_gaps_deinit(spw_gaps *gaps);
+/* bytes above 0. False: there is no such gap, and nothing changed. */
+bool spw_gaps_take(spw_gaps *gaps, uint64_t bytes, uint64_t *offset);
+void spw_gaps_give_back(spw_gaps *gaps, uint64_t offset, uint64_t bytes); /* all of a piece that was taken */
+
+/*
+ * spw_set - whole numbers below a bound (2^36 at most), in their order: pure. Adding what is there, and removing what is not, changes nothing.
+ */
+enum { SPW_SET_LEVELS = 7 };
+typedef struct spw_set {
+    uint64_t bound, *words;
+    uint64_t *level[SPW_SET_LEVELS], word_count[SPW_SET_LEVELS]; /* of words */
+    uint32_t level_count;
+} spw_set;
+spw_status spw_set_init(spw_set *set, uint64_t bound, spw_error *err); /* it is empty */
+void spw_set_deinit(spw_set *set);
+void spw_set_clear(spw_set *set);
+void spw_set_add(spw_set *set, uint64_t n);
+void spw_set_remove(spw_set *set, uint64_t n);
+bool spw_set_has(const spw_set *set, uint64_t n);
+uint64_t spw_set_next(const spw_set *set, uint64_t from); /* the lowest from there on; UINT64_MAX: there is none */
+uint64_t spw_set_last(const spw_set *set, uint64_t end);  /* the highest below it; UINT64_MAX: there is none */
+
 /* Test hooks: the k-th allocation from now on fails (0 turns it off); how many objects and regions are live. */
 void spw_test_fail_alloc(unsigned k);
 bool spw_test_fault_fired(void);
