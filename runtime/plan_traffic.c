@@ -135,12 +135,12 @@ spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
     const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes, leave = in->holds ? 1 : in->passes;
     const uint64_t returning = in->piece_returns * pieces_elems(in) * in->grad_bytes;
     const plan_whole between = spw__plan_whole(in);
+    rehearsal r = {.waits = true};
     count_leaving(p, in);
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];
-        rehearsal r = {.h2d = 0};
-        if (in->trial != NULL && k > 0) {
-            *t = p->traffic[0];
+        if ((in->trial != NULL && k > 0) || !r.waits) {
+            *t = p->traffic[k - 1];
             continue;
         }
         SPW_TRY(spw__plan_rehearse(p, in, spw_paces[in->trial != NULL ? SPW_PACE_DEFAULT : k], &r, err));

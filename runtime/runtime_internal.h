@@ -140,6 +140,8 @@ typedef struct rehearsal_input {
 typedef struct rehearsal {
     uint64_t path_read[SPW_PATHS_MAX], h2d; /* bytes of weights */
     uint32_t *chunk_reads;                  /* (chunk_count) reads of the weights of each; the caller's; may be NULL */
+    bool
+        waits; /* an update had to wait for time: at a higher pace a step may move something else, which it does not where none has to */
 } rehearsal;
 /* Of *out the caller sets chunk_reads. Errors  SPW_ENOMEM. */
 spw_status spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err);
