@@ -619,6 +619,8 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .fills = e->fills_device,
         .device_share = e->device_share,
         .trial = e->trial,
+        .unexplained = o->unexplained,
+        .uncounted = o->uncounted && e->trial == NULL,
         .measured = e->measured,
         .given = o->rates != NULL || o->gpu != NULL,
         .displaces = e->displaces,

@@ -157,7 +157,7 @@ predict(search *s, change more, spw_prediction *x)
     if (more < CHANGE_COUNT && !apply(s, s->trial, more))
         return INFINITY;
     o.config = s->trial;
-    o.plan_only = true;
+    o.plan_only = o.unexplained = true;
     o.plan_out = s->plan;
     st = spw_engine_create(&e, &o, &refused);
     spw_engine_destroy(e);

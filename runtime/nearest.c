@@ -196,7 +196,7 @@ try_plan(const spw_engine_options *options, const spw_config *c, spw_plan *plan,
     spw_status st;
     memset(plan, 0, sizeof *plan);
     o.config = c;
-    o.plan_only = true;
+    o.plan_only = o.unexplained = o.uncounted = true;
     o.plan_out = plan;
     st = spw_engine_create(&e, &o, &err);
     spw_engine_destroy(e);
@@ -228,7 +228,7 @@ helps(change what, spw_lack lack)
 typedef struct search {
     spw_engine_options *options;
     const spw_config *from;
-    spw_config *config, *trial;
+    spw_config *config, *trial, *seen;
     spw_plan *plan;
     change done[CHANGE_COUNT * ROUNDS];
     uint32_t done_count;
@@ -245,12 +245,15 @@ fits(search *s)
     return try_plan(s->options, s->trial, s->plan, &lack) && lack == SPW_LACK_NOTHING;
 }
 
-/* Changes it until it fits, as far as that can be told without what disks hold. */
+/*
+ * Changes it until it fits, as far as that can be told without what disks hold. What lacks room on disks and in host memory goes back and forth: once a
+ * configuration comes again that was there behind the 1st, 2nd, 4th, 8th change and so on, with as much missing, no other will come (Brent 1980).
+ */
 static bool
 reach(search *s, const spw_config *from)
 {
-    spw_lack lack;
-    uint64_t least;
+    spw_lack lack, seen_lack = SPW_LACK_NOTHING;
+    uint64_t least, seen_least = 0;
     s->options->fit_only = true;
     s->from = from;
     *s->config = *from;
@@ -275,6 +278,14 @@ reach(search *s, const spw_config *from)
         s->done[s->done_count++] = what;
         lack = left;
         least = s->plan->least_bytes;
+        if (lack != SPW_LACK_NOTHING && lack == seen_lack && least == seen_least &&
+            memcmp(s->config, s->seen, sizeof *s->config) == 0)
+            return false;
+        if ((s->done_count & (s->done_count - 1)) == 0) {
+            *s->seen = *s->config;
+            seen_lack = lack;
+            seen_least = least;
+        }
     }
     return lack == SPW_LACK_NOTHING;
 }
@@ -404,11 +415,12 @@ spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_err
     search s = {.options = &own,
                 .config = spw_mem_zalloc(sizeof *s.config),
                 .trial = spw_mem_zalloc(sizeof *s.trial),
+                .seen = spw_mem_zalloc(sizeof *s.seen),
                 .plan = spw_mem_zalloc(sizeof *s.plan)};
     spw_config *other = spw_mem_zalloc(sizeof *other);
     spw_status st = SPW_OK;
     memset(out, 0, sizeof *out);
-    if (s.config == NULL || s.trial == NULL || s.plan == NULL || other == NULL) {
+    if (s.config == NULL || s.trial == NULL || s.seen == NULL || s.plan == NULL || other == NULL) {
         st = SPW_RAISE(err, SPW_ENOMEM, "search for a configuration that fits");
     } else {
         uint64_t process = own.process_bytes > 0 ? own.process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20);
@@ -430,6 +442,7 @@ spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_err
     }
     spw_mem_free(s.config);
     spw_mem_free(s.trial);
+    spw_mem_free(s.seen);
     spw_mem_free(s.plan);
     spw_mem_free(other);
     return st;

@@ -125,9 +125,9 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
                 in->inference ? "a smaller --host-memory, and weights on nvme or as codes (--nvme, --codes), lower"
                               : "a smaller spillway.host_memory, spillway.chunk_elems or offloading to nvme lowers");
     }
-    if (st == SPW_OK && in->use_count > 0 && !in->inference)
+    if (st == SPW_OK && in->use_count > 0 && !in->inference && !in->uncounted)
         st = spw__plan_traffic(p, in, err);
-    if (in->trial == NULL)
+    if (in->trial == NULL && !in->unexplained)
         spw__plan_explain(p, in);
     return st;
 }

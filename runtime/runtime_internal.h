@@ -72,14 +72,15 @@ typedef struct plan_input {
     bool fills;              /* offloaded state of the first units takes device memory that is left */
     double device_share;     /* of the elements that are trained: whose state the first units have there at least */
     const plan_trial *trial; /* NULL: it is not one */
-    bool measured;           /* what was chosen by time was so by rates of this machine */
-    bool given;              /* or by others that the caller knows of */
-    bool displaces;          /* state is where weights could stay gathered */
-    bool direct;             /* weights that lie on the device have its compute type and are used there, not gathered */
-    bool gather_all;         /* the configuration wants the weights on the device: room for all of them, if there is */
-    bool in_pieces;          /* embeddings and heads come in pieces */
-    uint64_t piece_returns;  /* how often their gradients leave in a step beyond once a pass, and come back */
-    const plan_use *uses;    /* of one pass, forward then backward */
+    bool unexplained, uncounted; /* spw_engine_options' */
+    bool measured;               /* what was chosen by time was so by rates of this machine */
+    bool given;                  /* or by others that the caller knows of */
+    bool displaces;              /* state is where weights could stay gathered */
+    bool direct;            /* weights that lie on the device have its compute type and are used there, not gathered */
+    bool gather_all;        /* the configuration wants the weights on the device: room for all of them, if there is */
+    bool in_pieces;         /* embeddings and heads come in pieces */
+    uint64_t piece_returns; /* how often their gradients leave in a step beyond once a pass, and come back */
+    const plan_use *uses;   /* of one pass, forward then backward */
     uint32_t use_count, forward_count, passes, micro_batches;
     bool holds; /* passes hold gradients on the device, which they leave in the last one */
     bool

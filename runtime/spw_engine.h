@@ -116,7 +116,9 @@ typedef struct spw_engine_options {
     const spw_rates *rates; /* plan_only: these instead, by the plan's paths; NULL: as kept_rates says */
     const spw_gpu_spec *gpu; /* plan_only: for this device, which need not be here; NULL: the configuration's */
     bool fit_only;           /* plan_only: whether it fits is enough, what a step moves is not counted */
-    uint64_t process_bytes;  /* what the plan counts for the process; 0: what is resident now */
+    /* plan_only, for searches: nobody reads the plan's decisions; nor, but of plans that are compared, what a step moves. */
+    bool unexplained, uncounted;
+    uint64_t process_bytes; /* what the plan counts for the process; 0: what is resident now */
     double
         targeted; /* share of tokens with a target (spw_data_targeted), where data hide some: what heads compute; 0: all */
     uint64_t caller_bytes; /* and for what the caller will take besides its batches */
