@@ -5,6 +5,7 @@
  */
 #include "lib_rig.h"
 #include "engine_internal.h"
+#include "gpu_internal.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -306,6 +307,135 @@ test_resumes(void **state)
         rig_remove(&got);
     }
     assert_true(is.again > 0);
+    rig_remove(&want);
+}
+
+/*
+ * A device that computes something else when it is to do a step again: a loss by its last bit, or an element of a gradient. It takes its time
+ * for gradients, so that updates have begun when the step turns out to clip.
+ */
+typedef enum oddity { ODD_NOTHING, ODD_LOSS, ODD_NORM, ODD_COUNT } oddity;
+static struct {
+    const spw_gpu_calls *own;
+    spw_gpu_calls calls;
+    oddity odd;
+    uint64_t heads, first; /* micro-batches of the step whose loss was computed; of its first passes */
+} odd;
+
+static void
+odd_head(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w, const int32_t *targets,
+         const float *weights, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V, uint64_t C,
+         float grad_scale, float cap, unsigned flags)
+{
+    odd.own->linear_cross_entropy(q, losses, dx, dw, x, w, targets, weights, logits, rows_per_chunk, M, V, C,
+                                  grad_scale, cap, flags);
+    if (++odd.heads > odd.first && odd.odd == ODD_LOSS)
+        losses[0] = nextafterf(losses[0], INFINITY);
+}
+
+static void
+odd_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x, const act *w, uint64_t M,
+             uint64_t N, uint64_t K, unsigned flags)
+{
+    odd.own->linear_backward(q, dx, dw, db, dy, x, w, M, N, K, flags);
+    if (odd.heads > odd.first && odd.odd == ODD_NORM)
+        dw[0] += 1e-3f;
+    spw_sleep_ns(1000000);
+}
+
+static void
+make_odd(const rig *r, oddity what)
+{
+    odd.own = r->e->compute->calls;
+    odd.calls = *odd.own;
+    odd.calls.linear_cross_entropy = odd_head;
+    odd.calls.linear_backward = odd_backward;
+    odd.odd = what;
+    odd.first = r->c.accumulation;
+    r->e->compute->calls = &odd.calls;
+}
+
+/* Steps, each with a save that is under way meanwhile, until one is made again or fails: which, or STEPS. */
+static int
+until_again(rig *r, outcome *o, spw_status *st)
+{
+    for (int s = 0; s < STEPS; s++) {
+        spw_checkpoint_job *job = NULL;
+        spw_checkpoint_state at = {.step = (uint64_t)s, .updates = (uint64_t)s};
+        spw_step_result x = {.again = false};
+        rig_need(r, spw_checkpoint_begin(&job, r->e, &r->c, r->dir, &at, &r->err));
+        odd.heads = 0;
+        *st = rig_step(r, (uint64_t)s, &x);
+        rig_need(r, spw_checkpoint_finish(job, NULL, &r->err));
+        o->losses[s] = x.loss;
+        o->norms[s] = x.grad_norm;
+        assert_int_equal(odd.heads, *st != SPW_OK || x.again ? 2 * odd.first : odd.first);
+        if (*st != SPW_OK || x.again)
+            return s;
+    }
+    return STEPS;
+}
+
+/*
+ * The second loss, or norm, has other bits than the first: the run ends, and says so with all four numbers; nothing more can be saved or
+ * trained. What was being saved when the step began is whole, and gone on with elsewhere gives what a device that can be trusted gives.
+ */
+static void
+test_computes_otherwise(void **state)
+{
+    outcome want_is;
+    rig want;
+    (void)state;
+    open_want(&want, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, &want_is, NULL);
+    for (oddity what = ODD_NOTHING; what < ODD_COUNT; what++) {
+        outcome is = {.ahead = 0};
+        spw_error first, after = {0};
+        spw_status st;
+        char says[160];
+        double numbers[2];
+        int s;
+        rig got, on;
+        place(&got, &want, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, what == ODD_LOSS ? 10 : 11);
+        rig_open(&got);
+        rig_need(&got, spw_engine_init_params(got.e, 7, &got.err));
+        make_odd(&got, what);
+        s = until_again(&got, &is, &st);
+        assert_true(s < STEPS);
+        if (what == ODD_NOTHING) {
+            assert_int_equal(st, SPW_OK);
+            train(&got, s + 1, STEPS, &is);
+            assert_memory_equal(want_is.losses, is.losses, sizeof is.losses);
+            rig_same_state(&want, &got, "made again");
+            rig_remove(&got);
+            continue;
+        }
+        assert_int_equal(st, SPW_ECORRUPT);
+        first = got.err;
+        snprintf(says, sizeof says, "a step that was computed twice had loss %.17g and gradient norm %.17g, and then ",
+                 want_is.losses[s], want_is.norms[s]);
+        if (strstr(first.message, says) != first.message ||
+            strstr(first.message, ": device cpu, or its memory, does not compute the same each time") == NULL ||
+            sscanf(first.message + strlen(says), "%lf and %lf", &numbers[0], &numbers[1]) != 2)
+            fail_msg("\"%s\" does not begin with \"%s\"", first.message, says);
+        assert_true((numbers[0] != want_is.losses[s]) == (what == ODD_LOSS));
+        assert_true((numbers[1] != want_is.norms[s]) == (what == ODD_NORM));
+        odd.odd = ODD_NOTHING;
+        assert_int_equal(rig_step(&got, (uint64_t)s, &(spw_step_result){0}), SPW_ECORRUPT);
+        assert_string_equal(got.err.message, first.message);
+        assert_int_equal(spw_checkpoint_save(got.e, &got.c, got.dir,
+                                             &(spw_checkpoint_state){.step = STEPS, .updates = STEPS}, NULL, &after),
+                         SPW_ECORRUPT);
+        assert_non_null(strstr(after.message, first.message));
+        rig_config(&on, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+        on.c.gradient_clipping = want.c.gradient_clipping;
+        on.c.run.chunk_elems = 4096;
+        rig_load(&on, &got, s);
+        train(&on, s, STEPS, &is);
+        assert_memory_equal(want_is.losses, is.losses, sizeof is.losses);
+        rig_same_state(&want, &on, "gone on with");
+        rig_remove(&on);
+        rig_remove(&got);
+    }
     rig_remove(&want);
 }
 
@@ -742,10 +872,17 @@ test_policy(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_others),     cmocka_unit_test(test_skipped),
-        cmocka_unit_test(test_resumes),   cmocka_unit_test(test_bytes),      cmocka_unit_test(test_without),
-        cmocka_unit_test(test_back),      cmocka_unit_test(test_broken_off), cmocka_unit_test(test_rest),
-        cmocka_unit_test(test_spoiled),   cmocka_unit_test(test_policy)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
+                                       cmocka_unit_test(test_others),
+                                       cmocka_unit_test(test_skipped),
+                                       cmocka_unit_test(test_resumes),
+                                       cmocka_unit_test(test_computes_otherwise),
+                                       cmocka_unit_test(test_bytes),
+                                       cmocka_unit_test(test_without),
+                                       cmocka_unit_test(test_back),
+                                       cmocka_unit_test(test_broken_off),
+                                       cmocka_unit_test(test_rest),
+                                       cmocka_unit_test(test_spoiled),
+                                       cmocka_unit_test(test_policy)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
