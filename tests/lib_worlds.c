@@ -82,27 +82,34 @@ state_at(const spw_engine *e, uint32_t step)
     return (spw_checkpoint_state){.step = step, .updates = spw_engine_updates(e)};
 }
 
+/* Of a step, of all ranks. */
+static uint64_t
+micros(const world *w)
+{
+    return w->micros > 0 ? w->micros : MICRO;
+}
+
 static spw_status
 run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uint64_t vocab, spw_error *err)
 {
     spw_checkpoint_job *job = NULL;
     spw_checkpoint_state at;
-    uint64_t one = c->micro_batch * c->data.seq_length, each = MICRO / w->ranks;
-    int32_t *all[2] = {malloc(MICRO * one * 4), malloc(MICRO * one * 4)};
+    uint64_t one = c->micro_batch * c->data.seq_length, count = micros(w), each = count / w->ranks;
+    int32_t *all[2] = {malloc(count * one * 4), malloc(count * one * 4)};
     int32_t *own[2] = {malloc(each * one * 4), malloc(each * one * 4)};
-    double *reference[2] = {calloc(MICRO * one, sizeof(double)), calloc(each * one, sizeof(double))};
+    double *reference[2] = {calloc(count * one, sizeof(double)), calloc(each * one, sizeof(double))};
     const bool prefers = strcmp(c->data.documents, "whole") == 0;
     spw_step_result r = {0};
     spw_store_stats stats;
     double eval;
     for (uint32_t s = w->first_step; s < w->first_step + w->steps; s++) {
-        tiny_batch(s, vocab, MICRO * one, all[0], all[1]);
-        for (uint64_t i = 0; i < 5 * one; i++)
+        tiny_batch(s, vocab, count * one, all[0], all[1]);
+        for (uint64_t i = 0; i < (count < 5 ? count : 5) * one; i++)
             all[1][i] = i % 3 == 0 ? -1 : all[1][i]; /* ranks have different numbers of targets */
-        for (uint64_t i = 0; i < MICRO * one && strcmp(c->data.documents, "separate") == 0; i++)
+        for (uint64_t i = 0; i < count * one && strcmp(c->data.documents, "separate") == 0; i++)
             all[0][i] |= (i * 7 + s) % 11 == 0 ? SPW_TOKEN_BEGINS : 0;
         if (prefers)
-            tiny_pairs(MICRO * one, c->data.seq_length, all[0], all[1], reference[0]);
+            tiny_pairs(count * one, c->data.seq_length, all[0], all[1], reference[0]);
         for (uint64_t i = 0; i < each; i++) {
             for (int k = 0; k < 2; k++)
                 memcpy(own[k] + i * one, all[k] + (i * w->ranks + rank) * one, one * 4);
@@ -123,7 +130,7 @@ run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uin
     }
     SPW_TRY(spw_checkpoint_finish(job, NULL, err));
     if (w->steps > 0)
-        SPW_TRY(spw_engine_eval(e, own[0], own[1], 1, &eval, err));
+        SPW_TRY(spw_engine_eval(e, own[0], own[1], w->micros > 0 ? (uint32_t)each : 1, &eval, err));
     spw_store_get_stats(e->store, &stats);
     w->out->h2d[rank] = stats.h2d_bytes;
     w->out->parts[rank] = stats.uses;
@@ -259,8 +266,8 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     mc.shared_width = mc.sigmoid ? mc.mlp_width : mc.shared_width;
     c.model = mc;
     c.run.ranks = w->ranks;
-    c.accumulation = MICRO / w->ranks;
-    c.train_batch_size = MICRO * c.micro_batch;
+    c.accumulation = micros(w) / w->ranks;
+    c.train_batch_size = micros(w) * c.micro_batch;
     SPW_TRY(spw_model_from_config(&model, &c, err));
     if (w->frozen)
         assert_true(spw_model_freeze(model, mc.family == SPW_FAMILY_GPT2 ? "h.1.*" : "model.layers.1.*") > 0);

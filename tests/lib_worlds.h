@@ -35,6 +35,7 @@ typedef struct world {
     bool least_device;         /* the least device memory that a plan names; whatever else the configuration says */
     bool last_least;           /* that for the last rank alone */
     uint64_t mlp_width, vocab; /* 0: the family's tiny ones */
+    uint64_t micros;           /* micro-batches of a step, of all ranks; 0: MICRO */
     const spw_config *last;    /* of the last rank, where it has another placement and budgets; NULL: the same */
     uint64_t last_room;        /* bytes that the last rank may still take; 0: what there is */
     double dropout;

@@ -57,6 +57,20 @@ draw_rule(uint64_t run, spw_config *c)
         c->run.router_balance = 0;
 }
 
+/* Beside experts too: all their tensors of a layer, or one of the two. */
+static void
+draw_adapters(uint64_t run, rig *r)
+{
+    static const char *const tensors[] = {"experts.*", "*.gate_up_proj", "experts.down_proj"};
+    if (r->c.model.experts == 0 || random_pick(run, 73, 3) == 0) {
+        rig_lora(r);
+        return;
+    }
+    rig_lora_experts(r);
+    snprintf(r->c.run.lora_target_parameters.item[0], sizeof r->c.run.lora_target_parameters.item[0], "%s",
+             tensors[random_pick(run, 74, 3)]);
+}
+
 /* What decides about bits. */
 static void
 draw_model(uint64_t run, rig *r)
@@ -109,8 +123,8 @@ draw_model(uint64_t run, rig *r)
         tiny_prefer(c, (uint32_t)random_pick(run, 55, 2 * SPW_PREFERENCE_COUNT));
     if (random_pick(run, 15, 4) == 0)
         (random_pick(run, 16, 2) == 0 ? rig_freeze_mlps : rig_freeze_lower)(r);
-    else if (c->model.layers > 1 && random_pick(run, 18, 5) == 0)
-        rig_lora(r);
+    else if (c->model.layers > 1 && random_pick(run, 18, 5) < (c->model.experts > 0 ? 2 : 1))
+        draw_adapters(run, r);
     c->run.fp8 = c->bf16 && random_pick(run, 19, 6) == 0;
     if (c->model.family == SPW_FAMILY_GPT2 && random_pick(run, 20, 3) == 0)
         c->model.dropout = 0.1;

@@ -36,7 +36,7 @@ static void
 draw_model(uint64_t run, spw_config *c, spw_model_config *m)
 {
     static const spw_state_format formats[] = {SPW_STATE_FP32, SPW_STATE_MIXED, SPW_STATE_SPLIT};
-    static const char *const codes[] = {"", "int8", "int4"};
+    static const char *const codes[] = {"", "int8", "int4"}, *const tensors[] = {"*", "gate_up_proj", "down_proj"};
     tiny_config(c, formats[random_pick(run, 0, 3)]);
     tiny_model_config(m, random_family(run, 1));
     m->layers = 1 + (uint32_t)random_pick(run, 2, 5);
@@ -55,6 +55,15 @@ draw_model(uint64_t run, spw_config *c, spw_model_config *m)
     m->init_std = 0.3;
     if (c->run.state_format != SPW_STATE_FP32)
         snprintf(c->run.frozen_codes, sizeof c->run.frozen_codes, "%s", codes[random_pick(run, 6, 3)]);
+    if (random_pick(run, 16, 4) == 0) { /* beside all that may have one, or beside experts alone */
+        c->run.lora = (spw_lora){.rank = 1 + random_pick(run, 17, 5), .alpha = 6};
+        c->run.lora_target_parameters.count = m->experts > 0 && m->layers > 1; /* a first layer may have none */
+        c->run.lora_targets.count = c->run.lora_target_parameters.count == 0 || random_pick(run, 18, 2) == 0;
+        snprintf(c->run.lora_targets.item[0], sizeof c->run.lora_targets.item[0], "*");
+        snprintf(c->run.lora_target_parameters.item[0], sizeof c->run.lora_target_parameters.item[0], "%s",
+                 tensors[random_pick(run, 19, 3)]);
+    }
+    c->model = *m;
 }
 
 /* What must not; the pieces of prompts do. */
@@ -110,6 +119,20 @@ need(spw_status st, const spw_error *err)
         fail_msg("%s: %s", random_said, err->message);
 }
 
+/* Adapters as after training: B is not 0. */
+static spw_model *
+build(const spw_config *c)
+{
+    spw_model *model = NULL;
+    spw_error err = {0};
+    need(spw_model_from_config(&model, c, &err), &err);
+    for (uint32_t id = 0; id < model->param_count; id++) {
+        if (model->params[id].adapter)
+            model->params[id].init = SPW_INIT_NORMAL, model->params[id].init_std = 0.3f;
+    }
+    return model;
+}
+
 static void
 begin(spw_generator *g, uint64_t run, uint32_t text, uint64_t vocab)
 {
@@ -154,7 +177,7 @@ place_and_tell(uint64_t run, uint64_t placement, uint64_t piece, const char *dir
     static spw_config c;
     uint64_t at = (run + 1) * 1000 + placement;
     spw_model_config m;
-    spw_model *model = NULL;
+    spw_model *model;
     spw_generator *g = NULL;
     spw_error err = {0};
     spw_status st;
@@ -165,7 +188,7 @@ place_and_tell(uint64_t run, uint64_t placement, uint64_t piece, const char *dir
                 (unsigned long long)run, (unsigned long long)placement, (int)m.family,
                 spw_state_name(c.run.state_format), c.run.frozen_codes, (int)c.zero.offload_param,
                 (unsigned long long)c.run.chunk_elems, c.run.weight_slots, (unsigned long long)c.run.chaos_seed);
-    need(spw_model_build(&model, &m, &err), &err);
+    model = build(&c);
     draw_device_memory(at, &c, model, piece);
     st = create(&g, &c, model, TEXTS, piece, NULL, &err);
     if (st != SPW_ENOFIT) {
@@ -196,13 +219,13 @@ test_random_texts(void **state)
     for (uint64_t run = 0; run < runs; run++) {
         uint64_t piece = random_pick(run, 10, 2) == 0 ? 0 : 1 + random_pick(run, 11, 12);
         spw_model_config m;
-        spw_model *model = NULL;
+        spw_model *model;
         spw_generator *g = NULL;
         spw_error err = {0};
         draw_model(run, &c, &m);
         c.zero.offload_param = SPW_TIER_DEVICE;
         random_says(SECONDS_MAX, "model %llu (family %d), all on the device", (unsigned long long)run, (int)m.family);
-        need(spw_model_build(&model, &m, &err), &err);
+        model = build(&c);
         need(create(&g, &c, model, TEXTS, piece, NULL, &err), &err);
         need(spw_engine_init_params(spw_generator_engine(g), 3, &err), &err);
         memset(want, 0, sizeof want);

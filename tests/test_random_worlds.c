@@ -17,15 +17,28 @@ static bool emulated;
 
 enum { MODELS = 2, PLACEMENTS = 4, SECONDS_MAX = SANITIZED ? 240 : 120 };
 
+static bool
+has_experts(const world *w)
+{
+    return w->family == SPW_FAMILY_MIXTRAL || w->family == SPW_FAMILY_QWEN3_MOE || w->family == SPW_FAMILY_GLM4_MOE ||
+           w->family == SPW_FAMILY_DEEPSEEK_V3 || w->family == SPW_FAMILY_ERNIE_MOE || w->family == SPW_FAMILY_LLAMA4;
+}
+
 /* A part that is not trained, or adapters beside what is not. */
 static void
 draw_frozen(uint64_t run, spw_config *c, const world *w)
 {
+    static const char *const tensors[] = {"experts.*", "*.gate_up_proj", "experts.down_proj"};
     bool gpt2 = w->family == SPW_FAMILY_GPT2, latent = w->family == SPW_FAMILY_DEEPSEEK_V3;
+    spw_glob_list *of_experts = &c->run.lora_target_parameters;
     if (w->frozen)
         return;
-    if (random_pick(run, 36, 5) == 0) {
+    if (random_pick(run, 36, 5) < (has_experts(w) ? 2 : 1)) {
         c->run.lora = (spw_lora){4, 16, 0};
+        of_experts->count = has_experts(w) && random_pick(run, 48, 3) > 0;
+        if (of_experts->count > 0 && random_pick(run, 49, 2) == 0) /* matrices that end in another rank's part */
+            c->run.lora.rank = 44;
+        snprintf(of_experts->item[0], sizeof of_experts->item[0], "%s", tensors[random_pick(run, 50, 3)]);
         c->run.lora_targets.count = 1;
         snprintf(c->run.lora_targets.item[0], sizeof c->run.lora_targets.item[0], "%s",
                  gpt2     ? "c_attn"
@@ -171,9 +184,7 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 17, 2) == 0 ? "always" : "auto");
     w->least_device = c->zero.stage == 3 && random_pick(at, 18, 3) == 0;
     /* In codes come sums of other hosts, so whose an element is decides about bits, and turns decide about that. */
-    if (c->run.micro_batches_per_pass == 1 && !c->zero.quantized_gradients &&
-        (w->family == SPW_FAMILY_MIXTRAL || w->family == SPW_FAMILY_QWEN3_MOE || w->family == SPW_FAMILY_GLM4_MOE ||
-         w->family == SPW_FAMILY_DEEPSEEK_V3 || w->family == SPW_FAMILY_ERNIE_MOE || w->family == SPW_FAMILY_LLAMA4))
+    if (c->run.micro_batches_per_pass == 1 && !c->zero.quantized_gradients && has_experts(w))
         c->run.expert_turns = (uint32_t)random_pick(at, 23, 4);
     w->per_host = c->zero.quantized_gradients ? 2 : (uint32_t)random_pick(at, 24, 3);
     if (w->per_host == 1 && c->zero.hpz_partition_size > 0)
