@@ -267,14 +267,16 @@ attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
 
 /*
  * Of a step: each matrix twice per element and token forward, again for recomputing what backward reads, and twice that backward, where half
- * is for its own gradient; forward alone below the lowest block that is trained. And so the products of attention.
+ * is for its own gradient; forward alone below the lowest block that is trained. And so the products of attention. Experts in pieces are not
+ * kept, so backward computes them again in any case; and where their sum is read, once more for it, unless that is kept.
  */
 static void
 count_flops(const spw_engine *e, plan_input *in)
 {
     const spw_model_config *m = &e->model->config;
+    const bool in_pieces = spw_nn_tile_rows(e->B, e->T, spw__tile_tokens(&e->config, e->model)) < e->rows;
     double tokens = (double)(e->config.accumulation * e->rows), forward = 0, backward = 0;
-    double again = e->again_flops / (double)e->rows, attention = 0, attention_again = 0;
+    double again = e->again_flops / (double)e->rows, twice = 0, attention = 0, attention_again = 0;
     for (uint32_t b = 1; b < e->model->block_count; b++) { /* the first looks embeddings up */
         const spw_block *block = &e->model->blocks[b];
         const double rows = b + 1 == e->model->block_count ? e->targeted_share : 1;
@@ -286,7 +288,8 @@ count_flops(const spw_engine *e, plan_input *in)
             forward += product;
             if (b >= e->lowest) {
                 backward += product * (p->frozen ? 1 : 2);
-                again += chosen ? product * (comes_again(e) ? 2 : 1) : 0;
+                again += chosen && (!in_pieces || m->experts_beside) ? product : 0;
+                twice += chosen && in_pieces ? product : 0;
             }
         }
     }
@@ -298,12 +301,14 @@ count_flops(const spw_engine *e, plan_input *in)
     }
     in->recompute_flops = tokens * (again + attention_again);
     in->flops = tokens * (forward + again + backward + attention);
+    in->twice_flops = tokens * twice;
     in->attention_flops = tokens * attention;
     in->attention_again = tokens * attention_again;
 }
 
+/* Of the head's logits, where they are made twice. */
 static double
-twice_flops(const spw_engine *e)
+logit_flops(const spw_engine *e)
 {
     const spw_block *head = &e->model->blocks[e->model->block_count - 1];
     double sum = 0;
@@ -653,7 +658,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
     in.activation_elems = e->rows * e->model->config.width;
     count_flops(e, &in);
-    in.twice_flops = twice_flops(e);
+    in.twice_flops += logit_flops(e);
     in.orthogonal_flops = spw__orthogonal_flops(e);
     in.activation_slots = e->kept_slots;
     in.activation_slots_used = e->inference ? 0 : spw__kept_blocks(e->lowest, e->chain_count);

@@ -94,7 +94,7 @@ typedef struct plan_input {
     double flops, recompute_flops; /* of the step; what can be kept instead is part of both */
     double attention_flops, attention_again; /* of each of them, by attention */
     double orthogonal_flops;                 /* and of what Muon makes orthogonal */
-    double twice_flops;                      /* and of logits of heads in pieces, which are made twice */
+    double twice_flops; /* and of what is made twice whatever is kept: logits of heads in pieces, experts in pieces */
 } plan_input;
 /* Errors  SPW_ENOFIT with the budget that would do; plan is filled all the same. */
 spw_status spw__plan_make(spw_plan *plan, const plan_input *in, spw_error *err);
