@@ -363,7 +363,7 @@ name_run(const rig *r, uint64_t model, uint64_t placement, const char *what)
 {
     const spw_config *c = &r->c;
     random_says(
-        SECONDS_MAX,
+        strcmp(c->run.device, "cpu") == 0 ? SECONDS_MAX : 4 * SECONDS_MAX, /* emulated kernels take their time */
         "model %llu, placement %llu%s (%s, family %d, %s, %s; weights %d, records %d, gradients %s, ahead %s, chunk "
         "%llu, slots %u "
         "and %u, turns %u, chaos %llu)",
