@@ -227,6 +227,20 @@ warn_of_folders(const spw_config *c, const spw_engine *e, const spw_plan *p)
         cli_warn_of_full_disk(c, e, NULL, swap_beside(c, p));
 }
 
+/* Weights that are here are looked at as train will, but for their numbers; a folder with its config.json alone is planned without a word. */
+static void
+warn_of_weights(const spw_config *c, const spw_model *model)
+{
+    const char *folder = spw_config_start_folder(c);
+    spw_hf_reader *r = NULL;
+    spw_error err = {0};
+    if (folder == NULL || !spw_hf_has_weights(folder))
+        return;
+    if (spw_hf_reader_open(&r, folder, &err) != SPW_OK || spw_hf_reader_bind(r, model, &err) != SPW_OK)
+        fprintf(stderr, "spillway: warning: train will not start here: %s\n", err.message);
+    spw_hf_reader_close(r);
+}
+
 /* What train's process will be before its memory is taken: it has data and checkpoints open besides. */
 static uint64_t
 process_of_train(void)
@@ -360,6 +374,7 @@ plan_config(const job *j)
     add_gpu(&r.plan);
     if (st == SPW_OK) {
         warn_of_folders(&r.config, r.engine, &r.plan);
+        warn_of_weights(&r.config, r.model);
         cli_warn_of_length(&r.config);
         cli_warn_of_schedule(&r.config);
         cli_warn_of_idle_keys(&r.config, r.plan.ranks);

@@ -292,6 +292,16 @@ echo '{"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 64,
 set -- --set model="{\"path\": \"$dir/folder\"}" --set spillway.checkpoint_dir=
 check "a model from a folder: plans" run plan "$c" --no-measure "$@"
 tables=$(grep '^  tables and stacks' "$dir/out")
+check "without a word of weights that are not here" test "$(grep -c "will not start here" "$dir/err")" -eq 0
+mkdir "$dir/part"
+cp "$dir/folder/config.json" "$dir/part"
+echo '{"weight_map": {"wte.weight": "model-00001-of-00002.safetensors"}}' >"$dir/part/model.safetensors.index.json"
+expect 0 "train will not start here: $dir/part/model.safetensors.index.json lists wte.weight in shard model-00001-of-00002.safetensors" "weights of which a file is missing" \
+    plan "$c" --no-measure --set model="{\"path\": \"$dir/part\"}"
+echo "<html>not found</html>" >"$dir/part/model.safetensors"
+expect 0 "train will not start here: $dir/part/model.safetensors is not a safetensors file" "or damaged" plan "$c" --no-measure --set model="{\"path\": \"$dir/part\"}"
+expect 0 "" "and nothing is read of them where training starts from random numbers" plan "$c" --no-measure --set model="{\"path\": \"$dir/part\"}" --set spillway.start=random
+check "nor said" test "$(grep -c "will not start here" "$dir/err")" -eq 0
 check "trains" run train "$c" --set spillway.steps=1 "$@"
 check "with the tables that were planned" test -n "$tables" -a "$(grep '^  tables and stacks' "$dir/out")" = "$tables"
 # What would make steps shorter: the settings that it shows are predicted to, and train to the same losses.
