@@ -605,10 +605,16 @@ spw_gpu_transpose_sum(spw_gpu_queue *q, float *y, const float *x, float scale, u
 }
 
 void
-spw_gpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted,
+spw_gpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted, bool down,
                 uint64_t C)
 {
-    q->calls->combine(q, y, onto, x, r, weighted, C);
+    q->calls->combine(q, y, onto, x, r, weighted, down, C);
+}
+
+void
+spw_gpu_close_sums(spw_gpu_queue *q, act *y, const float *sums, const act *onto, uint64_t M, uint64_t C)
+{
+    q->calls->close_sums(q, y, sums, onto, M, C);
 }
 
 void

@@ -467,7 +467,7 @@ void spw_gpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act 
  * Arrays in device memory:
  *   weights  (M, k) fp32   of each choice, in the order in which they were chosen
  *   shares   (M, k) fp32   what they were before their experts' factors; not looked at where the rule has none
- *   choices  (M, k) int32  its expert
+ *   choices  (M, k) int32  its expert; a row's are ordered by expert, and so by place
  *   places   (M, k) int32  where the pair is among the sorted ones
  *   pairs    (M k) int32   the other way: row k + choice of each sorted pair
  *   ends     (E) int32     where an expert's pairs end; they begin where those of the expert before end
@@ -481,7 +481,7 @@ typedef struct spw_routing {
 enum { SPW_EXPERTS_MAX = 512, SPW_CHOICES_MAX = 16, SPW_TERMS = 4 };
 /*
  * How rows choose, and what their choices weigh. sigmoid false: p = softmax(logits); true: p = sigmoid(logit), each by itself. A row's
- * choices are the k experts of the largest logits, or, with sigmoid or a bias, of the largest p + bias; of equal ones the lower expert first, a NaN
+ * choices are the k experts of the largest logits, or, with sigmoid or a bias, of the largest p + bias; of equal ones the lower expert, a NaN
  * above all. With groups, E / groups experts in a row each, only those of the group_choices best groups can be chosen: a group is as good as
  * its best expert, or, with sigmoid, as the sum of its best two. Weights are p, or with sum_to_one p over the sum of the chosen ones, times
  * scale, and with factors times their expert's. All in fp32; to a sum of sigmoids, or of what a bias chose, SPW_WEIGHTS_LEAST is added, so that none is 0.
@@ -511,11 +511,11 @@ void spw_gpu_factors_backward(spw_gpu_queue *q, float *dfactors, const float *dw
 /* y (M k, C) gets rows of x (M,C): y[i] = x[pairs[i] / k]. */
 void spw_gpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t C);
 /*
- * y (M,C) = onto + sum over j < k, in this order, of weights[m,j] x[places[m,j]], x (M k, C); weighted false: all weights are 1, which is
- * dispatch's backward. onto NULL: nothing. y may be onto.
+ * y (M,C) = onto + sum over j < k, in this order, of weights[m,j] x[places[m,j]], x (M k, C), in fp32 and rounded once; weighted false: all
+ * weights are 1, which is dispatch's backward. down: j goes downwards, and onto comes last. onto NULL: nothing. y may be onto.
  */
 void spw_gpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted,
-                     uint64_t C);
+                     bool down, uint64_t C);
 /* dx[places[m,j]] = weights[m,j] dy[m], dx (M k, C); dweights[m,j] (fp32) = the dot product of dy[m] and x[places[m,j]].
  * Either may be NULL; without dweights x is not read. */
 void spw_gpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x,
@@ -524,7 +524,7 @@ void spw_gpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const 
  * The same of places [first, first + rows) alone, whose rows lie in memory of their own: row i of (rows, C) is place first + i's.
  *   dispatch_piece          y[i] = x[pairs[first + i] / k]
  *   combine_piece           sum[m] (M,C) fp32 += weight x[i] for row m's places among these, upwards or downwards: however places are cut,
- *                           pieces in that order give the same bits
+ *                           pieces in that order give the same bits, those of combine
  *   combine_backward_piece  dx[i] = weight dy[pairs[first + i] / k], and dweights of these pairs; others stay
  */
 void spw_gpu_dispatch_piece(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t first, uint64_t rows,
@@ -533,6 +533,8 @@ void spw_gpu_combine_piece(spw_gpu_queue *q, float *sum, const act *x, const spw
                            uint64_t first, uint64_t rows, uint64_t C);
 void spw_gpu_combine_backward_piece(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x,
                                     const spw_routing *r, uint64_t first, uint64_t rows, uint64_t C);
+/* y (M,C) = sums (fp32) + onto, rounded once; onto NULL: nothing. y may be onto. */
+void spw_gpu_close_sums(spw_gpu_queue *q, act *y, const float *sums, const act *onto, uint64_t M, uint64_t C);
 /*
  * Linear layers of count experts, whose weights have one shape: rows [ends[i - 1], ends[i]) of x and y, the first from 0 on, go through expert
  * i's. What an expert's rows give, and its dw, hang on these rows alone, whatever others there are: a device may compute all at once.

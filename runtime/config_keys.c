@@ -452,8 +452,8 @@ const key_row spw__config_rows[] = {
         "gradients, once for each micro-batch, and logits are computed twice: for devices that would hold little "
         "else; 0: they come whole"),
     U32("spillway.expert_turns", NULL, run.expert_turns, 0, 256, "0",
-        "mixtures of experts: a layer's come to the device in so many turns, one micro-batch in a pass; 0: as few as "
-        "there is room for"),
+        "mixtures of experts: a layer's come to the device in so many turns, each for all micro-batches of a pass; 0: "
+        "as few as there is room for"),
     U32("spillway.optimizer_threads", NULL, run.optimizer_threads, 0, 1024, "0", "0: one per CPU"),
     U32("spillway.compute_threads", NULL, run.compute_threads, 0, 1024, "0", "of the cpu device; 0: one per CPU"),
     BOOL("spillway.pin_threads", NULL, run.pin_threads, "true",

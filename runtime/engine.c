@@ -67,7 +67,7 @@ ranks_read(const spw_engine *e)
 static spw_status
 take_memory(spw_engine *e, spw_error *err)
 {
-    uint64_t flow_bytes = spw_round_up(2 * e->group_max * e->rows * e->model->config.width * e->compute_bytes, 4096);
+    uint64_t flow_bytes = spw__flow_bytes(e);
     uint64_t bytes = flow_bytes + e->plan.arena_device + e->plan.tapes_device + e->plan.batch_device;
     uint64_t between = e->plan.grads_device;
     spw_carve carve, grads;
@@ -309,9 +309,12 @@ check_passes(const spw_engine *e, const spw_engine_options *o, uint32_t accumula
     return SPW_OK;
 }
 
-/* turns: into how many a layer's experts are cut; 1: they come with what else the layer has. */
+/*
+ * turns: into how many a layer's experts are cut, each for at most so many micro-batches of a pass; 1: they come with what else the layer
+ * has.
+ */
 static spw_status
-build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err)
+build(spw_engine *e, const spw_engine_options *o, uint32_t turns, uint32_t micros, spw_error *err)
 {
     const char *table = e->model->config.family == SPW_FAMILY_GPT2 ? "n_positions"
                         : e->model->config.learned_places          ? "max_position_embeddings"
@@ -351,9 +354,10 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
                 : (uint32_t)c->run.micro_batches_per_pass;
     piece_rows = o->inference ? 0 : spw_model_piece_rows(&e->model->config, c->run.tile_vocab);
     find_pieces(e, piece_rows, &shared);
-    if (turns > 1) /* what a turn brings serves one micro-batch */
-        group = 1;
+    if (turns > 1 && group > micros)
+        group = micros;
     e->in_turns = turns > 1;
+    e->shares_turns = turns > 1 && group > 1;
     e->turn_experts = (experts + turns - 1) / turns;
     e->micro_max = accumulation > c->run.eval_batches ? accumulation : (uint32_t)c->run.eval_batches;
     e->group_max = group;
@@ -406,13 +410,14 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
             spw__kept_blocks(o->chain_extra > 0 ? 0 : spw__lowest_trained(e, e->chain, e->chain_count), e->chain_max);
     e->activation_places = spw_mem_calloc((uint64_t)e->kept_slots * e->group_max + 1, sizeof *e->activation_places);
     e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
+    e->apart = spw_mem_calloc(e->shares_turns ? e->group_max : 1, sizeof *e->apart);
     e->losses_host = e->host_addressable ? NULL : spw_mem_zalloc(spw__losses_bytes(e));
     e->window = spw__documents_bytes(e) > 0 ? spw_mem_zalloc(spw__documents_bytes(e)) : NULL;
     e->targeted_host = e->hides_targets ? spw_mem_calloc(e->rows, sizeof *e->targeted_host) : NULL;
     e->targeted_counts = e->hides_targets ? spw_mem_calloc(e->micro_max, sizeof *e->targeted_counts) : NULL;
     e->pairs_host = e->prefers ? spw_mem_zalloc(spw__pairs_bytes(e)) : NULL;
     e->pair_counts = e->prefers ? spw_mem_calloc(e->micro_max, sizeof *e->pair_counts) : NULL;
-    if (!e->flow_lent || (!e->host_addressable && e->losses_host == NULL) ||
+    if (!e->flow_lent || !e->apart || (!e->host_addressable && e->losses_host == NULL) ||
         (spw__documents_bytes(e) > 0 && e->window == NULL) ||
         (e->prefers && (e->pairs_host == NULL || e->pair_counts == NULL)) ||
         (e->hides_targets && (e->targeted_host == NULL || e->targeted_counts == NULL)) || !e->activation_places ||
@@ -453,8 +458,8 @@ note_targeted(spw_engine *e, const spw_engine_options *o)
     e->targeted_share = e->hides_targets && some ? o->targeted : 1;
 }
 
-static spw_status
-create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error *err)
+spw_status
+spw__engine_build(spw_engine **out, const spw_engine_options *o, uint32_t turns, uint32_t micros, spw_error *err)
 {
     spw_engine *e = spw_mem_zalloc(sizeof *e);
     uint32_t asked = o->config->run.ranks > 0 ? o->config->run.ranks : 1;
@@ -489,110 +494,12 @@ create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error 
     spw_loss_scale_init(&e->scaler, &e->config);
     e->rates = (spw_rates){.shared_cores = spw_cpu_allowed_count()};
     e->optimizer = o->config->optimizer.type[0] != '\0' ? spw_optimizer_find(o->config->optimizer.type) : &spw_opt_adam;
-    st = e->optimizer != NULL ? build(e, o, turns, err)
+    st = e->optimizer != NULL ? build(e, o, turns, micros, err)
                               : SPW_RAISE(err, SPW_ECONFIG, "there is no optimizer %s", o->config->optimizer.type);
     if (st != SPW_OK)
         spw_engine_destroy(e);
     else
         *out = e;
-    return st;
-}
-
-/* Into how many turns a layer's experts can be cut; *why: not at all, because ... */
-static uint32_t
-most_turns(const spw_engine_options *o, const char **why)
-{
-    const spw_model_config *m = &o->model->config;
-    const spw_config *c = o->config;
-    bool sums = c->accumulation > 1;
-    if (o->inference) {
-        *why = NULL;
-        return m->experts > 0 ? (uint32_t)m->experts : 1;
-    }
-    *why =
-        m->experts == 0                                      ? "the model has no experts"
-        : o->chain_extra > 0                                 ? "blocks are repeated"
-        : m->norms != SPW_NORMS_BEFORE && !m->experts_beside ? "what its layers give is normed"
-        : sums && (c->run.grad_dtype != SPW_F32 || strcmp(c->run.gradients, "nvme") == 0)
-            ? "micro-batches then come one by one, and their gradients are added up in host memory: "
-              "spillway.grad_dtype must be fp32, and spillway.gradients host"
-        : sums && c->run.micro_batches_per_pass != 1 && (m->tied || c->run.ranks > 1)
-            ? "micro-batches then come one by one, which rounds the sums of gradients over ranks and of tied weights "
-              "differently: spillway.micro_batches_per_pass must be 1"
-            : NULL;
-    return *why == NULL ? (uint32_t)m->experts : 1;
-}
-
-static bool
-fits_in(const spw_engine_options *o, uint32_t turns)
-{
-    spw_engine_options own = *o;
-    spw_error ignored = {0};
-    spw_engine *e = NULL;
-    spw_status st;
-    own.fit_only = true;
-    st = create(&e, &own, turns, &ignored);
-    spw_engine_destroy(e);
-    return st != SPW_ENOFIT;
-}
-
-/* Memory with which a plan that does not fit would, in all. */
-static uint64_t
-least_bytes(const spw_plan *p)
-{
-    switch (p->lack) {
-    case SPW_LACK_DEVICE: return p->host_bytes + p->least_bytes;
-    case SPW_LACK_HOST: return p->device_bytes + p->least_bytes;
-    case SPW_LACK_ROOM: return p->least_bytes;
-    case SPW_LACK_NOTHING:
-        return UINT64_MAX; /* it is another rank that does not have it: what is lacking here says more */
-    default: return p->host_bytes + p->device_bytes;
-    }
-}
-
-/*
- * In as few turns as there is room for. Several need less of the device, and may need more of the host: sums of gradients over micro-batches lie there.
- * Where nothing fits, the plan and the error are those of one turn or of the most, by which needs less memory.
- */
-static spw_status
-create_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err)
-{
-    const char *why;
-    uint32_t asked = o->config->run.expert_turns, most = most_turns(o, &why), turns = 2;
-    spw_plan plan = {0}, first_plan;
-    spw_engine_options own = *o;
-    spw_error first = {0}, now = {0};
-    spw_status st;
-    *out = NULL;
-    SPW_TRY(spw_model_check(o->model, err));
-    if (asked > 1 && most == 1 && !o->inference)
-        return SPW_RAISE(err, SPW_ECONFIG, "spillway.expert_turns is %u: %s", asked, why);
-    if (asked > 0 || most == 1)
-        return create(out, o, asked < most && asked > 0 ? asked : most, err);
-    own.plan_out = o->plan_out != NULL ? o->plan_out : &plan;
-    st = create(out, &own, 1, &first);
-    if (st != SPW_ENOFIT) {
-        if (st != SPW_OK && err != NULL)
-            *err = first;
-        return st;
-    }
-    first_plan = *own.plan_out;
-    if (o->fit_only) /* fewer take less of the host, but for their tables alone: a search leaves them out */
-        turns = most;
-    while (o->plan_only && turns < most && !fits_in(&own, turns))
-        turns = 2 * turns < most ? 2 * turns : most;
-    for (;; turns = 2 * turns < most ? 2 * turns : most) {
-        now = (spw_error){0};
-        st = create(out, &own, turns, &now);
-        if (st != SPW_ENOFIT || turns == most)
-            break;
-    }
-    if (st == SPW_ENOFIT && least_bytes(&first_plan) < least_bytes(own.plan_out)) {
-        *own.plan_out = first_plan;
-        now = first;
-    }
-    if (st != SPW_OK && err != NULL)
-        *err = now;
     return st;
 }
 
@@ -614,12 +521,12 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
 {
     spw_engine_options copied = *o;
     spw_error first = {0};
-    spw_status st = create_in_turns(out, o, &first);
+    spw_status st = spw__engine_in_turns(out, o, &first);
     if (st == SPW_ENOFIT && o->weights_from != NULL && (o->inference || has_frozen(o->model))) {
         spw_engine_destroy(*out); /* a plan alone, of what does not fit */
         copied.weights_from = NULL;
         first = (spw_error){0};
-        st = create_in_turns(out, &copied, &first);
+        st = spw__engine_in_turns(out, &copied, &first);
         if (st == SPW_OK && !o->plan_only && (*out)->rank == 0 && spw__in_place_wanted(*out))
             spw_log(SPW_LOG_NOTE,
                     "frozen weights are copied from %s: there is no memory for what would read them there",
@@ -665,6 +572,7 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->notes);
     spw_mem_free(e->activation_places);
     spw_mem_free(e->flow_lent);
+    spw_mem_free(e->apart);
     spw_mem_free(e->losses_host);
     spw_mem_free(e->targeted_host);
     spw_mem_free(e->targeted_counts);

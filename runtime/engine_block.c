@@ -204,11 +204,12 @@ ask_for_piece(const block_run *run, uint64_t piece, bool backward, spw_store_use
                : SPW_OK;
 }
 
-/* Without gradients, and whole, only experts with rows are needed. */
+/* Without gradients, and whole, only experts with rows are needed. routed NULL: all. */
 static bool
 is_needed(const spw_engine *e, const spw_routed *routed, uint32_t expert)
 {
-    return !e->inference || e->layout.parts > 1 || routed->ends[expert] > (expert > 0 ? routed->ends[expert - 1] : 0);
+    return routed == NULL || !e->inference || e->layout.parts > 1 ||
+           routed->ends[expert] > (expert > 0 ? routed->ends[expert - 1] : 0);
 }
 
 /* Puts the units of the needed ones among experts [first, end) behind count others; returns how many there are then. */
@@ -236,15 +237,15 @@ ask_for_experts(const spw_engine *e, const block_run *run, const spw_routed *rou
  * still to come in this layer are put in front of the future.
  */
 static spw_status
-begin_turn(spw_engine *e, block_run *run, const spw_routed *routed, uint64_t first, uint64_t end, bool backward,
-           spw_error *err)
+begin_turn(spw_engine *e, block_run *run, bool piece, const spw_routed *routed, uint64_t first, uint64_t end,
+           bool backward, spw_error *err)
 {
     spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
     uint32_t count = 1;
-    if (routed != NULL)
-        count = ask_for_experts(e, run, routed, first, end, uses, 0);
-    else
+    if (piece)
         SPW_TRY(ask_for_piece(run, first, backward, uses, err));
+    else
+        count = ask_for_experts(e, run, routed, first, end, uses, 0);
     SPW_ASSERT(run->unit_count == run->held);
     for (uint32_t k = 0; k < count; k++)
         add_unit(run, k, uses[k].unit_idx);
@@ -270,25 +271,39 @@ end_turn(spw_engine *e, block_run *run, spw_error *err)
     return st;
 }
 
-/* What the tape tells of turns; ctx is the block_run. A wait is none of compute's time, where that is taken. */
+/* A wait is none of compute's time, where that is taken. */
 static spw_status
-take_turn(void *ctx, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn turn, spw_error *err)
+take_turn(block_run *run, bool piece, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn turn,
+          spw_error *err)
 {
-    block_run *run = ctx;
     spw_engine *e = run->e;
     bool timed = run->timed.name != NULL;
     spw_status st;
     if (timed)
         spw__end_compute(e, run);
     st = turn == SPW_TURN_OVER ? end_turn(e, run, err)
-                               : begin_turn(e, run, routed, first, end, turn == SPW_TURN_BACKWARD, err);
+                               : begin_turn(e, run, piece, routed, first, end, turn == SPW_TURN_BACKWARD, err);
     if (timed)
         run->timed = spw__begin_compute(e, run->timed.name);
     if (st == SPW_OK && turn == SPW_TURN_BACKWARD)
         st = spw__open_grads(e, run, run->held, err);
-    if (st == SPW_OK && turn != SPW_TURN_OVER)
-        bind_params(run);
     return st;
+}
+
+/* What the tape tells of turns; ctx is the block_run. */
+static spw_status
+on_turn(void *ctx, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn turn, spw_error *err)
+{
+    SPW_TRY(take_turn(ctx, routed == NULL, routed, first, end, turn, err));
+    if (turn != SPW_TURN_OVER)
+        bind_params(ctx);
+    return SPW_OK;
+}
+
+spw_status
+spw__take_turn(block_run *run, uint64_t first, uint64_t end, spw_turn turn, spw_error *err)
+{
+    return take_turn(run, false, NULL, first, end, turn, err);
 }
 
 /* ---------------------------------------------------------------- forward */
@@ -371,6 +386,6 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
     if (training)
         spw_tape_on_route(e->tape, note_peak, e);
     if (e->in_turns || run->mode == MODE_CHOICE || pieces > 0)
-        spw_tape_on_turn(e->tape, e->turn_experts > 0 ? e->turn_experts : 1, take_turn, run);
+        spw_tape_on_turn(e->tape, e->turn_experts > 0 ? e->turn_experts : 1, on_turn, run);
     return b->forward(&call, x);
 }

@@ -156,6 +156,14 @@ estimated_seconds(const search *s)
     return x.timed ? (x.step_s + x.clipped_s) / 2 : INFINITY;
 }
 
+double
+spw__engine_seconds(spw_engine *e, const spw_engine_options *o)
+{
+    search s = {.e = e, .o = o};
+    settle_rates(&s);
+    return estimated_seconds(&s);
+}
+
 /* ---------------------------------------------------------------- plans beside each other */
 
 /* State may take the place of weights that are gathered. Passes need all of those. */

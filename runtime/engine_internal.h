@@ -112,6 +112,7 @@ struct spw_engine {
     bool in_turns;           /* a layer's experts come to the device turn by turn, while the layer is computed */
     bool in_pieces;          /* matrices with a row for each token come piece by piece, while their block is computed */
     uint32_t turn_experts;   /* in which there are so many; without turns all of a layer */
+    bool shares_turns;       /* each serves all micro-batches of a pass */
     bool host_addressable;   /* device memory can be read in place, and the thread itself computes */
     bool device_updates;     /* state may be on a device apart from the host, and is updated there */
     bool may_fill;           /* whether it is, though it is offloaded, is a matter of time (engine_choose.c) */
@@ -170,10 +171,11 @@ struct spw_engine {
      * The flow holds the others, and in the backward pass the gradients: rows take turns, so that what is made never
      * lies on what it is made from. A kept x[c] that has no home on the device leaves from the flow.
      */
-    char *flow;     /* (2, group_max, rows, width) */
-    bool defers;    /* passes go back to the second block, and the last one through the first for all */
-    char *deferred; /* (accumulation, rows, width): what they leave for it, the gradients of its outputs */
-    spw_act *act;   /* NULL: inference */
+    char *flow; /* (2, group_max, rows, width); behind it what is held between the parts of blocks that share turns */
+    spw_apart *apart; /* (group_max) where that is */
+    bool defers;      /* passes go back to the second block, and the last one through the first for all */
+    char *deferred;   /* (accumulation, rows, width): what they leave for it, the gradients of its outputs */
+    spw_act *act;     /* NULL: inference */
     spw_act_place *activation_places; /* (kept_slots, group_max) */
     uint32_t kept_slots, *flow_lent;  /* (2, group_max) the checkpoint that may still be leaving from there */
     grad_buffer *buffers;
@@ -252,6 +254,7 @@ typedef struct block_run {
     bool later_group, final_group; /* backward: micro-batches have come before this pass, none come after it */
     bool later_micro, final_micro; /* and in the pass before and after the one that the block computes now */
     compute_span timed;
+    spw_batch batch; /* which the block computes now: the tape looks at it until backward is over */
     spw_engine *e;
     spw_value *params[SPW_BLOCK_PARAMS_MAX];
     const void *weights[SPW_BLOCK_PARAMS_MAX]; /* by unit, parallel to units */
@@ -376,11 +379,22 @@ spw_opt_chunk spw__opt_chunk(const spw_engine *e, uint32_t chunk_idx, const spw_
                              uint64_t first, uint64_t count);
 spw_status spw__raise_nonfinite(void *ctx, uint32_t chunk_idx, uint64_t bad, spw_error *err);
 
+/* ---------------------------------------------------------------- engine_turns.c: in how many turns experts come */
+
+/* engine.c; micros: how many micro-batches a turn serves at most. */
+spw_status
+spw__engine_build(spw_engine **out, const spw_engine_options *o, uint32_t turns, uint32_t micros, spw_error *err);
+spw_status spw__engine_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err);
+/* engine_choose.c: seconds of a step by its plan, by the rates that choices go by; INFINITY: not known. */
+double spw__engine_seconds(spw_engine *e, const spw_engine_options *o);
+
 /* ---------------------------------------------------------------- engine_units.c: which units blocks use */
 
 uint32_t spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out);
 /* Does the unit come while its block is computed, and go when its turn is over? */
 bool spw__in_turns(const spw_engine *e, uint32_t unit_idx);
+/* Has the block experts whose turns serve all micro-batches of a pass? */
+bool spw__shares_turns(const spw_engine *e, uint32_t block_idx);
 /*
  * Gradients that are made at the same time have buffers of different kinds: what comes at once, what comes in turns, and beside either's
  * matrices that are taken whole the rest of what is trained.
@@ -411,6 +425,8 @@ spw_status spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error
 spw_value *
 spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits);
 void spw__release_block(spw_engine *e, const block_run *run);
+/* Before and after a turn of experts [first, end) that serves all micro-batches of a pass: their units come, and go. */
+spw_status spw__take_turn(block_run *run, uint64_t first, uint64_t end, spw_turn turn, spw_error *err);
 /* What is between the two counts as the run's computing, without waits that are counted. */
 compute_span spw__begin_compute(spw_engine *e, const char *name);
 void spw__end_compute(spw_engine *e, const block_run *run);
@@ -442,6 +458,8 @@ spw_status spw__wait_grads(spw_engine *e, spw_error *err);
 /* ---------------------------------------------------------------- engine_walk.c: the chain, block by block */
 
 char *spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro);
+/* Of device memory: the flow and what is held. */
+uint64_t spw__flow_bytes(const spw_engine *e);
 /* keep: blocks' inputs are kept for the backward pass. */
 spw_status spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool keep, spw_error *err);
 spw_status

@@ -36,11 +36,41 @@ dry_run(spw_engine *e, uint32_t block_idx, const spw_batch *batch, uint64_t logi
     return SPW_EINVAL;
 }
 
+/* The same of one part of a call, on a tape that was not. */
+static spw_status
+dry_part(spw_engine *e, uint32_t block_idx, const spw_batch *batch, spw_part part, spw_error *err)
+{
+    void *const unseen = (void *)(uintptr_t)256;
+    const bool back = part >= SPW_PART_BACK_TURN;
+    spw_apart apart = {.read = unseen, .sums = unseen, .routing = unseen, .dy = unseen};
+    spw_tape_reset(e->tape, NULL, 0, back);
+    spw_tape_call_part(e->tape, part, &apart, 0, 1);
+    return dry_run(e, block_idx, batch, 0, back, err);
+}
+
 static void
 note_most(uint64_t *most, uint64_t bytes)
 {
     if (bytes > *most)
         *most = bytes;
+}
+
+/* A block that is called in parts, of which none needs what another one does; in one it is so for a context's logits alone. */
+static spw_status
+measure_parts(spw_engine *e, uint32_t block_idx, const spw_batch *batch, uint64_t *bytes_out, spw_error *err)
+{
+    spw_batch one = *batch;
+    one.sequences = 1;
+    spw_tape_reset(e->tape, NULL, 0, false);
+    SPW_TRY(dry_run(e, block_idx, &one, 0, false, err));
+    note_most(bytes_out, spw_tape_arena_used(e->tape));
+    for (spw_part part = SPW_PART_BEFORE; part <= SPW_PART_BACK; part++) {
+        SPW_TRY(dry_part(e, block_idx, batch, part, err));
+        note_most(bytes_out, spw_tape_arena_used(e->tape));
+        if (block_idx >= e->lowest && (part == SPW_PART_BACK_BEFORE || part == SPW_PART_BACK))
+            e->again_flops += (double)spw_tape_linear_flops(e->tape);
+    }
+    return SPW_OK;
 }
 
 /*
@@ -59,6 +89,10 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
                        .targeted = e->hides_targets ? &targeted : NULL};
     for (uint32_t b = 0; b < e->model->block_count; b++) {
         bool head = b + 1 == e->model->block_count;
+        if (spw__shares_turns(e, b)) {
+            SPW_TRY(measure_parts(e, b, &batch, bytes_out, err));
+            continue;
+        }
         spw_tape_reset(e->tape, NULL, 0, false);
         if (e->cache_slots > 0 && positions == 1) /* as spw__engine_extend() does */
             spw_tape_use_cache(e->tape, NULL, 0, NULL, true);
@@ -296,8 +330,8 @@ count_flops(const spw_engine *e, plan_input *in)
     for (uint64_t l = 0; l < m->layers; l++) {
         double product = attention_flops(m, l, (double)e->T);
         const bool trained = l + 1 >= e->lowest; /* the first block has the embeddings */
-        attention += (trained ? 4 : 1) * product;
-        attention_again += trained ? product : 0;
+        attention += (!trained ? 1 : e->shares_turns && spw_model_experts(m, l) > 0 ? 5 : 4) * product;
+        attention_again += !trained ? 0 : e->shares_turns && spw_model_experts(m, l) > 0 ? 2 * product : product;
     }
     in->recompute_flops = tokens * (again + attention_again);
     in->flops = tokens * (forward + again + backward + attention);
@@ -651,11 +685,10 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
                          spw_opt_log_bytes_32(e->config.run.state_format, beside, true)},
         .tokens = e->config.accumulation * e->rows * e->world};
     plan_use *uses;
-    uint64_t width_bytes = e->rows * e->model->config.width * e->compute_bytes;
     spw_status st;
     in.arena_device = spw_round_up(e->arena_bytes, 4096);
-    in.tape_bytes = e->tape_bytes;
-    in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
+    in.tape_bytes = e->shares_turns ? 0 : e->tape_bytes; /* what is called in parts keeps nothing */
+    in.flow_device = spw__flow_bytes(e);
     in.activation_elems = e->rows * e->model->config.width;
     count_flops(e, &in);
     in.twice_flops += logit_flops(e);

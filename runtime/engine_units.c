@@ -10,6 +10,16 @@ spw__in_turns(const spw_engine *e, uint32_t unit_idx)
     return e->layout.of_vocab[unit_idx] || (e->in_turns && e->layout.of_experts[unit_idx]);
 }
 
+bool
+spw__shares_turns(const spw_engine *e, uint32_t block_idx)
+{
+    const spw_block *b = &e->model->blocks[block_idx];
+    uint32_t k = 0;
+    while (e->shares_turns && k < b->param_count && e->model->params[b->param_ids[k]].expert == 0)
+        k++;
+    return e->shares_turns && k < b->param_count;
+}
+
 uint64_t
 spw__piece_leaves(const spw_engine *e, uint32_t unit_idx)
 {

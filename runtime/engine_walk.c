@@ -11,6 +11,57 @@ spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro)
            ((uint64_t)(turn % 2) * e->group_max + micro) * e->rows * e->model->config.width * e->compute_bytes;
 }
 
+/* ---------------------------------------------------------------- what is held between the parts of a block */
+
+/* Of a micro-batch: sums, its block's input, and a routing. */
+typedef struct held_layout {
+    uint64_t sums, input, routing, bytes;
+} held_layout;
+
+static held_layout
+held_of(const spw_engine *e)
+{
+    const spw_model_config *m = &e->model->config;
+    held_layout h = {.sums = 0};
+    h.input = spw_round_up(e->rows * m->width * sizeof(float), 256);
+    h.routing = h.input + spw_round_up(e->rows * m->width * e->compute_bytes, 256);
+    h.bytes = h.routing + spw_tape_routing_bytes(e->rows, m->choices, m->experts);
+    return h;
+}
+
+static uint64_t
+flow_only_bytes(const spw_engine *e)
+{
+    return spw_round_up(2 * (uint64_t)e->group_max * e->rows * e->model->config.width * e->compute_bytes, 4096);
+}
+
+uint64_t
+spw__flow_bytes(const spw_engine *e)
+{
+    return flow_only_bytes(e) + (e->shares_turns ? spw_round_up(e->group_max * held_of(e).bytes, 4096) : 0);
+}
+
+static void *
+held_input(const spw_engine *e, uint32_t i)
+{
+    const held_layout h = held_of(e);
+    return e->flow + flow_only_bytes(e) + i * h.bytes + h.input;
+}
+
+/* What experts read lies in the turn of the flow that the block's output goes to, or the gradient of its input. */
+static spw_apart *
+apart_of(const spw_engine *e, uint32_t c, uint32_t i)
+{
+    const held_layout h = held_of(e);
+    char *at = e->flow + flow_only_bytes(e) + i * h.bytes;
+    spw_apart *a = &e->apart[i];
+    a->read = spw__flow(e, c + 1, i);
+    a->sums = (float *)(void *)(at + h.sums);
+    a->routing = at + h.routing;
+    a->dy = spw__flow(e, c + 2, i);
+    return a;
+}
+
 /* x[c] is a checkpoint; the last block's input goes straight into its backward pass, and some blocks have none. */
 static bool
 kept(const spw_engine *e, uint32_t c)
@@ -130,6 +181,90 @@ pass_on(spw_engine *e, const spw_value *y, uint32_t c, uint32_t micro, bool keep
     return spw_act_put(e->act, checkpoint_of(e, c, micro), out, e->compute, err);
 }
 
+/* One call of the run's block for a micro-batch, on a tape that was reset. */
+static spw_value *
+call_block(spw_engine *e, block_run *run, uint32_t micro, uint32_t i, spw_value *x, bool training)
+{
+    run->batch = batch_of(e, micro);
+    run->side_row = i * e->rows;
+    return spw__call_forward(e, run, &run->batch, x, training, false);
+}
+
+static spw_status
+forward_whole(spw_engine *e, block_run *run, uint32_t first, uint32_t count, bool keep, spw_error *err)
+{
+    const uint32_t c = run->at;
+    for (uint32_t i = 0; i < count; i++) {
+        spw_value *x = NULL, *y;
+        char *tape = keep ? tape_of(e, c, i) : NULL;
+        if (tape != NULL)
+            spw_tape_reset_keeping(e->tape, tape, e->tape_bytes);
+        else
+            spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
+        if (c > 0)
+            x = spw_tape_input(e->tape, keep ? input_of(e, c, i) : spw__flow(e, c, i), e->rows, e->model->config.width,
+                               false);
+        y = call_block(e, run, first + i, i, x, keep);
+        SPW_TRY(spw_tape_check(e->tape, err));
+        if (c + 1 < e->chain_count)
+            SPW_TRY(pass_on(e, y, c + 1, i, keep, err));
+    }
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- experts whose turns are shared */
+
+/* A part of the block at the run's place, for a micro-batch whose input is data. *y: what the block gives. */
+static spw_status
+call_part(spw_engine *e, block_run *run, uint32_t micro, uint32_t i, void *data, spw_part part, uint64_t first,
+          uint64_t end, spw_value **y, spw_error *err)
+{
+    spw_value *x;
+    spw_tape_reset(e->tape, e->arena, e->arena_bytes, part >= SPW_PART_BACK_TURN);
+    spw_tape_call_part(e->tape, part, apart_of(e, run->at, i), first, end);
+    x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, false);
+    *y = call_block(e, run, micro, i, x, run->mode == MODE_TRAIN);
+    return spw_tape_check(e->tape, err);
+}
+
+/* Calls the turn part for all micro-batches of a pass while experts [first, end) are there. */
+static spw_status
+run_turn(spw_engine *e, block_run *run, uint32_t micro, uint32_t count, spw_part part, uint64_t first, uint64_t end,
+         spw_error *err)
+{
+    const bool back = part == SPW_PART_BACK_TURN;
+    SPW_TRY(spw__take_turn(run, first, end, back ? SPW_TURN_BACKWARD : SPW_TURN_FORWARD, err));
+    for (uint32_t i = 0; i < count; i++) {
+        spw_value *y;
+        SPW_TRY(call_part(e, run, micro + i, i, e->flow, part, first, end, &y, err));
+        if (back)
+            spw_tape_backward(e->tape, y);
+        SPW_TRY(spw_tape_check(e->tape, err));
+    }
+    return spw__take_turn(run, first, end, SPW_TURN_OVER, err);
+}
+
+static spw_status
+forward_shared(spw_engine *e, block_run *run, uint32_t first, uint32_t count, bool keep, spw_error *err)
+{
+    const uint64_t experts = e->model->config.experts, each = e->turn_experts;
+    const uint32_t c = run->at;
+    spw_value *y;
+    for (uint32_t i = 0; i < count; i++) {
+        if (keep)
+            SPW_TRY(settle_flow(e, c + 1, i, err));
+        SPW_TRY(call_part(e, run, first + i, i, keep ? input_of(e, c, i) : spw__flow(e, c, i), SPW_PART_BEFORE, 0, 0,
+                          &y, err));
+    }
+    for (uint64_t at = 0; at < experts; at += each)
+        SPW_TRY(run_turn(e, run, first, count, SPW_PART_TURN, at, at + each < experts ? at + each : experts, err));
+    for (uint32_t i = 0; i < count; i++) {
+        SPW_TRY(call_part(e, run, first + i, i, e->flow, SPW_PART_AFTER, 0, 0, &y, err));
+        SPW_TRY(pass_on(e, y, c + 1, i, keep, err));
+    }
+    return SPW_OK;
+}
+
 spw_status
 spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool keep, spw_error *err)
 {
@@ -138,26 +273,11 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
         SPW_TRY(begin_keeping(e, err));
     for (uint32_t c = 0; c < last + (keep ? 0u : 1u); c++) {
         block_run run = {.block_idx = e->chain[c], .at = c};
-        spw_status st = SPW_OK;
+        spw_status st;
         SPW_TRY(spw__acquire_block(e, mode, &run, err));
         run.timed = spw__begin_compute(e, "forward");
-        for (uint32_t i = 0; i < count && st == SPW_OK; i++) {
-            spw_batch batch = batch_of(e, first + i);
-            spw_value *x = NULL, *y;
-            char *tape = keep ? tape_of(e, c, i) : NULL;
-            run.side_row = i * e->rows;
-            if (tape != NULL)
-                spw_tape_reset_keeping(e->tape, tape, e->tape_bytes);
-            else
-                spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
-            if (c > 0)
-                x = spw_tape_input(e->tape, keep ? input_of(e, c, i) : spw__flow(e, c, i), e->rows,
-                                   e->model->config.width, false);
-            y = spw__call_forward(e, &run, &batch, x, keep, false);
-            st = spw_tape_check(e->tape, err);
-            if (st == SPW_OK && c < last)
-                st = pass_on(e, y, c + 1, i, keep, err);
-        }
+        st = spw__shares_turns(e, e->chain[c]) ? forward_shared(e, &run, first, count, keep, err)
+                                               : forward_whole(e, &run, first, count, keep, err);
         spw__end_compute(e, &run);
         spw__release_block(e, &run);
         SPW_TRY(st);
@@ -180,6 +300,48 @@ grad_of(const spw_engine *e, uint32_t c, uint32_t micro, uint32_t first)
                                : spw__flow(e, c + 1, micro - first);
 }
 
+/* The block's input of a micro-batch, once more, where it is held. */
+static spw_status
+hold_input(spw_engine *e, uint32_t c, uint32_t i, spw_error *err)
+{
+    void *data;
+    SPW_TRY(spw_act_get(e->act, checkpoint_of(e, c, i), &data, err));
+    spw_gpu_copy_d2d(e->compute, held_input(e, i), e->compute_dtype, data, e->compute_dtype,
+                     e->rows * e->model->config.width, NULL);
+    spw_act_release(e->act, checkpoint_of(e, c, i), e->compute);
+    return settle_flow(e, c + 1, i, err);
+}
+
+static spw_status
+backward_shared(spw_engine *e, block_run *run, uint32_t first, uint32_t count, spw_error *err)
+{
+    const uint64_t experts = e->model->config.experts, each = e->turn_experts;
+    const uint32_t c = run->at;
+    const bool on = c > e->lowest; /* below it nothing asks for a gradient */
+    spw_value *y;
+    for (uint32_t i = 0; i < count; i++) {
+        SPW_TRY(hold_input(e, c, i, err));
+        SPW_TRY(call_part(e, run, first + i, i, held_input(e, i), SPW_PART_BACK_BEFORE, 0, 0, &y, err));
+    }
+    for (uint64_t end = experts, at; end > 0; end = at) {
+        at = (end - 1) / each * each;
+        SPW_TRY(run_turn(e, run, first, count, SPW_PART_BACK_TURN, at, end, err));
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        spw_value *x;
+        spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
+        spw_tape_call_part(e->tape, SPW_PART_BACK, apart_of(e, c, i), 0, 0);
+        x = spw_tape_input(e->tape, held_input(e, i), e->rows, e->model->config.width, on);
+        x->grad = on ? grad_of(e, c, first + i, first) : NULL;
+        y = call_block(e, run, first + i, i, x, true);
+        if (y != NULL)
+            y->grad = grad_of(e, c + 1, first + i, first);
+        spw_tape_backward(e->tape, y);
+        SPW_TRY(spw_tape_check(e->tape, err));
+    }
+    return SPW_OK;
+}
+
 /* For micro-batches from `from` on; the pass began with `first`. */
 static spw_status
 backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t from, uint32_t first, uint32_t count, spw_error *err)
@@ -187,11 +349,9 @@ backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t from, uint32_
     bool last = c + 1 == e->chain_count;
     for (uint32_t micro = from; micro < first + count; micro++) {
         const uint32_t i = micro - first; /* in the pass */
+        spw_value *x = NULL, *y;
         run->later_micro = micro > from;
         run->final_micro = micro + 1 == first + count;
-        run->side_row = i * e->rows;
-        spw_batch batch = batch_of(e, micro);
-        spw_value *x = NULL, *y;
         if (c > 0) {
             bool on = c > e->lowest; /* below it nothing asks for a gradient */
             void *data = spw__flow(e, c, i);
@@ -207,7 +367,7 @@ backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t from, uint32_
         } else {
             spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
         }
-        y = spw__call_forward(e, run, &batch, x, true, false);
+        y = call_block(e, run, micro, i, x, true);
         if (y != NULL && !last)
             y->grad = grad_of(e, c + 1, micro, first);
         spw_tape_backward(e->tape, y);
@@ -237,7 +397,9 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
         if (st == SPW_OK)
             st = spw__open_grads(e, &run, 0, err);
         if (st == SPW_OK)
-            st = backward_block(e, &run, c, for_all ? 0 : first, first, count, err);
+            st = spw__shares_turns(e, run.block_idx)
+                     ? backward_shared(e, &run, first, count, err)
+                     : backward_block(e, &run, c, for_all ? 0 : first, first, count, err);
         spw__end_compute(e, &run);
         spw__release_block(e, &run);
         if (st == SPW_OK)

@@ -5,8 +5,7 @@
  * halved down to 512 tokens, embeddings and heads in pieces, halved down to 2048 rows, smaller micro-batches (more of them: the batch stays), one micro-batch per pass, and where disks are limited weights and then
  * records back to host. Then every step that turns out not to be needed is taken back, first to last. None of these
  * changes what is computed but bf16 gradients, by one rounding, and the order of sums over tiles, pieces and micro-batches. Where nothing
- * fits and layers have experts, it is all tried once more with the batch in one micro-batch, whose gradients need not wait in host memory
- * for others when experts come in turns; and then, apart from these, with smaller batches. A lossy state
+ * fits and layers have experts, it is all tried once more, apart from these, with smaller batches. A lossy state
  * format is never among them; whether it would help is said separately. Only plans are made, on copies of the
  * configuration.
  */
@@ -378,19 +377,9 @@ say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
         say(out, "spillway.micro_batches_per_pass=%llu", (unsigned long long)b->run.micro_batches_per_pass);
 }
 
-/* The same batch, in one micro-batch. */
-static bool
-merge_micro_batches(spw_config *c, const spw_model *model)
-{
-    bool may_help = model->config.experts > 0 && c->accumulation > 1;
-    c->micro_batch *= c->accumulation;
-    c->accumulation = 1;
-    return may_help;
-}
-
 /*
- * Where sums over micro-batches are what finds no room, of batches in one micro-batch the largest that fits, halved and halved again. It is another
- * training, which is for the user to want: the suggestion says so.
+ * Where what is held of all micro-batches, or sums over them, find no room: of batches in one micro-batch the largest that fits, halved and halved
+ * again. It is another training, which is for the user to want: the suggestion says so.
  */
 static bool
 find_smaller_batch(search *s, spw_config *c)
@@ -425,8 +414,7 @@ spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_err
     } else {
         uint64_t process = own.process_bytes > 0 ? own.process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20);
         own.process_bytes = process + process / 16 + (1 << 20); /* the process that follows may be a little larger */
-        *other = *options->config;
-        out->found = find(&s, options->config) || (merge_micro_batches(other, own.model) && find(&s, other));
+        out->found = find(&s, options->config);
         if (out->found) {
             say_difference(options->config, s.trial, out);
         } else {

@@ -264,9 +264,13 @@ explain_device(spw_plan *p, const plan_input *in)
     if (c->run.expert_turns == 0 && in->expert_turns > 1)
         decide(p, "spillway.expert_turns", number(value, sizeof value, in->expert_turns),
                "the device has no room for all experts of a layer at once%s",
-               in->micro_batches > 1
+               in->micro_batches > 1 && in->activation_micros == 1
                    ? "; micro-batches come one by one, each with all weights: larger ones bring them less often"
-                   : "");
+               : in->activation_micros > 1 ? "; each turn serves all micro-batches of a pass"
+                                           : "");
+    if (c->run.micro_batches_per_pass == 0 && in->expert_turns > 1 && in->passes > 1 && in->activation_micros > 1)
+        decide(p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->activation_micros),
+               "weights come once per pass; what is held of more micro-batches takes longer to move, or has no room");
     if (c->run.micro_batches_per_pass == 0 && in->passes > 1 && in->expert_turns <= 1)
         decide(
             p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->activation_micros), "%s",

@@ -50,6 +50,9 @@ enum {
     DFACTORS,
     DLOGITS,
     Y,
+    Y_DOWN,
+    CLOSED_UP,
+    CLOSED_DOWN,
     SUM_UP,
     SUM_DOWN,
     SUM_CUT, /* the sum upwards in other pieces */
@@ -173,18 +176,18 @@ find_keys(const mixture *m, const float *l, double *keys)
         keys[e] = before(worth, m->groups, e / each, m->groups) < m->group_choices ? keys[e] : -INFINITY;
 }
 
-/* An expert's choice is as many as are before it; a pair's place as many as come before it. */
+/* An expert is chosen that fewer are before than are chosen, lower ones first; a pair's place is as many as come before it. */
 static void
 route(const mixture *m, const float *x, int32_t *choices, int32_t *places, int32_t *pairs, int32_t *ends)
 {
     int32_t place = 0;
     for (uint64_t row = 0; row < m->M; row++) {
         double keys[SPW_EXPERTS_MAX];
+        uint64_t n = 0;
         find_keys(m, x + row * m->E, keys);
         for (uint64_t e = 0; e < m->E; e++) {
-            uint64_t at = before(keys, m->E, e, m->k);
-            if (at < m->k)
-                choices[row * m->k + at] = (int32_t)e;
+            if (before(keys, m->E, e, m->k) < m->k)
+                choices[row * m->k + n++] = (int32_t)e;
         }
     }
     for (uint64_t e = 0; e < m->E; e++) {
@@ -259,7 +262,7 @@ draw(const mixture *m, array *a, const int32_t *pairs)
     a[LOGITS] = (array){true, m->M * m->E, NULL};
     a[BIAS] = (array){true, SPW_TERMS * m->E, NULL};
     a[FACTORS] = (array){true, m->E, NULL};
-    a[X] = a[DY] = a[BEFORE] = a[Y] = (array){true, m->M * m->C, NULL};
+    a[X] = a[DY] = a[BEFORE] = a[Y] = a[Y_DOWN] = a[CLOSED_UP] = a[CLOSED_DOWN] = (array){true, m->M * m->C, NULL};
     a[MOVED] = a[SENT] = a[DX] = (array){true, pair_count * m->C, NULL};
     a[DWEIGHTS] = a[WEIGHTS] = a[CHOICES] = a[PLACES] = a[PAIRS] = a[DOTS] = (array){false, pair_count, NULL};
     a[ENDS] = (array){false, m->E, NULL};
@@ -269,11 +272,14 @@ draw(const mixture *m, array *a, const int32_t *pairs)
     a[SUM_UP] = a[SUM_DOWN] = a[SUM_CUT] = (array){false, m->M * m->C, NULL};
     a[DLOGITS] = a[LOGITS];
     for (int k = 0; k < COUNT; k++) {
-        if (k > DWEIGHTS && k < SUM_UP && k != DFACTORS && !(k == DLOGITS && m->add) && !(k == Y && m->onto == ITSELF))
+        if (k > DWEIGHTS && k < SUM_UP && k != DFACTORS && !(k == DLOGITS && m->add) &&
+            !((k == Y || k == Y_DOWN) && m->onto == ITSELF))
             continue;
         a[k].in = need(a[k].n * 4);
         for (uint64_t i = 0; i < a[k].n; i++)
-            a[k].in[i] = k < SUM_UP ? number((uint64_t)k, i) : m->onto == NOTHING ? 0 : a[BEFORE].in[i];
+            a[k].in[i] = k < SUM_UP && k != Y && k != Y_DOWN   ? number((uint64_t)k, i)
+                         : m->onto == NOTHING || k == SUM_DOWN ? 0
+                                                               : a[BEFORE].in[i];
     }
     for (uint64_t i = 0; i < a[LOGITS].n; i++)
         a[LOGITS].in[i] = logit_of(m, i / m->E, i % m->E);
@@ -317,6 +323,8 @@ run_pieces(const mixture *m, spw_gpu_queue *q, void **p, spw_dtype type, const s
     sum_pieces(m, q, p[SUM_UP], p[MOVED], row_bytes, r, each, false);
     sum_pieces(m, q, p[SUM_DOWN], p[MOVED], row_bytes, r, n < 200 ? 1 : each, true);
     sum_pieces(m, q, p[SUM_CUT], p[MOVED], row_bytes, r, n < 200 ? 3 : n / 2, false);
+    spw_gpu_close_sums(q, p[CLOSED_UP], p[SUM_UP], NULL, m->M, m->C);
+    spw_gpu_close_sums(q, p[CLOSED_DOWN], p[SUM_DOWN], m->onto == NOTHING ? NULL : p[BEFORE], m->M, m->C);
 }
 
 static void
@@ -344,8 +352,9 @@ run(const mixture *m, spw_gpu_queue *q, void **p, spw_dtype type)
     if (m->factored)
         spw_gpu_factors_backward(q, p[DFACTORS], p[DWEIGHTS], &r);
     spw_gpu_dispatch(q, p[SENT], p[X], &r, m->C);
-    spw_gpu_combine(q, p[Y], m->onto == NOTHING ? NULL : p[m->onto == ITSELF ? Y : BEFORE], p[MOVED], &r, m->weighted,
-                    m->C);
+    for (int k = Y; k <= Y_DOWN; k++)
+        spw_gpu_combine(q, p[k], m->onto == NOTHING ? NULL : p[m->onto == ITSELF ? k : BEFORE], p[MOVED], &r,
+                        m->weighted, k == Y_DOWN, m->C);
     if (m->add) { /* in two calls, of which each makes one */
         spw_gpu_combine_backward(q, p[DX], NULL, p[DY], NULL, &r, m->C);
         spw_gpu_combine_backward(q, NULL, p[DOTS], p[DY], p[MOVED], &r, m->C);
@@ -505,52 +514,12 @@ check_rows(const mixture *m, float *const *got, const array *a, const int32_t *p
     for (uint64_t i = 0; i < m->M * m->C; i++) {
         uint64_t row = i / m->C;
         double sum = 0, terms = 0;
-        float in_order = 0; /* weights that cancel are powers of two: no product rounds */
+        float up = 0, down = 0; /* weights that cancel are powers of two: no product rounds */
         if (m->onto != NOTHING)
-            terms = fabs(sum = (double)a[m->onto == ITSELF ? Y : BEFORE].in[i]);
-        for (uint64_t j = 0; j < m->k; j++) {
-            float w = m->weighted ? got[WEIGHTS][row * m->k + j] : 1.0f;
-            float x = a[MOVED].in[(uint64_t)places[row * m->k + j] * m->C + i % m->C];
-            in_order += w * x;
-            sum += (double)w * (double)x;
-            terms += fabs((double)w * (double)x);
-        }
-        check(m, "combined", i, got[Y][i], m->cancel ? (double)in_order : sum,
-              m->cancel ? 0 : error_of(type, sum, terms));
-    }
-}
-
-/* A row's choices by place. */
-static void
-sort_choices(const int32_t *places, uint64_t k, uint64_t *order)
-{
-    for (uint64_t j = 0; j < k; j++) {
-        uint64_t at = j;
-        for (; at > 0 && places[order[at - 1]] > places[j]; at--)
-            order[at] = order[at - 1];
-        order[at] = j;
-    }
-}
-
-static void
-check_pieces(const mixture *m, float *const *got, const array *a, const int32_t *places)
-{
-    if (memcmp(got[SUM_UP], got[SUM_CUT], m->M * m->C * sizeof(float)) != 0)
-        FAIL(m, "sums depend on %s", "pieces");
-    for (uint64_t i = 0; i < m->M * m->k * m->C; i++) {
-        check(m, "dispatched in pieces", i, got[PIECES_SENT][i], (double)got[SENT][i], 0);
-        check(m, "dx in pieces", i, got[PIECES_DX][i], (double)got[DX][i], 0);
-    }
-    for (uint64_t i = 0; i < m->M * m->k; i++)
-        check(m, "dweights in pieces", i, got[PIECES_DOTS][i], (double)got[DOTS][i], 0);
-    for (uint64_t i = 0; i < m->M * m->C; i++) {
-        uint64_t row = i / m->C, order[SPW_CHOICES_MAX];
-        float before = m->onto == NOTHING ? 0 : a[BEFORE].in[i], up = before, down = before;
-        double sum = (double)before, terms = fabs(sum);
-        sort_choices(places + row * m->k, m->k, order);
+            terms = fabs(sum = (double)a[BEFORE].in[i]);
         for (uint64_t j = 0; j < m->k; j++) {
             for (int way = 0; way < 2; way++) {
-                uint64_t pair = row * m->k + order[way == 0 ? j : m->k - 1 - j];
+                uint64_t pair = row * m->k + (way == 0 ? j : m->k - 1 - j);
                 float w = m->weighted ? got[WEIGHTS][pair] : 1.0f;
                 float x = a[MOVED].in[(uint64_t)places[pair] * m->C + i % m->C];
                 *(way == 0 ? &up : &down) += w * x;
@@ -558,8 +527,44 @@ check_pieces(const mixture *m, float *const *got, const array *a, const int32_t 
                 terms += way == 0 ? fabs((double)w * (double)x) : 0;
             }
         }
-        check(m, "summed upwards", i, got[SUM_UP][i], m->cancel ? (double)up : sum,
-              m->cancel ? 0 : error_of(SPW_F32, sum, terms));
+        check(m, "combined", i, got[Y][i], m->cancel ? (double)up : sum, m->cancel ? 0 : error_of(type, sum, terms));
+        check(m, "combined downwards", i, got[Y_DOWN][i], m->cancel ? (double)down : sum,
+              m->cancel ? 0 : error_of(type, sum, terms));
+    }
+}
+
+/* Sums of all pieces are those of one, and closed they are what combine gives. */
+static void
+check_pieces(const mixture *m, float *const *got, const array *a, const int32_t *places)
+{
+    if (memcmp(got[SUM_UP], got[SUM_CUT], m->M * m->C * sizeof(float)) != 0)
+        FAIL(m, "sums depend on %s", "pieces");
+    if (memcmp(got[CLOSED_UP], got[Y], m->M * m->C * sizeof(float)) != 0)
+        FAIL(m, "closed sums are not what combine gives%s", "");
+    if (memcmp(got[CLOSED_DOWN], got[Y_DOWN], m->M * m->C * sizeof(float)) != 0)
+        FAIL(m, "closed sums are not what combine gives%s", " downwards");
+    for (uint64_t i = 0; i < m->M * m->k * m->C; i++) {
+        check(m, "dispatched in pieces", i, got[PIECES_SENT][i], (double)got[SENT][i], 0);
+        check(m, "dx in pieces", i, got[PIECES_DX][i], (double)got[DX][i], 0);
+    }
+    for (uint64_t i = 0; i < m->M * m->k; i++)
+        check(m, "dweights in pieces", i, got[PIECES_DOTS][i], (double)got[DOTS][i], 0);
+    for (uint64_t i = 0; i < m->M * m->C; i++) {
+        uint64_t row = i / m->C;
+        float before = m->onto == NOTHING ? 0 : a[BEFORE].in[i], up = before, down = 0;
+        double sum = 0, terms = fabs((double)before);
+        for (uint64_t j = 0; j < m->k; j++) {
+            for (int way = 0; way < 2; way++) {
+                uint64_t pair = row * m->k + (way == 0 ? j : m->k - 1 - j);
+                float w = m->weighted ? got[WEIGHTS][pair] : 1.0f;
+                float x = a[MOVED].in[(uint64_t)places[pair] * m->C + i % m->C];
+                *(way == 0 ? &up : &down) += w * x;
+                sum += way == 0 ? (double)w * (double)x : 0;
+                terms += way == 0 ? fabs((double)w * (double)x) : 0;
+            }
+        }
+        check(m, "summed upwards", i, got[SUM_UP][i], m->cancel ? (double)up : sum + (double)before,
+              m->cancel ? 0 : error_of(SPW_F32, sum + (double)before, terms));
         check(m, "summed downwards", i, got[SUM_DOWN][i], m->cancel ? (double)down : sum,
               m->cancel ? 0 : error_of(SPW_F32, sum, terms));
     }

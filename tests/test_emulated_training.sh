@@ -226,6 +226,8 @@ beside=(--set 'spillway.lora={"rank":3,"alpha":4,"targets":["q_proj"],"target_pa
 "$spw" train "$dir/$family.json" --quiet "${beside[@]}" --set spillway.run_log="$dir/beside.cpu" >"$dir/out" 2>&1
 train late "${beside[@]}" --set spillway.expert_turns=3 --set spillway.run_log="$dir/beside.cuda"
 check "adapters beside experts: the losses of the cpu device" near "$dir/beside.cpu" "$dir/beside.cuda" 1e-4 5
+train "" "${beside[@]}" --set spillway.run_log="$dir/beside.whole"
+check "adapters beside experts at once: the same numbers as in turns" same "$dir/beside.whole" "$dir/beside.cuda"
 check "text was generated" test "$(wc -c <"$dir/greedy")" -gt 60
 
 # What the device cannot do yet is refused before anything is taken.

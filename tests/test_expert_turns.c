@@ -48,7 +48,7 @@ configure(rig *r, const variant *v, spw_family family, spw_state_format format, 
     snprintf(r->c.run.recompute, sizeof r->c.run.recompute, "%s", v->again ? "always" : "auto");
     if (change != NULL)
         change(r);
-    if (v->spills && r->c.accumulation == 1)
+    if (v->spills && (r->c.accumulation == 1 || r->c.run.micro_batches_per_pass == 0))
         snprintf(r->c.run.gradients, sizeof r->c.run.gradients, "nvme");
 }
 
@@ -115,6 +115,29 @@ accumulated(rig *r)
     r->c.run.micro_batches_per_pass = 1;
 }
 
+/* Each turn serves all micro-batches. */
+static void
+together(rig *r)
+{
+    clipped(r);
+    r->c.accumulation = 3;
+}
+
+/* The same of a pass, of two and then of one. */
+static void
+in_two_passes(rig *r)
+{
+    together(r);
+    r->c.run.micro_batches_per_pass = 2;
+}
+
+static void
+together_in_bf16(rig *r)
+{
+    together(r);
+    r->c.run.grad_dtype = SPW_BF16;
+}
+
 /* Pieces of seven places, of several experts and of one, which turns cut once more. */
 static void
 in_sevens(rig *r)
@@ -166,6 +189,43 @@ lora_of_experts_in_sevens(rig *r)
 {
     in_sevens(r);
     rig_lora_experts(r);
+}
+
+static void
+together_in_sevens(rig *r)
+{
+    in_sevens(r);
+    together(r);
+}
+
+static void
+together_half_frozen(rig *r)
+{
+    half_frozen(r);
+    together(r);
+}
+
+static void
+lora_of_experts_together(rig *r)
+{
+    rig_lora_experts(r);
+    together_in_sevens(r);
+}
+
+/* Whatever is between the parts of a block is what is there in a call of all of it. */
+static void
+test_shared(void **state)
+{
+    (void)state;
+    compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_FP32, together);
+    compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_SPLIT, together); /* an MLP of all rows behind the experts */
+    compare(SPW_FAMILY_DEEPSEEK_V3, SPW_STATE_MIXED, in_two_passes);
+    compare(SPW_FAMILY_LLAMA4, SPW_STATE_SPLIT, together_in_bf16);
+    compare(SPW_FAMILY_GPT_OSS, SPW_STATE_SPLIT_INT8, together_in_sevens);
+    compare(SPW_FAMILY_LLAMA4, SPW_STATE_FP32, together_in_sevens);
+    compare(SPW_FAMILY_GLM4_MOE, SPW_STATE_SPLIT, together_half_frozen);
+    compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, lora_of_experts_together);
+    compare(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, accumulated); /* where they cannot */
 }
 
 static void
@@ -513,7 +573,7 @@ test_refusals(void **state)
     r.c.run.expert_turns = 2;
     refuse(&r, "spillway.expert_turns is 2: the model has no experts");
     tiny_dir_remove(r.dir);
-    rig_config(&r, SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    rig_config(&r, SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, SPW_TIER_HOST);
     r.c.run.expert_turns = 2;
     r.c.accumulation = 2;
     r.c.run.grad_dtype = SPW_BF16;
@@ -521,7 +581,14 @@ test_refusals(void **state)
     r.c.run.grad_dtype = SPW_F32;
     r.c.model.tied = true;
     refuse(&r, "spillway.micro_batches_per_pass must be 1");
+    tiny_dir_remove(r.dir);
+    rig_config(&r, SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    r.c.run.expert_turns = 2;
+    r.c.accumulation = 2;
     r.c.run.micro_batches_per_pass = 1;
+    r.c.run.grad_dtype = SPW_BF16;
+    refuse(&r, "spillway.grad_dtype must be fp32");
+    r.c.run.micro_batches_per_pass = 0;
     r.chain_extra = 1;
     refuse(&r, "blocks are repeated");
     tiny_dir_remove(r.dir);
@@ -530,9 +597,9 @@ test_refusals(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_resume),
-                                       cmocka_unit_test(test_ranks),        cmocka_unit_test(test_ranks_agree),
-                                       cmocka_unit_test(test_fewest_turns), cmocka_unit_test(test_fewer_tables),
-                                       cmocka_unit_test(test_bytes),        cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_shared),      cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_ranks),        cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_fewest_turns),
+        cmocka_unit_test(test_fewer_tables), cmocka_unit_test(test_bytes),       cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests_name("expert turns", tests, NULL, NULL);
 }

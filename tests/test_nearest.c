@@ -240,77 +240,65 @@ least_of(const char *budget, const char *const *others, uint32_t count)
 }
 
 /*
- * Experts in turns have their gradients summed in host memory. Where that does not hold them, all at once do, whose gradients wait on nvme; where
- * the device has no room for that, the batch in one micro-batch, which has nothing to sum.
+ * Neither has host memory room for gradients nor the device for all experts of a layer: gradients wait on nvme, turns serve all micro-batches, and
+ * a plan finds both by itself.
  */
 static void
-test_nearest_experts(void **state)
+test_experts(void **state)
 {
-    static spw_config c;
-    static spw_suggestion s;
-    const char *waiting[] = {"spillway.gradients=nvme"},
-               *merged[] = {"train_micro_batch_size_per_gpu=4", "gradient_accumulation_steps=1", waiting[0]};
+    const char *waiting[] = {"spillway.gradients=nvme", "spillway.expert_turns=1"};
     char host[96], device[96];
-    const char *overrides[16] = {host, device};
-    uint64_t host_least = least_of("host_memory", waiting, 1), at_once = least_of("device_memory", waiting, 1),
-             in_turns = least_of("device_memory", merged, 3), least;
-    spw_model *model = NULL;
-    spw_error err = {0};
-    const uint64_t more = PLAN_PROCESS_BYTES / 16 + (1 << 20); /* which is wanted for the process that follows */
-    bool one = false;
+    const char *overrides[2] = {host, device};
+    const uint64_t host_least = least_of("host_memory", waiting, 1), at_once = least_of("device_memory", waiting, 2),
+                   in_turns = least_of("device_memory", waiting, 1);
+    uint64_t least;
     (void)state;
     print_message("least host memory %llu, device memory %llu, in turns %llu\n", (unsigned long long)host_least,
                   (unsigned long long)at_once, (unsigned long long)in_turns);
-    snprintf(host, sizeof host, "spillway.host_memory=%llu", (unsigned long long)host_least + more);
-    snprintf(device, sizeof device, "spillway.device_memory=%llu", (unsigned long long)at_once);
-    assert_int_equal(plan_experts(overrides, 1, &least), SPW_OK);
-    assert_int_equal(plan_experts(overrides, 2, &least), SPW_OK);
     assert_true(in_turns < at_once);
+    snprintf(host, sizeof host, "spillway.host_memory=%llu", (unsigned long long)host_least);
+    snprintf(device, sizeof device, "spillway.device_memory=%llu", (unsigned long long)at_once);
+    assert_int_equal(plan_experts(overrides, 2, &least), SPW_OK);
     snprintf(device, sizeof device, "spillway.device_memory=%llu", (unsigned long long)in_turns);
+    assert_int_equal(plan_experts(overrides, 2, &least), SPW_OK);
+    snprintf(device, sizeof device, "spillway.device_memory=%llu", (unsigned long long)in_turns - 4096);
     assert_int_equal(plan_experts(overrides, 2, &least), SPW_ENOFIT);
-    assert_int_equal(least, at_once); /* what is lacking is told of the plan that needs less */
-    assert_int_equal(spw_config_parse(&c, experts, "experts", overrides, 2, &err), SPW_OK);
-    assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
-    find_nearest(&c, model, &s);
-    spw_model_destroy(model);
-    assert_true(s.found);
-    for (uint32_t i = 0; i < s.count; i++) {
-        overrides[i + 2] = s.set[i];
-        one = one || strcmp(s.set[i], "gradient_accumulation_steps=1") == 0;
-    }
-    assert_true(one);
-    assert_int_equal(plan_experts(overrides, s.count + 2, &least), SPW_OK);
 }
 
-/* Nor has the device room for that: a smaller batch is no way out among others, but the largest that fits is named, with what it takes. */
+/* Nor has the device room for what is held of all: a smaller batch is no way out among others, but the largest that fits is named, with what it takes. */
 static void
 test_nearest_batch(void **state)
 {
     static spw_config c;
     static spw_suggestion s;
-    const char *waiting[] = {"spillway.gradients=nvme"},
-               *halved[] = {"train_micro_batch_size_per_gpu=2", "gradient_accumulation_steps=1", waiting[0]};
-    char host[96], device[96];
-    const char *overrides[16] = {host, device};
-    const uint64_t more = PLAN_PROCESS_BYTES / 16 + (1 << 20);
+    const char *halved[] = {"spillway.gradients=nvme", "train_micro_batch_size_per_gpu=2",
+                            "gradient_accumulation_steps=1"};
+    char host[96], device[96], batch[64];
+    const char *overrides[16] = {host, device, "gradient_accumulation_steps=64"};
+    const uint64_t more = PLAN_PROCESS_BYTES / 16 + (1 << 20); /* which is wanted for the process that follows */
     uint64_t least;
+    bool named = false;
     spw_model *model = NULL;
     spw_error err = {0};
     (void)state;
     snprintf(host, sizeof host, "spillway.host_memory=%llu",
-             (unsigned long long)(least_of("host_memory", waiting, 1) + more));
+             (unsigned long long)(least_of("host_memory", halved, 1) + more));
     snprintf(device, sizeof device, "spillway.device_memory=%llu",
              (unsigned long long)least_of("device_memory", halved, 3));
-    assert_int_equal(spw_config_parse(&c, experts, "experts", overrides, 2, &err), SPW_OK);
+    assert_int_equal(spw_config_parse(&c, experts, "experts", overrides, 3, &err), SPW_OK);
     assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
     find_nearest(&c, model, &s);
     spw_model_destroy(model);
+    print_message("a batch of %llu\n", (unsigned long long)s.batch);
     assert_false(s.found);
-    assert_int_equal(s.batch, 2);
-    assert_string_equal(s.set[0], "train_batch_size=2");
-    for (uint32_t i = 0; i < s.count; i++)
-        overrides[i + 2] = s.set[i];
-    assert_int_equal(plan_experts(overrides, s.count + 2, &least), SPW_OK);
+    assert_true(s.batch >= 2 && s.batch < 64);
+    snprintf(batch, sizeof batch, "train_batch_size=%llu", (unsigned long long)s.batch);
+    for (uint32_t i = 0; i < s.count; i++) {
+        overrides[i + 3] = s.set[i];
+        named = named || strcmp(s.set[i], batch) == 0;
+    }
+    assert_true(named);
+    assert_int_equal(plan_experts(overrides, s.count + 3, &least), SPW_OK);
 }
 
 /*
@@ -463,7 +451,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nearest),           cmocka_unit_test(test_nearest_stage),
-        cmocka_unit_test(test_nearest_room),      cmocka_unit_test(test_nearest_experts),
+        cmocka_unit_test(test_nearest_room),      cmocka_unit_test(test_experts),
         cmocka_unit_test(test_nearest_batch),     cmocka_unit_test(test_nearest_large),
         cmocka_unit_test(test_nearest_full_disk), cmocka_unit_test(test_room_of_inference),
         cmocka_unit_test(test_room_of_ranks),     cmocka_unit_test(test_nearest_all)};

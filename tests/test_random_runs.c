@@ -237,8 +237,9 @@ draw_placement(uint64_t at, rig *r)
     c->run.integrity = random_pick(at, 9, 3) > 0;
     c->run.chaos_seed = random_pick(at, 10, 2) == 0 ? 1 + random_pick(at, 11, 1000000) : 0;
     c->run.activations = (spw_tier)random_pick(at, 12, SPW_TIER_COUNT + 1);
-    c->run.expert_turns =
-        c->model.experts > 0 && c->run.micro_batches_per_pass == 1 ? (uint32_t)random_pick(at, 13, 4) : 0;
+    c->run.expert_turns = c->model.experts > 0 && (c->run.micro_batches_per_pass == 1 || !c->model.experts_beside)
+                              ? (uint32_t)random_pick(at, 13, 4)
+                              : 0;
     snprintf(c->run.update_ahead, sizeof c->run.update_ahead, "%s", ahead[random_pick(at, 32, 3)]);
     snprintf(c->run.fill_device, sizeof c->run.fill_device, "%s", ahead[random_pick(at, 14, 3)]);
     c->zero.optimizer_ratio = random_pick(at, 15, 4) == 0 ? (double)random_pick(at, 16, 101) / 100 : 1;
@@ -246,7 +247,7 @@ draw_placement(uint64_t at, rig *r)
     c->aio.block_size = 4096ull << random_pick(at, 18, 8);
     c->aio.queue_depth = 1 + (uint32_t)random_pick(at, 19, 16);
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 20, 2) == 0 ? "always" : "auto");
-    if (c->zero.offload_optimizer == SPW_TIER_NVME && whole && c->run.expert_turns < 2)
+    if (c->zero.offload_optimizer == SPW_TIER_NVME && whole)
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[random_pick(at, 21, 3)]);
     if (c->run.delayed_update > 0) { /* what the host updates, with gradients in its memory */
         c->zero.offload_optimizer = random_pick(at, 37, 2) == 0 ? SPW_TIER_HOST : SPW_TIER_NVME;

@@ -184,7 +184,7 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 17, 2) == 0 ? "always" : "auto");
     w->least_device = c->zero.stage == 3 && random_pick(at, 18, 3) == 0;
     /* In codes come sums of other hosts, so whose an element is decides about bits, and turns decide about that. */
-    if (c->run.micro_batches_per_pass == 1 && !c->zero.quantized_gradients && has_experts(w))
+    if (!c->zero.quantized_gradients && has_experts(w))
         c->run.expert_turns = (uint32_t)random_pick(at, 23, 4);
     w->per_host = c->zero.quantized_gradients ? 2 : (uint32_t)random_pick(at, 24, 3);
     if (w->per_host == 1 && c->zero.hpz_partition_size > 0)

@@ -13,7 +13,7 @@ typedef struct moe_args {
     float *y, *dweights;
     uint64_t C, grain;
     float balance;
-    bool weighted, add;
+    bool weighted, add, down;
 } moe_args;
 
 static uint64_t
@@ -38,7 +38,7 @@ above(float a, float b)
 
 /* The k largest so far stay sorted; an expert does not pass an equal one, which is a lower one. */
 static void
-choose(int32_t *choices, const float *logits, uint64_t E, uint64_t k)
+choose_best(int32_t *choices, const float *logits, uint64_t E, uint64_t k)
 {
     for (uint64_t e = 0; e < E; e++) {
         uint64_t j = e < k ? e : k;
@@ -47,6 +47,20 @@ choose(int32_t *choices, const float *logits, uint64_t E, uint64_t k)
                 choices[j] = choices[j - 1];
         if (j < k)
             choices[j] = (int32_t)e;
+    }
+}
+
+/* The same, lower experts first. */
+static void
+choose(int32_t *choices, const float *logits, uint64_t E, uint64_t k)
+{
+    choose_best(choices, logits, E, k);
+    for (uint64_t i = 1; i < k; i++) {
+        const int32_t expert = choices[i];
+        uint64_t j = i;
+        for (; j > 0 && choices[j - 1] > expert; j--)
+            choices[j] = choices[j - 1];
+        choices[j] = expert;
     }
 }
 
@@ -61,7 +75,7 @@ static float
 worth(const float *keys, uint64_t n, bool of_two)
 {
     int32_t best[2] = {0, 0};
-    choose(best, keys, n, n > 1 ? 2 : 1);
+    choose_best(best, keys, n, n > 1 ? 2 : 1);
     return of_two && n > 1 ? keys[best[0]] + keys[best[1]] : keys[best[0]];
 }
 
@@ -75,7 +89,7 @@ leave_groups(const spw_routing_rule *rule, float *keys, uint64_t E)
     bool stays[SPW_EXPERTS_MAX] = {false};
     for (uint64_t g = 0; g < rule->groups; g++)
         worths[g] = worth(keys + g * each, each, rule->sigmoid);
-    choose(best, worths, rule->groups, rule->group_choices);
+    choose_best(best, worths, rule->groups, rule->group_choices);
     for (uint64_t i = 0; i < rule->group_choices; i++)
         stays[best[i]] = true;
     for (uint64_t e = 0; e < E; e++)
@@ -279,29 +293,43 @@ spw__cpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, 
     run(q, &(moe_args){.r = r, .y = y, .x = x, .C = C}, C * r->k, dispatch_part);
 }
 
+enum { COMBINE_COLS = 512 };
+
+/* Columns [c, c + n) of a row. */
+static void
+combine_cols(const moe_args *g, uint64_t m, uint64_t c, uint64_t n)
+{
+    const spw_routing *r = g->r;
+    float sum[COMBINE_COLS] = {0};
+    if (g->onto != NULL && !g->down)
+        memcpy(sum, g->onto + m * g->C + c, n * sizeof *sum);
+    for (uint64_t i = 0; i < r->k; i++) {
+        const uint64_t pair = m * r->k + (g->down ? r->k - 1 - i : i);
+        g->k->axpy(sum, g->weighted ? r->weights[pair] : 1.0f, g->x + (uint64_t)r->places[pair] * g->C + c, n);
+    }
+    if (g->onto != NULL && g->down)
+        g->k->axpy(sum, 1.0f, g->onto + m * g->C + c, n);
+    memcpy(g->y + m * g->C + c, sum, n * sizeof *sum);
+}
+
 static void
 combine_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const moe_args *g = ctx;
-    const spw_routing *r = g->r;
     uint64_t first, n = slice(g, part_idx, &first);
     (void)worker_idx;
     for (uint64_t m = first; m < first + n; m++) {
-        float *y = g->y + m * g->C;
-        if (g->onto == NULL)
-            memset(y, 0, g->C * sizeof *y);
-        else if (g->onto != g->y)
-            memcpy(y, g->onto + m * g->C, g->C * sizeof *y);
-        for (uint64_t i = m * r->k; i < (m + 1) * r->k; i++)
-            g->k->axpy(y, g->weighted ? r->weights[i] : 1.0f, g->x + (uint64_t)r->places[i] * g->C, g->C);
+        for (uint64_t c = 0; c < g->C; c += COMBINE_COLS)
+            combine_cols(g, m, c, g->C - c < COMBINE_COLS ? g->C - c : COMBINE_COLS);
     }
 }
 
 void
 spw__cpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted,
-                 uint64_t C)
+                 bool down, uint64_t C)
 {
-    run(q, &(moe_args){.r = r, .y = y, .onto = onto, .x = x, .weighted = weighted, .C = C}, C * r->k, combine_part);
+    run(q, &(moe_args){.r = r, .y = y, .onto = onto, .x = x, .weighted = weighted, .down = down, .C = C}, C * r->k,
+        combine_part);
 }
 
 static void
@@ -377,22 +405,18 @@ spw__cpu_dispatch_piece(spw_gpu_queue *q, act *y, const act *x, const spw_routin
     run_piece(q, &(piece_args){.r = r, .y = y, .x = x, .first = first, .rows = rows, .C = C}, dispatch_piece_part);
 }
 
-/* The choices of row m whose places are among these, by place; how many. */
+/* The choices of row m whose places are among these: [*from, the result). */
 static uint64_t
-choices_here(const piece_args *g, uint64_t m, uint32_t *sorted)
+choices_here(const piece_args *g, uint64_t m, uint64_t *from)
 {
     const int32_t *places = g->r->places + m * g->r->k;
-    uint64_t n = 0;
-    for (uint32_t j = 0; j < g->r->k; j++) {
-        uint64_t at = n;
-        if ((uint64_t)places[j] - g->first >= g->rows)
-            continue;
-        for (; at > 0 && places[sorted[at - 1]] > places[j]; at--)
-            sorted[at] = sorted[at - 1];
-        sorted[at] = j;
-        n++;
-    }
-    return n;
+    uint64_t first = 0, end;
+    while ((uint64_t)places[first] < g->first)
+        first++;
+    for (end = first; end < g->r->k && (uint64_t)places[end] < g->first + g->rows; end++)
+        continue;
+    *from = first;
+    return end;
 }
 
 /* A row of the sums belongs to the lowest of its places here: no two parts add to one. */
@@ -404,11 +428,12 @@ combine_piece_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     uint64_t first, end = piece_slice(g, part_idx, &first);
     (void)worker_idx;
     for (uint64_t i = first; i < end; i++) {
-        uint64_t m = (uint64_t)r->pairs[g->first + i] / r->k, n;
-        uint32_t sorted[SPW_CHOICES_MAX];
-        n = choices_here(g, m, sorted);
-        for (uint64_t c = 0; c < n && (uint64_t)r->places[m * r->k + sorted[0]] == g->first + i; c++) {
-            uint64_t pair = m * r->k + sorted[g->down ? n - 1 - c : c];
+        const uint64_t m = (uint64_t)r->pairs[g->first + i] / r->k;
+        uint64_t from, past = choices_here(g, m, &from);
+        if ((uint64_t)r->places[m * r->k + from] != g->first + i)
+            continue;
+        for (uint64_t c = 0; c < past - from; c++) {
+            const uint64_t pair = m * r->k + (g->down ? past - 1 - c : from + c);
             g->k->axpy(g->y + m * g->C, g->weighted ? r->weights[pair] : 1.0f,
                        g->x + ((uint64_t)r->places[pair] - g->first) * g->C, g->C);
         }
@@ -423,6 +448,22 @@ spw__cpu_combine_piece(spw_gpu_queue *q, float *sum, const act *x, const spw_rou
               &(piece_args){
                   .r = r, .y = sum, .x = x, .weighted = weighted, .down = down, .first = first, .rows = rows, .C = C},
               combine_piece_part);
+}
+
+static void
+close_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const piece_args *g = ctx;
+    uint64_t first, end = piece_slice(g, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t i = first * g->C; i < end * g->C; i++)
+        g->y[i] = g->x[i] + (g->dy != NULL ? g->dy[i] : 0);
+}
+
+void
+spw__cpu_close_sums(spw_gpu_queue *q, act *y, const float *sums, const act *onto, uint64_t M, uint64_t C)
+{
+    run_piece(q, &(piece_args){.y = y, .x = sums, .dy = onto, .rows = M, .C = C}, close_part);
 }
 
 static void

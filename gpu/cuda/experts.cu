@@ -92,22 +92,23 @@ spw__cuda_dispatch(spw_gpu_queue *queue, act *y, const act *x, const spw_routing
 
 template <class T, bool WIDE>
 static void
-combine(cuda_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted, uint64_t C)
+combine(cuda_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted, bool down,
+        uint64_t C)
 {
     LAUNCH(q, (unsigned)r->M, row_threads((C + 7) / 8), 0, (combine_kernel<T, WIDE>), (T *)y, (const T *)onto,
-           (const T *)x, *r, weighted, C);
+           (const T *)x, *r, weighted, down, C);
 }
 
 void
 spw__cuda_combine(spw_gpu_queue *queue, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted,
-                  uint64_t C)
+                  bool down, uint64_t C)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     bool wide = C % 8 == 0 && spw__cuda_aligned(y, onto, x);
     if (r->M == 0 || C == 0)
         return;
-    BY_TYPE(q,
-            wide ? combine<T, true>(q, y, onto, x, r, weighted, C) : combine<T, false>(q, y, onto, x, r, weighted, C));
+    BY_TYPE(q, wide ? combine<T, true>(q, y, onto, x, r, weighted, down, C)
+                    : combine<T, false>(q, y, onto, x, r, weighted, down, C));
 }
 
 template <class T, bool WIDE>
@@ -187,6 +188,23 @@ spw__cuda_combine_backward_piece(spw_gpu_queue *queue, act *dx, float *dweights,
         return;
     BY_TYPE(q, wide ? combine_backward_piece<T, true>(q, dx, dweights, dy, x, r, first, rows, C)
                     : combine_backward_piece<T, false>(q, dx, dweights, dy, x, r, first, rows, C));
+}
+
+template <class T, bool WIDE>
+static void
+close_sums(cuda_queue *q, act *y, const float *sums, const act *onto, uint64_t M, uint64_t C)
+{
+    LAUNCH(q, (unsigned)M, row_threads((C + 7) / 8), 0, (close_sums_kernel<T, WIDE>), (T *)y, sums, (const T *)onto, C);
+}
+
+void
+spw__cuda_close_sums(spw_gpu_queue *queue, act *y, const float *sums, const act *onto, uint64_t M, uint64_t C)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool wide = C % 8 == 0 && spw__cuda_aligned(y, sums, onto);
+    if (M == 0 || C == 0)
+        return;
+    BY_TYPE(q, wide ? close_sums<T, true>(q, y, sums, onto, M, C) : close_sums<T, false>(q, y, sums, onto, M, C));
 }
 
 template <class T, bool WIDE>

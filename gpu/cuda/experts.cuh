@@ -117,6 +117,21 @@ leave_groups(uint64_t (&rank)[L], const spw_routing_rule &rule, unsigned E)
     }
 }
 
+/* The first k lanes of a warp have an expert each, all different: the lane-th lowest of them. */
+SPW_DEVICE unsigned
+in_order(unsigned expert, unsigned k)
+{
+    unsigned lane = threadIdx.x % WARP, place = 0, mine = 0;
+    for (unsigned j = 0; j < k; j++)
+        place += __shfl_sync(0xffffffffu, expert, (int)j) < expert ? 1 : 0;
+    for (unsigned j = 0; j < k; j++) {
+        unsigned other = __shfl_sync(0xffffffffu, expert, (int)j);
+        if (__shfl_sync(0xffffffffu, place, (int)j) == lane)
+            mine = other;
+    }
+    return mine;
+}
+
 template <class T, int L>
 __global__ void
 route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)
@@ -149,6 +164,7 @@ route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)
         if (lane == j)
             expert = 0xffffffffu - (unsigned)best;
     }
+    expert = in_order(expert, (unsigned)r.k);
     if (lane < r.k)
         mine = widen(logits[row * E + expert]);
     weight = lane >= r.k ? 0.0f : rule.sigmoid ? logistic(mine) : expf(mine - max);
@@ -427,16 +443,18 @@ left_of(uint64_t C, uint64_t c)
     return WIDE ? 8 : C - c;
 }
 
-/* sum += of N rows of x from the j-th choice on, in order, once all of them are on their way. */
+/* sum += of N rows of x from the j-th choice on, or down from it, in order, once all of them are on their way. */
 template <int N, class T, bool WIDE>
 SPW_DEVICE void
-add_rows(float *sum, const T *x, const int32_t *places, const float *weights, unsigned j, uint64_t C, uint64_t c)
+add_rows(float *sum, const T *x, const int32_t *places, const float *weights, unsigned j, bool down, uint64_t C,
+         uint64_t c)
 {
     float v[N][8], w[N];
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        w[n] = weights != NULL ? weights[j + n] : 1.0f;
-        load8(v[n], x + (uint64_t)places[j + n] * C + c, left_of<WIDE>(C, c), WIDE);
+        unsigned at = down ? j - (unsigned)n : j + (unsigned)n;
+        w[n] = weights != NULL ? weights[at] : 1.0f;
+        load8(v[n], x + (uint64_t)places[at] * C + c, left_of<WIDE>(C, c), WIDE);
     }
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -447,24 +465,30 @@ add_rows(float *sum, const T *x, const int32_t *places, const float *weights, un
 
 template <class T, bool WIDE>
 __global__ void
-combine_kernel(T *y, const T *onto, const T *x, spw_routing r, bool weighted, uint64_t C)
+combine_kernel(T *y, const T *onto, const T *x, spw_routing r, bool weighted, bool down, uint64_t C)
 {
     const int32_t *places = r.places + blockIdx.x * r.k;
     const float *weights = weighted ? r.weights + blockIdx.x * r.k : NULL;
     unsigned k = (unsigned)r.k;
     for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
-        float sum[8] = {0};
-        unsigned j = 0;
+        float sum[8], there[8] = {0};
+        unsigned done = 0;
         if (onto != NULL)
-            load8(sum, onto + blockIdx.x * C + c, left_of<WIDE>(C, c), WIDE);
-        for (; j + 4 <= k; j += 4)
-            add_rows<4, T, WIDE>(sum, x, places, weights, j, C, c);
+            load8(there, onto + blockIdx.x * C + c, left_of<WIDE>(C, c), WIDE);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum[i] = down ? 0.0f : there[i];
+        for (; done + 4 <= k; done += 4)
+            add_rows<4, T, WIDE>(sum, x, places, weights, down ? k - 1 - done : done, down, C, c);
         if (k & 2) {
-            add_rows<2, T, WIDE>(sum, x, places, weights, j, C, c);
-            j += 2;
+            add_rows<2, T, WIDE>(sum, x, places, weights, down ? k - 1 - done : done, down, C, c);
+            done += 2;
         }
         if (k & 1)
-            add_rows<1, T, WIDE>(sum, x, places, weights, j, C, c);
+            add_rows<1, T, WIDE>(sum, x, places, weights, down ? k - 1 - done : done, down, C, c);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum[i] += down ? there[i] : 0.0f;
         store8(y + blockIdx.x * C + c, sum, left_of<WIDE>(C, c), WIDE);
     }
 }
@@ -523,30 +547,25 @@ combine_piece_kernel(float *sum, const T *x, spw_routing r, bool weighted, bool 
                      uint64_t C)
 {
     uint64_t i = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP;
-    unsigned k = (unsigned)r.k, row, order[SPW_CHOICES_MAX], n = 0;
+    unsigned k = (unsigned)r.k, row, from = 0, past; /* its choices that are here, by place */
     const int32_t *places;
     if (i >= rows)
         return; /* the whole warp */
     row = (unsigned)r.pairs[first + i] / k;
     places = r.places + (uint64_t)row * k;
-    for (unsigned j = 0; j < k; j++) { /* sorted by place as it grows: all lanes alike */
-        unsigned at = n;
-        if ((uint64_t)places[j] - first >= rows)
-            continue;
-        for (; at > 0 && places[order[at - 1]] > places[j]; at--)
-            order[at] = order[at - 1];
-        order[at] = j;
-        n++;
-    }
-    if ((uint64_t)places[order[0]] != first + i)
+    while ((uint64_t)places[from] < first)
+        from++;
+    if ((uint64_t)places[from] != first + i)
         return;
+    for (past = from + 1; past < k && (uint64_t)places[past] < first + rows; past++)
+        continue;
     sum += (uint64_t)row * C;
     for (uint64_t c = threadIdx.x % WARP * 8; c < C; c += WARP * 8) {
         uint64_t left = left_of<WIDE>(C, c);
         float s[8], v[8];
         load8(s, sum + c, left, WIDE);
-        for (unsigned a = 0; a < n; a++) {
-            unsigned j = order[down ? n - 1 - a : a];
+        for (unsigned a = 0; a < past - from; a++) {
+            unsigned j = down ? past - 1 - a : from + a;
             float w = weighted ? r.weights[(uint64_t)row * k + j] : 1.0f;
             load8(v, x + ((uint64_t)places[j] - first) * C + c, left, WIDE);
 #pragma unroll
@@ -588,6 +607,26 @@ combine_backward_piece_kernel(T *dx, float *dweights, const T *dy, const T *x, s
     dot = warp_sum(dot);
     if (dweights != NULL && threadIdx.x % WARP == 0)
         dweights[pair] = dot;
+}
+
+/* A block per row. */
+template <class T, bool WIDE>
+__global__ void
+close_sums_kernel(T *y, const float *sums, const T *onto, uint64_t C)
+{
+    uint64_t row = blockIdx.x * C;
+    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+        uint64_t left = left_of<WIDE>(C, c);
+        float sum[8], there[8] = {0};
+        load8(sum, sums + row + c, left, WIDE);
+        if (onto != NULL) {
+            load8(there, onto + row + c, left, WIDE);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                sum[i] += there[i];
+        }
+        store8(y + row + c, sum, left, WIDE);
+    }
 }
 
 /* ---------------------------------------------------------------- an expert of all rows */

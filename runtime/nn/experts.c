@@ -5,11 +5,62 @@
  */
 #include "tape_internal.h"
 
+/* Arrays of as many elements as there are pairs that lie in what a caller holds, and behind them ends. */
+enum { HELD_ARRAYS = 6 };
+
+uint64_t
+spw_tape_routing_bytes(uint64_t rows, uint64_t choices, uint64_t experts)
+{
+    return HELD_ARRAYS * spw_round_up(rows * choices * 4, 256) + spw_round_up(experts * 4, 256);
+}
+
+static void *
+held_array(const spw_tape *t, const spw_routing *r, uint32_t idx)
+{
+    return (char *)t->apart->routing + idx * spw_round_up(r->M * r->k * 4, 256);
+}
+
+static void
+find_held(const spw_tape *t, spw_routed *routed)
+{
+    spw_routing *r = &routed->on_device;
+    r->weights = held_array(t, r, 0);
+    r->shares = held_array(t, r, 1);
+    r->choices = held_array(t, r, 2);
+    r->places = held_array(t, r, 3);
+    r->pairs = held_array(t, r, 4);
+    r->ends = held_array(t, r, HELD_ARRAYS);
+}
+
+static float *
+held_dweights(const spw_tape *t, const spw_routed *routed)
+{
+    return held_array(t, &routed->on_device, 5);
+}
+
+/* Is this the part that finds out who reads what? */
+static bool
+is_before(const spw_tape *t)
+{
+    return t->part == SPW_PART_BEFORE || t->part == SPW_PART_BACK_BEFORE;
+}
+
+static bool
+is_turn(const spw_tape *t)
+{
+    return t->part == SPW_PART_TURN || t->part == SPW_PART_BACK_TURN;
+}
+
 /* Takes the arrays of a routing; false when there is no room. */
 static bool
-take_routing(spw_tape *t, spw_routing *r, bool scaled)
+take_routing(spw_tape *t, spw_routed *routed, bool scaled)
 {
+    spw_routing *r = &routed->on_device;
     uint64_t pairs = r->M * r->k;
+    if (t->apart != NULL) {
+        find_held(t, routed);
+        return true;
+    }
     if (scaled && (r->shares = spw__tape_take(t, pairs * sizeof(float))) == NULL)
         return false;
     r->weights = spw__tape_take(t, pairs * sizeof(float));
@@ -31,6 +82,7 @@ spw_nn_route_scaled(spw_tape *t, spw_value *logits, uint64_t choices, const spw_
                     spw_value *factors)
 {
     spw_routed *routed = &t->routings[t->routing_count];
+    bool computes = spw__tape_computes(t) && t->part != SPW_PART_BACK;
     spw_value *y;
     spw__op *o;
     if (logits == NULL || choices == 0 || choices > SPW_CHOICES_MAX || choices > logits->cols ||
@@ -43,19 +95,23 @@ spw_nn_route_scaled(spw_tape *t, spw_value *logits, uint64_t choices, const spw_
     routed->rule.factors = factors != NULL ? factors->data : NULL;
     routed->balance = balance * (float)logits->cols / ((float)logits->rows * (float)logits->rows * (float)choices);
     t->routing_count++;
-    if (!take_routing(t, &routed->on_device, factors != NULL))
+    if ((t->apart != NULL && t->routing_count > 1) || !take_routing(t, routed, factors != NULL))
         return spw__tape_fail(t);
     y = spw__tape_value(t, logits->rows, choices, (act *)routed->on_device.weights);
     if (y == NULL || (o = spw__tape_op(t, T_ROUTE, y)) == NULL)
         return spw__tape_fail(t);
-    if (spw__tape_computes(t))
+    if (computes)
         spw_gpu_route(t->queue, &routed->on_device, logits->data, &routed->rule);
-    if (!t->dry)
-        spw_gpu_read_bytes(t->queue, routed->ends, routed->on_device.ends, logits->cols * sizeof(int32_t));
+    if (t->apart != NULL && !is_before(t))
+        memcpy(routed->ends, t->apart->ends, logits->cols * sizeof *routed->ends);
+    else if (!t->dry)
+        spw_gpu_read_bytes(t->queue, routed->ends, routed->on_device.ends, logits->cols * sizeof *routed->ends);
+    if (is_before(t))
+        memcpy(t->apart->ends, routed->ends, logits->cols * sizeof *routed->ends);
     y->routed = routed;
     o->in[0] = logits;
     o->param[0] = factors;
-    if (spw__tape_computes(t) && t->on_route != NULL && t->on_route(t->on_route_ctx, routed, &t->route_error) != SPW_OK)
+    if (computes && t->on_route != NULL && t->on_route(t->on_route_ctx, routed, &t->route_error) != SPW_OK)
         return spw__tape_fail(t);
     return y;
 }
@@ -107,12 +163,13 @@ to_places(spw_tape *t, act *y, const act *x, const spw_routing *r, bool weighed,
 }
 
 static void
-to_places_of_piece(spw_tape *t, act *y, const act *x, const spw_routing *r, bool weighed, const span *s, uint64_t C)
+to_places_of_piece(spw_tape *t, const spw_value *y, const act *x, const spw_routing *r, bool weighed, const span *s)
 {
+    act *rows = spw__tape_at_row(t, y, y->data, s->first - s->base);
     if (weighed)
-        spw_gpu_combine_backward_piece(t->queue, y, NULL, x, NULL, r, s->first, s->end - s->first, C);
+        spw_gpu_combine_backward_piece(t->queue, rows, NULL, x, NULL, r, s->first, s->end - s->first, y->cols);
     else
-        spw_gpu_dispatch_piece(t->queue, y, x, r, s->first, s->end - s->first, C);
+        spw_gpu_dispatch_piece(t->queue, rows, x, r, s->first, s->end - s->first, y->cols);
 }
 
 static spw_value *
@@ -125,6 +182,12 @@ dispatch(spw_tape *t, spw_value *x, spw_value *routing, bool weighed)
     routing->routed->weighs_input = weighed;
     if (t->rows_each > 0 && x->rows > t->rows_each && t->cache == NULL && t->places == NULL)
         routing->routed->piece_rows = t->rows_each;
+    else if (t->apart != NULL)
+        routing->routed->piece_rows = x->rows * routing->cols;
+    if (is_before(t) && !t->dry)
+        spw_gpu_copy_d2d(t->queue, t->apart->read, t->act_dtype, x->data, t->act_dtype, x->rows * x->cols, NULL);
+    else if (t->asleep)
+        x->data = t->apart->read;
     t->in_pieces = routing->routed->piece_rows > 0;
     y = spw__tape_value(t, rows_between(routing), x->cols, NULL);
     if (y == NULL || (o = spw__tape_op(t, T_DISPATCH, y)) == NULL)
@@ -176,14 +239,17 @@ span_of(const spw_routed *r, uint64_t expert, uint64_t expert_end)
     return (span){expert, expert_end, place_of(r, expert), place_of(r, expert_end), 0};
 }
 
-/* The part of a span that lies in piece idx, which its values hold. */
+/*
+ * The part of a span that lies in piece idx, which its values hold: a place has its row there whoever's turn it is, for products may choose how
+ * they add by where rows begin.
+ */
 static span
 piece_of(const span *s, uint64_t piece_rows, uint64_t idx)
 {
     span piece = *s;
-    piece.first = larger(s->first, idx * piece_rows);
-    piece.end = smaller(s->end, (idx + 1) * piece_rows);
-    piece.base = piece.first;
+    piece.base = idx * piece_rows;
+    piece.first = larger(s->first, piece.base);
+    piece.end = smaller(s->end, piece.base + piece_rows);
     return piece;
 }
 
@@ -298,6 +364,8 @@ spw_nn_by_expert(spw_tape *t, spw_value *w, uint64_t experts, float scale)
     spw__op *o;
     if (w == NULL || !w->is_param || t->in_experts || experts == 0 || w->cols % experts != 0)
         return spw__tape_fail(t);
+    if (is_turn(t))
+        spw__tape_wake(t);
     y = spw__tape_value(t, experts * w->rows, w->cols / experts, NULL);
     if (y == NULL || (o = spw__tape_op(t, T_BY_EXPERT, y)) == NULL)
         return spw__tape_fail(t);
@@ -305,8 +373,10 @@ spw_nn_by_expert(spw_tape *t, spw_value *w, uint64_t experts, float scale)
     y->needs_grad = false;
     o->param[0] = w;
     o->p = scale;
-    if (spw__tape_computes(t))
+    if (spw__tape_computes(t) && (t->apart == NULL || is_turn(t)))
         spw_gpu_transpose(t->queue, y->data, w->data, scale, w->rows * (w->cols / experts), experts);
+    if (is_turn(t))
+        spw__tape_sleep(t);
     return y;
 }
 
@@ -387,32 +457,74 @@ lend_piece(spw_tape *t, spw_value *dispatched, uint32_t op_first, uint32_t op_en
     return true;
 }
 
+/* Experts [first, end) by the operations [op_first, op_end), whose memory is lent; what the last one gives is added to sums. */
+static void
+forward_turn(spw_tape *t, float *sums, const spw_routed *r, uint32_t op_first, uint32_t op_end, uint64_t first,
+             uint64_t end)
+{
+    const spw_value *x = t->dispatched[0], *in = t->dispatched[1], *last = t->ops[op_end - 1].out;
+    const uint64_t rows = r->piece_rows;
+    const span all = span_of(r, first, end);
+    for (uint64_t i = all.first / rows; !t->dry && i * rows < all.end; i++) {
+        const span s = piece_of(&all, rows, i);
+        to_places_of_piece(t, in, x->data, &r->on_device, r->weighs_input, &s);
+        experts_forward(t, op_first, op_end, &s);
+        spw_gpu_combine_piece(t->queue, sums, spw__tape_at_row(t, last, last->data, s.first - s.base), &r->on_device,
+                              !r->weighs_input, false, s.first, s.end - s.first, last->cols);
+    }
+}
+
 /* The operations [op_first, op_end), of which the last one gives what is to be combined in y. */
 static void
 forward_in_pieces(spw_tape *t, spw_value *y, const spw_value *onto, spw_routed *r, uint32_t op_first, uint32_t op_end)
 {
-    const spw_value *x = t->dispatched[0], *in = t->dispatched[1], *last = t->ops[op_end - 1].out;
-    uint64_t from = t->used, E = r->on_device.E, rows = r->piece_rows;
-    float *sums = spw__tape_begin_sums(t, y, onto != NULL ? onto->data : NULL);
+    uint64_t from = t->used, E = r->on_device.E;
+    float *sums = spw__tape_take_sums(t, y, onto != NULL ? onto->data : NULL);
     if (sums == NULL || !lend_piece(t, t->dispatched[1], op_first, op_end))
         return;
     for (uint64_t e = 0, past; !t->dry && e < E; e = past) {
-        span all = span_of(r, e, past = turn_end(t, e, E));
+        past = turn_end(t, e, E);
         if (!spw__tape_turn(t, r, e, past, SPW_TURN_FORWARD))
             return;
-        for (uint64_t i = all.first / rows; i * rows < all.end; i++) {
-            span s = piece_of(&all, rows, i);
-            to_places_of_piece(t, in->data, x->data, &r->on_device, r->weighs_input, &s, x->cols);
-            experts_forward(t, op_first, op_end, &s);
-            spw_gpu_combine_piece(t->queue, sums, last->data, &r->on_device, !r->weighs_input, false, s.first,
-                                  s.end - s.first, y->cols);
-        }
+        forward_turn(t, sums, r, op_first, op_end, e, past);
         if (!spw__tape_turn(t, r, e, past, SPW_TURN_OVER))
             return;
     }
     if (!t->dry)
-        spw_gpu_copy_d2d(t->queue, y->data, t->act_dtype, sums, SPW_F32, y->rows * y->cols, NULL);
+        spw_gpu_close_sums(t->queue, y->data, sums, NULL, y->rows, y->cols);
     t->used = from;
+}
+
+/* What there is to do of forward in this part; what follows combine is another one's, or this one's. */
+static void
+forward_part(spw_tape *t, spw_value *y, const spw_value *onto, const spw_routed *r, uint32_t op_first, uint32_t op_end)
+{
+    const uint64_t n = y->rows * y->cols;
+    switch (t->part) {
+    case SPW_PART_BEFORE:
+    case SPW_PART_BACK_BEFORE:
+        spw__tape_begin_sums(t, t->apart->sums, n, t->part == SPW_PART_BEFORE ? onto->data : NULL);
+        spw__tape_sleep(t);
+        return;
+    case SPW_PART_TURN:
+        spw__tape_wake(t);
+        if (lend_piece(t, t->dispatched[1], op_first, op_end))
+            forward_turn(t, t->apart->sums, r, op_first, op_end, t->part_first, t->part_end);
+        spw__tape_sleep(t);
+        return;
+    case SPW_PART_AFTER:
+        spw__tape_wake(t);
+        y->data = spw__tape_take(t, n * t->act_bytes);
+        if (!t->dry && y->data != NULL)
+            spw_gpu_close_sums(t->queue, y->data, t->apart->sums, NULL, y->rows, y->cols);
+        return;
+    case SPW_PART_BACK_TURN:
+        y->grad = t->apart->dy;
+        y->grad_set = true;
+        return;
+    case SPW_PART_BACK:
+    case SPW_PART_ALL: return;
+    }
 }
 
 /* Where combine closes what dispatch has opened: there are linear layers and gated products alone. */
@@ -457,11 +569,15 @@ spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
         return spw__tape_fail(t);
     r = routing->routed;
     pieces = r->piece_rows > 0;
+    if (t->apart != NULL && onto == NULL)
+        return spw__tape_fail(t);
     later = t->record && (pieces || (t->on_turn != NULL && spw__tape_computes(t) && onto != NULL));
     y = spw__tape_value(t, routing->rows, x->cols, NULL);
     if (y == NULL)
         return spw__tape_fail(t);
-    if (pieces && (!later || (onto == NULL && !t->kept)))
+    if (t->apart != NULL)
+        forward_part(t, y, onto, r, first, end);
+    else if (pieces && (!later || (onto == NULL && !t->kept)))
         forward_in_pieces(t, y, onto, r, first, end);
     else if (!later && spw__tape_computes(t))
         forward_whole(t, r, first, end);
@@ -472,7 +588,7 @@ spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
     o->later = later;
     if (spw__tape_computes(t) && !later && !pieces)
         spw_gpu_combine(t->queue, y->data, onto == NULL ? NULL : onto->data, x->data, &r->on_device, !r->weighs_input,
-                        x->cols);
+                        false, x->cols);
     o->in[0] = x;
     o->in[1] = routing;
     o->in[2] = onto;
@@ -545,58 +661,64 @@ turn_backward(spw_tape *t, const spw__op *dispatch, const spw__op *combine, cons
     }
     for (uint64_t i = (all->end + rows - 1) / rows; i-- > all->first / rows;) {
         span s = piece_of(all, rows, i);
-        uint64_t n = s.end - s.first;
-        to_places_of_piece(t, in->data, x->data, &r->on_device, r->weighs_input, &s, x->cols);
+        uint64_t n = s.end - s.first, at = s.first - s.base;
+        act *dgiven = spw__tape_at_row(t, given, given->grad, at), *din = spw__tape_at_row(t, in, in->grad, at);
+        to_places_of_piece(t, in, x->data, &r->on_device, r->weighs_input, &s);
         experts_forward(t, op_first, op_end, &s);
         if (r->weighs_input)
-            spw_gpu_dispatch_piece(t->queue, given->grad, combine->out->grad, &r->on_device, s.first, n, given->cols);
+            spw_gpu_dispatch_piece(t->queue, dgiven, combine->out->grad, &r->on_device, s.first, n, given->cols);
         else
-            spw_gpu_combine_backward_piece(t->queue, given->grad, r->dweights, combine->out->grad, given->data,
-                                           &r->on_device, s.first, n, given->cols);
+            spw_gpu_combine_backward_piece(t->queue, dgiven, r->dweights, combine->out->grad,
+                                           spw__tape_at_row(t, given, given->data, at), &r->on_device, s.first, n,
+                                           given->cols);
         experts_backward(t, dispatch, combine, &s);
         if (r->weighs_input)
-            spw_gpu_combine_backward_piece(t->queue, NULL, r->dweights, x->data, in->grad, &r->on_device, s.first, n,
+            spw_gpu_combine_backward_piece(t->queue, NULL, r->dweights, x->data, din, &r->on_device, s.first, n,
                                            x->cols);
         if (sums != NULL)
-            spw_gpu_combine_piece(t->queue, sums, in->grad, &r->on_device, r->weighs_input, true, s.first, n, x->cols);
+            spw_gpu_combine_piece(t->queue, sums, din, &r->on_device, r->weighs_input, true, s.first, n, x->cols);
     }
 }
 
-/* What combine is given is made here if forward left it out; what dispatch gave gets all of its gradient. */
-void
-spw__experts_dispatch_backward(spw_tape *t, spw__op *o)
+/* Experts [first, end), whose weights and gradients are there. */
+static void
+backward_turn(spw_tape *t, const spw__op *dispatch, const spw__op *combine, uint64_t first, uint64_t end, float *sums)
+{
+    const span all = span_of(dispatch->in[1]->routed, first, end);
+    if (t->dry)
+        return;
+    for (const spw__op *between = dispatch + 1; between < combine; between++) {
+        if (between->kind == T_LINEAR_EACH)
+            begin_idle(t, between, first, end);
+    }
+    turn_backward(t, dispatch, combine, &all, sums);
+}
+
+static bool
+backward_turns(spw_tape *t, const spw__op *dispatch, const spw__op *combine, float *sums)
+{
+    const spw_routed *r = dispatch->in[1]->routed;
+    const uint64_t each = t->on_turn == NULL ? r->on_device.E : t->turn_experts;
+    for (uint64_t end = r->on_device.E, first; !t->dry && end > 0; end = first) {
+        first = (end - 1) / each * each;
+        if (!spw__tape_turn(t, r, first, end, SPW_TURN_BACKWARD))
+            return false;
+        backward_turn(t, dispatch, combine, first, end, sums);
+        if (!spw__tape_turn(t, r, first, end, SPW_TURN_OVER))
+            return false;
+    }
+    return true;
+}
+
+/* What forward has left in memory, or leaves to be made here, of all rows at once. */
+static void
+dispatch_backward_whole(spw_tape *t, spw__op *o, const spw__op *combine)
 {
     spw_value *y = o->out, *x = o->in[0];
     spw_routed *r = o->in[1]->routed;
-    const spw__op *combine = o + 1;
-    bool pieces = r->piece_rows > 0;
-    const act *onto = o->onto;
-    act *dx = pieces ? o->dx[0] : spw__tape_grad_onto(t, x, &onto);
-    float *sums = NULL;
-    while (combine->kind != T_COMBINE)
-        combine++;
-    if (pieces && !lend_piece(t, y, (uint32_t)(o + 1 - t->ops), (uint32_t)(combine - t->ops)))
-        return;
-    if (pieces && dx != NULL && (sums = spw__tape_begin_sums(t, x, onto)) == NULL)
-        return;
-    for (uint64_t end = r->on_device.E, first; !t->dry && end > 0; end = first) {
-        uint64_t each = t->on_turn == NULL ? r->on_device.E : t->turn_experts;
-        span s = span_of(r, first = (end - 1) / each * each, end);
-        if (!spw__tape_turn(t, r, first, end, SPW_TURN_BACKWARD))
-            return;
-        for (const spw__op *between = o + 1; between < combine; between++) {
-            if (between->kind == T_LINEAR_EACH)
-                begin_idle(t, between, first, end);
-        }
-        turn_backward(t, o, combine, &s, sums);
-        if (!spw__tape_turn(t, r, first, end, SPW_TURN_OVER))
-            return;
-    }
-    if (pieces)
-        t->used = t->pieces_from;
-    if (!t->dry && sums != NULL)
-        spw_gpu_copy_d2d(t->queue, dx, t->act_dtype, sums, SPW_F32, x->rows * x->cols, NULL);
-    if (t->dry || pieces)
+    const act *onto;
+    act *dx = spw__tape_grad_onto(t, x, &onto);
+    if (!backward_turns(t, o, combine, NULL) || t->dry)
         return;
     if (r->weighs_input)
         spw_gpu_combine_backward(t->queue, NULL, r->dweights, x->data, y->grad, &r->on_device, y->cols);
@@ -604,7 +726,47 @@ spw__experts_dispatch_backward(spw_tape *t, spw__op *o)
         spw_gpu_combine_backward(t->queue, NULL, r->dweights, combine->out->grad, combine->in[0]->data, &r->on_device,
                                  combine->out->cols);
     if (dx != NULL)
-        spw_gpu_combine(t->queue, dx, onto, y->grad, &r->on_device, r->weighs_input, y->cols);
+        spw_gpu_combine(t->queue, dx, onto, y->grad, &r->on_device, r->weighs_input, true, y->cols);
+}
+
+static void
+dispatch_backward_in_pieces(spw_tape *t, spw__op *o, const spw__op *combine)
+{
+    const spw_value *x = o->in[0];
+    float *sums = NULL;
+    if (!lend_piece(t, o->out, (uint32_t)(o + 1 - t->ops), (uint32_t)(combine - t->ops)))
+        return;
+    if (o->dx[0] != NULL && (sums = spw__tape_take_sums(t, x, NULL)) == NULL)
+        return;
+    if (!backward_turns(t, o, combine, sums))
+        return;
+    t->used = t->pieces_from;
+    if (!t->dry && sums != NULL)
+        spw_gpu_close_sums(t->queue, o->dx[0], sums, o->onto, x->rows, x->cols);
+}
+
+/* What combine is given is made here if forward left it out; what dispatch gave gets all of its gradient. */
+void
+spw__experts_dispatch_backward(spw_tape *t, spw__op *o)
+{
+    spw_value *x = o->in[0];
+    const spw__op *combine = o + 1;
+    const act *onto;
+    act *dx;
+    while (combine->kind != T_COMBINE)
+        combine++;
+    if (t->part == SPW_PART_BACK_TURN) {
+        if (lend_piece(t, o->out, (uint32_t)(o + 1 - t->ops), (uint32_t)(combine - t->ops)))
+            backward_turn(t, o, combine, t->part_first, t->part_end, t->apart->sums);
+    } else if (t->part == SPW_PART_BACK) {
+        dx = spw__tape_grad_onto(t, x, &onto);
+        if (!t->dry && dx != NULL)
+            spw_gpu_close_sums(t->queue, dx, t->apart->sums, onto, x->rows, x->cols);
+    } else if (o->in[1]->routed->piece_rows > 0) {
+        dispatch_backward_in_pieces(t, o, combine);
+    } else {
+        dispatch_backward_whole(t, o, combine);
+    }
 }
 
 /* Sums for the gradients of stacks that were made on the tape for this mixture. */
@@ -634,10 +796,18 @@ spw__experts_combine_backward(spw_tape *t, spw__op *o)
     while (dispatch->kind != T_DISPATCH)
         dispatch--;
     SPW_ASSERT(r->dweights == NULL);
+    o->in[1]->grad_set = true;
+    r->dweights =
+        t->apart != NULL ? held_dweights(t, r) : spw__tape_take(t, r->on_device.M * r->on_device.k * sizeof(float));
+    if (t->part == SPW_PART_BACK) { /* its experts went back before */
+        spw__tape_hand_over(t, o->in[2], y);
+        dispatch->out->grad_set = true;
+        return;
+    }
     lend_stacks(t, dispatch);
-    r->dweights = spw__tape_take(t, r->on_device.M * r->on_device.k * sizeof(float));
-    spw__tape_hand_over(t, o->in[2], y); /* first: it may be dispatch's input too */
-    if (pieces) {                        /* what stays, in front of what does not */
+    if (t->part != SPW_PART_BACK_TURN)
+        spw__tape_hand_over(t, o->in[2], y); /* first: it may be dispatch's input too */
+    if (pieces && t->apart == NULL) {        /* what stays, in front of what does not */
         dispatch->dx[0] = spw__tape_grad_onto(t, dispatch->in[0], &dispatch->onto);
         t->pieces_from = t->used;
     }
@@ -647,5 +817,4 @@ spw__experts_combine_backward(spw_tape *t, spw__op *o)
         spw_gpu_dispatch(t->queue, dx, y->grad, &r->on_device, y->cols);
     else if (!t->dry && !pieces && dx != NULL && r->dweights != NULL)
         spw_gpu_combine_backward(t->queue, dx, o->later ? NULL : r->dweights, y->grad, x->data, &r->on_device, y->cols);
-    o->in[1]->grad_set = true;
 }

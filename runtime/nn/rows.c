@@ -107,7 +107,7 @@ kept_bytes(spw_tape *t, spw__rows *r, uint64_t rows)
 static void
 note_peak(spw_tape *t)
 {
-    if (t->used + t->tile->peak > t->peak)
+    if (!t->asleep && t->used + t->tile->peak > t->peak)
         t->peak = t->used + t->tile->peak;
 }
 
@@ -124,7 +124,7 @@ spw__rows_forward(spw_tape *t, const spw__op *o)
         if (!run_tile(t, r, first, rows, &v))
             return;
         note_peak(t);
-        t->linear_flops += t->tile->linear_flops;
+        t->linear_flops += t->asleep ? 0 : t->tile->linear_flops;
         if (t->keeping)
             t->used += t->tile->used;
     }

@@ -120,6 +120,37 @@ typedef spw_status (*spw_turn_fn)(void *ctx, const spw_routed *routed, uint64_t 
                                   spw_error *err);
 void spw_tape_on_turn(spw_tape *tape, uint64_t experts, spw_turn_fn fn, void *ctx);
 /*
+ * A call in parts, so that experts in turns serve several micro-batches in each: what lies before them, for every micro-batch; then turn by
+ * turn, each for all; then what lies behind. Each part is a call of the block's forward, which computes its part alone; what the next ones read is held in
+ * between. The block has one mixture, and adds to what its combine gives, which is onto something. The same bits as a call in one.
+ *   BEFORE       forward up to the experts
+ *   TURN         forward of experts [first, end), whose weights are there
+ *   AFTER        forward of what is behind them, and what the block gives
+ *   BACK_BEFORE  forward up to the experts once more
+ *   BACK_TURN    recorded: spw_tape_backward() goes through experts [first, end), turns downwards, for the gradient dy of what the block gives
+ *   BACK         recorded: spw_tape_backward() goes through all the rest, the block's output's gradient being dy
+ */
+typedef enum spw_part {
+    SPW_PART_ALL,
+    SPW_PART_BEFORE,
+    SPW_PART_TURN,
+    SPW_PART_AFTER,
+    SPW_PART_BACK_BEFORE,
+    SPW_PART_BACK_TURN,
+    SPW_PART_BACK
+} spw_part;
+/* What is held of a micro-batch, in device memory of the caller's. */
+typedef struct spw_apart {
+    act *read;                     /* (rows, width) what experts read; not looked at by BACK */
+    float *sums;                   /* (rows, width) what they give, or the gradient of what they read */
+    void *routing;                 /* spw_tape_routing_bytes() */
+    act *dy;                       /* (rows, width) */
+    int32_t ends[SPW_EXPERTS_MAX]; /* on the host, the tape's */
+} spw_apart;
+uint64_t spw_tape_routing_bytes(uint64_t rows, uint64_t choices, uint64_t experts);
+/* The next call is this part, after a reset, which takes it back. [first, end): of a turn. */
+void spw_tape_call_part(spw_tape *tape, spw_part part, spw_apart *apart, uint64_t first, uint64_t end);
+/*
  * SPW_ENOMEM if the arena was too small, SPW_EINVAL for shapes that do not fit; the call's results are void then. A recorded call's last
  * linear layer is computed here at the latest, or, when backward was run before, never.
  */

@@ -46,6 +46,9 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->on_route = NULL;
     t->on_turn = NULL;
     t->in_experts = t->in_pieces = false;
+    t->part = SPW_PART_ALL;
+    t->apart = NULL;
+    t->asleep = false;
     t->pending = NULL;
     t->linear_flops = 0;
     t->first_row = 0;
@@ -68,6 +71,35 @@ spw_tape_on_turn(spw_tape *t, uint64_t experts, spw_turn_fn fn, void *ctx)
     t->turn_experts = experts;
     t->on_turn = fn;
     t->on_turn_ctx = ctx;
+}
+
+void
+spw_tape_call_part(spw_tape *t, spw_part part, spw_apart *apart, uint64_t first, uint64_t end)
+{
+    SPW_ASSERT(t->part == SPW_PART_ALL && !t->kept && !t->keeping);
+    t->part = part;
+    t->apart = apart;
+    t->part_first = first;
+    t->part_end = end;
+    if (part == SPW_PART_TURN || part == SPW_PART_AFTER || part == SPW_PART_BACK_TURN)
+        spw__tape_sleep(t);
+}
+
+void
+spw__tape_sleep(spw_tape *t)
+{
+    SPW_ASSERT(!t->asleep);
+    t->asleep = true;
+    t->dry_awake = t->dry;
+    t->dry = true;
+}
+
+void
+spw__tape_wake(spw_tape *t)
+{
+    SPW_ASSERT(t->asleep);
+    t->asleep = false;
+    t->dry = t->dry_awake;
 }
 
 void
@@ -163,6 +195,8 @@ void *
 spw__tape_take(spw_tape *t, uint64_t bytes)
 {
     uint64_t need = spw_round_up(bytes, 256), at = t->used;
+    if (t->asleep)
+        return (void *)(uintptr_t)256;
     t->used += need;
     if (t->used > t->peak)
         t->peak = t->used;
@@ -341,17 +375,23 @@ spw__tape_share_grad(spw_value *in, const spw_value *out)
 }
 
 float *
-spw__tape_begin_sums(spw_tape *t, const spw_value *v, const act *there)
+spw__tape_take_sums(spw_tape *t, const spw_value *v, const act *there)
 {
-    uint64_t n = v->rows * v->cols;
+    const uint64_t n = v->rows * v->cols;
     float *sums = spw__tape_take(t, n * sizeof *sums);
+    spw__tape_begin_sums(t, sums, n, there);
+    return sums;
+}
+
+void
+spw__tape_begin_sums(spw_tape *t, float *sums, uint64_t n, const act *there)
+{
     if (t->dry || sums == NULL)
-        return sums;
+        return;
     if (there != NULL)
         spw_gpu_copy_d2d(t->queue, sums, SPW_F32, there, t->act_dtype, n, NULL);
     else
         spw_gpu_zero(t->queue, sums, n * sizeof *sums);
-    return sums;
 }
 
 bool
@@ -441,11 +481,37 @@ spw__tape_run_backward(spw_tape *t)
         settle(t, &t->values[i]);
 }
 
+/* From a turn's combine to its dispatch, and what stacks were made of. */
+static void
+run_turn_backward(spw_tape *t)
+{
+    uint32_t i = t->op_count;
+    t->pending = NULL;
+    while (i > 0 && t->ops[i - 1].kind != T_COMBINE)
+        i--;
+    if (i == 0) {
+        (void)spw__tape_fail(t);
+        return;
+    }
+    spw__tape_wake(t);
+    do
+        backward_op(t, &t->ops[--i]);
+    while (t->status == SPW_OK && t->ops[i].kind != T_DISPATCH);
+    while (t->status == SPW_OK && i-- > 0) {
+        if (t->ops[i].kind == T_BY_EXPERT && t->ops[i].out->grad_set)
+            backward_op(t, &t->ops[i]);
+    }
+}
+
 void
 spw_tape_backward(spw_tape *t, spw_value *out)
 {
     if (out == NULL)
         return;
+    if (t->part == SPW_PART_BACK_TURN) {
+        run_turn_backward(t);
+        return;
+    }
     out->grad_set = true;
     spw__tape_run_backward(t);
 }

@@ -108,7 +108,11 @@ struct spw_tape {
     bool in_experts, in_pieces; /* between a dispatch and its combine; values there have no memory yet */
     uint32_t experts_first;     /* the first operation there */
     spw_value *dispatched[2];   /* what dispatch takes and gives */
-    uint64_t pieces_from;       /* where memory of backward begins that is needed until their dispatch is done */
+    spw_part part;
+    spw_apart *apart; /* of that part; NULL: the call is one */
+    uint64_t part_first, part_end;
+    bool asleep, dry_awake; /* no part of the call's: nothing is computed, and no memory taken; dry, but for that */
+    uint64_t pieces_from;   /* where memory of backward begins that is needed until their dispatch is done */
     uint32_t op_count, value_count, routing_count, each_count;
     /*
      * What is recorded of linear layers and parts by rows is computed when the next operation comes: backward reads no block's output,
@@ -173,10 +177,14 @@ float *spw__tape_sum(spw_tape *t, spw_value *w);
 void spw__tape_hand_over(spw_tape *t, spw_value *to, const spw_value *from);
 /* from's gradient is a part of to's: it is copied there, or added. */
 void spw__tape_pass_through(spw_tape *t, spw_value *to, const spw_value *from);
-/* fp32 sums of rows like v, that begin with what is there (NULL: nothing). */
-float *spw__tape_begin_sums(spw_tape *t, const spw_value *v, const act *there);
+/* fp32 sums of n elements, or of as many as v has in memory of the arena, that begin with what is there (NULL: nothing). */
+void spw__tape_begin_sums(spw_tape *t, float *sums, uint64_t n, const act *there);
+float *spw__tape_take_sums(spw_tape *t, const spw_value *v, const act *there);
 /* Tells of a turn, if anybody is to be told; false: it failed. */
 bool spw__tape_turn(spw_tape *t, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn what);
+/* What follows is no part of the call's, or is one again. */
+void spw__tape_sleep(spw_tape *t);
+void spw__tape_wake(spw_tape *t);
 /* For an operation whose output lies in its input's memory: both gradients are one buffer. */
 void spw__tape_share_grad(spw_value *in, const spw_value *out);
 /* Backward of what was recorded, from where gradients are set. */

@@ -185,7 +185,7 @@ static void
 loss_in_pieces(spw_tape *t, head_loss *l, bool added)
 {
     l->sums = spw__tape_take(t, l->x.rows * 3 * sizeof *l->sums);
-    l->dx_sums = l->dx != NULL ? spw__tape_begin_sums(t, &l->x, added ? l->dx : NULL) : NULL;
+    l->dx_sums = l->dx != NULL ? spw__tape_take_sums(t, &l->x, added ? l->dx : NULL) : NULL;
     if (t->dry || t->status != SPW_OK)
         return;
     see_pieces(t, l);

@@ -1,0 +1,259 @@
+/*
+ * In how many turns a layer's experts come, and how many micro-batches each serves. All at once where there is room. Where there is not, bytes
+ * do not hang on the number of turns, but on how often they are taken: once for each pass. The more micro-batches a pass has, the more is held
+ * of them meanwhile, on the device and as checkpoints. So passes of all, of half of that and so on are planned, each in the fewest
+ * turns that fit, and by the rates that other choices go by (engine_choose.c) the one with the shortest step is taken.
+ */
+#include "engine_internal.h"
+#include <math.h>
+#include <string.h>
+
+/* Into how many turns a layer's experts can be cut, with so many micro-batches in a pass; *why: not at all, because ... */
+static uint32_t
+most_turns(const spw_engine_options *o, uint32_t micros, const char **why)
+{
+    const spw_model_config *m = &o->model->config;
+    const spw_config *c = o->config;
+    const bool sums = c->accumulation > micros;
+    if (o->inference) {
+        *why = NULL;
+        return m->experts > 0 ? (uint32_t)m->experts : 1;
+    }
+    *why = m->experts == 0                                      ? "the model has no experts"
+           : o->chain_extra > 0                                 ? "blocks are repeated"
+           : m->norms != SPW_NORMS_BEFORE && !m->experts_beside ? "what its layers give is normed"
+           : sums && (c->run.grad_dtype != SPW_F32 || strcmp(c->run.gradients, "nvme") == 0)
+               ? "gradients of several passes are then added up in host memory: spillway.grad_dtype must be fp32, and "
+                 "spillway.gradients host"
+           : sums && c->run.micro_batches_per_pass != micros && (m->tied || c->run.ranks > 1)
+               ? (m->experts_beside
+                      ? "micro-batches then come one by one, which rounds the sums of gradients over ranks and of tied "
+                        "weights differently: spillway.micro_batches_per_pass must be 1"
+                      : "several passes round the sums of gradients over ranks and of tied weights differently: "
+                        "spillway.micro_batches_per_pass must say how many micro-batches each has")
+               : NULL;
+    return *why == NULL ? (uint32_t)m->experts : 1;
+}
+
+/* How many micro-batches a turn can serve: what reads their experts' sum is computed with the rest of the layer. */
+static uint32_t
+most_micros(const spw_engine_options *o)
+{
+    const spw_config *c = o->config;
+    const uint64_t asked = c->run.micro_batches_per_pass, all = c->accumulation;
+    if (o->inference || o->model->config.experts_beside)
+        return 1;
+    return (uint32_t)(asked > 0 && asked < all ? asked : all);
+}
+
+/* The next fewer; 0: there are none to be tried. */
+static uint32_t
+fewer_micros(const spw_engine_options *o, uint32_t micros)
+{
+    return micros == 1 || o->config->run.micro_batches_per_pass > 0 ? 0 : micros / 2;
+}
+
+static bool
+fits_in(const spw_engine_options *o, uint32_t turns, uint32_t micros)
+{
+    spw_engine_options own = *o;
+    spw_error ignored = {0};
+    spw_engine *e = NULL;
+    spw_status st;
+    own.plan_only = own.fit_only = own.unexplained = true;
+    own.plan_out = NULL;
+    st = spw__engine_build(&e, &own, turns, micros, &ignored);
+    spw_engine_destroy(e);
+    return st != SPW_ENOFIT;
+}
+
+/*
+ * The fewest turns that fit, of which there are most; twice as many where several micro-batches compute, so that the next one comes meanwhile.
+ * 0: none do. More turns take less of the device, but for tables more of the host: so where the most do not fit others are tried all the same, if sure.
+ */
+static uint32_t
+fewest_turns(const spw_engine_options *o, uint32_t most, uint32_t micros, bool sure)
+{
+    const bool most_fit = fits_in(o, most, micros);
+    uint32_t turns = 2;
+    if (!most_fit && !sure)
+        return 0;
+    while (turns < most && !fits_in(o, turns, micros))
+        turns *= 2;
+    if (turns >= most)
+        return most_fit ? most : 0;
+    turns *= micros > 1 ? 2 : 1;
+    return turns < most ? turns : most;
+}
+
+static double
+seconds_of(const spw_engine_options *o, uint32_t turns, uint32_t micros)
+{
+    spw_engine_options own = *o;
+    spw_error ignored = {0};
+    spw_engine *e = NULL;
+    double s = INFINITY;
+    own.plan_only = own.unexplained = true;
+    own.plan_out = NULL;
+    if (spw__engine_build(&e, &own, turns, micros, &ignored) == SPW_OK)
+        s = spw__engine_seconds(e, &own);
+    spw_engine_destroy(e);
+    return s;
+}
+
+typedef struct way {
+    uint32_t turns, micros;
+} way;
+
+/* How much shorter a step has to be for more passes. */
+static const double WORTH = 0.99;
+
+/*
+ * The best of those that fit, of a process that need ask nobody; where bytes are not counted, that with the most micro-batches. turns 0: none
+ * does.
+ */
+static way
+best_way(const spw_engine_options *o, uint32_t asked, uint32_t least_micros)
+{
+    const char *why;
+    way best = {0, 0};
+    double least = INFINITY;
+    for (uint32_t micros = most_micros(o); micros > 0; micros = fewer_micros(o, micros)) {
+        const uint32_t most = most_turns(o, micros, &why);
+        uint32_t turns = 0;
+        double s;
+        if (most > 1 && asked > 0)
+            turns = fits_in(o, asked, micros) ? asked : 0;
+        else if (most > 1)
+            turns = fewest_turns(o, most, micros, micros == least_micros);
+        if (turns == 0)
+            continue;
+        s = o->uncounted || (micros == 1 && best.turns == 0) ? 0 : seconds_of(o, turns, micros);
+        if (best.turns != 0 && !(s < WORTH * least))
+            break; /* fewer take no less: weights come more often */
+        best = (way){turns, micros};
+        if (o->uncounted)
+            break;
+        least = s;
+    }
+    return best;
+}
+
+/* Memory with which a plan that does not fit would, in all. */
+static uint64_t
+least_bytes(const spw_plan *p)
+{
+    switch (p->lack) {
+    case SPW_LACK_DEVICE: return p->host_bytes + p->least_bytes;
+    case SPW_LACK_HOST: return p->device_bytes + p->least_bytes;
+    case SPW_LACK_ROOM: return p->least_bytes;
+    case SPW_LACK_NOTHING:
+        return UINT64_MAX; /* it is another rank that does not have it: what is lacking here says more */
+    default: return p->host_bytes + p->device_bytes;
+    }
+}
+
+/* The fewest micro-batches that turns may serve, which need the least memory; 0: there can be no turns. */
+static uint32_t
+least_micros(const spw_engine_options *o, const char **why)
+{
+    uint32_t least = 0;
+    for (uint32_t micros = most_micros(o); micros > 0; micros = fewer_micros(o, micros)) {
+        const char *reason;
+        if (most_turns(o, micros, &reason) > 1)
+            least = micros;
+        else if (least == 0)
+            *why = reason;
+    }
+    return least;
+}
+
+/* Of ways that do not fit, the one that needs the least memory. */
+typedef struct miss {
+    spw_plan plan;
+    spw_error err;
+    bool any;
+} miss;
+
+static spw_status
+attempt(spw_engine **out, const spw_engine_options *o, way w, miss *m)
+{
+    spw_error now = {0};
+    spw_status st = spw__engine_build(out, o, w.turns, w.micros, &now);
+    if (st != SPW_ENOFIT || !m->any || least_bytes(o->plan_out) <= least_bytes(&m->plan)) {
+        m->plan = *o->plan_out;
+        m->err = now;
+        m->any = true;
+    }
+    return st;
+}
+
+/* Ranks find together the first that fits: most micro-batches, and fewest turns. */
+static spw_status
+attempt_together(spw_engine **out, const spw_engine_options *o, uint32_t asked, miss *m)
+{
+    const char *why;
+    spw_status st = SPW_ENOFIT;
+    for (uint32_t micros = most_micros(o); micros > 0; micros = fewer_micros(o, micros)) {
+        const uint32_t most = most_turns(o, micros, &why);
+        for (uint32_t turns = asked > 0 ? asked : 2; most > 1; turns = 2 * turns < most ? 2 * turns : most) {
+            if (o->plan_only && asked == 0 && turns < most && !fits_in(o, turns, micros))
+                continue;
+            st = attempt(out, o, (way){turns < most ? turns : most, micros}, m);
+            if (st != SPW_ENOFIT)
+                return st;
+            if (asked > 0 || turns >= most)
+                break;
+        }
+    }
+    return st;
+}
+
+/* The most turns, of passes with the most micro-batches, whose gradients need not wait in host memory, and with the fewest, of which least is held. */
+static spw_status
+attempt_most(spw_engine **out, const spw_engine_options *o, uint32_t turns, uint32_t least, miss *m)
+{
+    const char *why;
+    const uint32_t most = most_micros(o);
+    spw_status st = SPW_ENOFIT;
+    if (most > least && most_turns(o, most, &why) > 1)
+        st = attempt(out, o, (way){turns, most}, m);
+    return st == SPW_ENOFIT ? attempt(out, o, (way){turns, least}, m) : st;
+}
+
+/* Where nothing fits, the plan and the error are those of the way that needs the least memory. */
+spw_status
+spw__engine_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err)
+{
+    const char *why = NULL;
+    const uint32_t asked = o->config->run.expert_turns, least = least_micros(o, &why);
+    const uint32_t experts = (uint32_t)o->model->config.experts, given = asked < experts ? asked : experts;
+    const bool together = o->config->run.ranks > 1 || (o->comm != NULL && spw_comm_get_info(o->comm)->world > 1);
+    spw_plan plan = {0};
+    spw_engine_options own = *o;
+    miss m = {.any = false};
+    spw_status st = SPW_ENOFIT;
+    way w = {0, 0};
+    *out = NULL;
+    SPW_TRY(spw_model_check(o->model, err));
+    if (asked > 1 && least == 0)
+        return SPW_RAISE(err, SPW_ECONFIG, "spillway.expert_turns is %u: %s", asked, why);
+    if (asked == 1 || least == 0)
+        return spw__engine_build(out, o, 1, 1, err);
+    own.plan_out = o->plan_out != NULL ? o->plan_out : &plan;
+    if (asked == 0)
+        st = attempt(out, &own, (way){1, 1}, &m);
+    if (st == SPW_ENOFIT && !together && !o->fit_only) /* a search asks whether anything fits at all */
+        w = best_way(&own, given, least);
+    if (st == SPW_ENOFIT && w.turns > 0)
+        st = attempt(out, &own, w, &m);
+    else if (st == SPW_ENOFIT && together)
+        st = attempt_together(out, &own, given, &m);
+    else if (st == SPW_ENOFIT)
+        st = attempt_most(out, &own, asked > 0 ? given : experts, least, &m);
+    if (st == SPW_ENOFIT)
+        *own.plan_out = m.plan;
+    if (st != SPW_OK && err != NULL)
+        *err = m.err;
+    return st;
+}
