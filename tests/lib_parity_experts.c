@@ -273,13 +273,11 @@ draw(const mixture *m, array *a, const int32_t *pairs)
     a[DLOGITS] = a[LOGITS];
     for (int k = 0; k < COUNT; k++) {
         if (k > DWEIGHTS && k < SUM_UP && k != DFACTORS && !(k == DLOGITS && m->add) &&
-            !((k == Y || k == Y_DOWN) && m->onto == ITSELF))
+            !(k >= Y && m->onto == ITSELF && k != CLOSED_UP))
             continue;
         a[k].in = need(a[k].n * 4);
         for (uint64_t i = 0; i < a[k].n; i++)
-            a[k].in[i] = k < SUM_UP && k != Y && k != Y_DOWN   ? number((uint64_t)k, i)
-                         : m->onto == NOTHING || k == SUM_DOWN ? 0
-                                                               : a[BEFORE].in[i];
+            a[k].in[i] = k < Y ? number((uint64_t)k, i) : m->onto == NOTHING || k == SUM_DOWN ? 0 : a[BEFORE].in[i];
     }
     for (uint64_t i = 0; i < a[LOGITS].n; i++)
         a[LOGITS].in[i] = logit_of(m, i / m->E, i % m->E);
@@ -324,7 +322,8 @@ run_pieces(const mixture *m, spw_gpu_queue *q, void **p, spw_dtype type, const s
     sum_pieces(m, q, p[SUM_DOWN], p[MOVED], row_bytes, r, n < 200 ? 1 : each, true);
     sum_pieces(m, q, p[SUM_CUT], p[MOVED], row_bytes, r, n < 200 ? 3 : n / 2, false);
     spw_gpu_close_sums(q, p[CLOSED_UP], p[SUM_UP], NULL, m->M, m->C);
-    spw_gpu_close_sums(q, p[CLOSED_DOWN], p[SUM_DOWN], m->onto == NOTHING ? NULL : p[BEFORE], m->M, m->C);
+    spw_gpu_close_sums(q, p[CLOSED_DOWN], p[SUM_DOWN],
+                       m->onto == NOTHING ? NULL : p[m->onto == ITSELF ? CLOSED_DOWN : BEFORE], m->M, m->C);
 }
 
 static void
@@ -496,6 +495,30 @@ check_routing(const mixture *m, float *const *got, void *const *raw, const array
     }
 }
 
+/* What an element of all rows gets of its row's choices, in fp64 and, upwards onto what was before and downwards, in fp32. */
+typedef struct combined {
+    double before, sum, terms;
+    float up, down; /* weights that cancel are powers of two: no product rounds */
+} combined;
+
+static combined
+combine(const mixture *m, float *const *got, const array *a, const int32_t *places, uint64_t i)
+{
+    const float before = m->onto == NOTHING ? 0 : a[BEFORE].in[i];
+    combined c = {.before = (double)before, .terms = fabs((double)before), .up = before};
+    for (uint64_t j = 0; j < m->k; j++) {
+        for (int way = 0; way < 2; way++) {
+            uint64_t pair = i / m->C * m->k + (way == 0 ? j : m->k - 1 - j);
+            float w = m->weighted ? got[WEIGHTS][pair] : 1.0f;
+            float x = a[MOVED].in[(uint64_t)places[pair] * m->C + i % m->C];
+            *(way == 0 ? &c.up : &c.down) += w * x;
+            c.sum += way == 0 ? (double)w * (double)x : 0;
+            c.terms += way == 0 ? fabs((double)w * (double)x) : 0;
+        }
+    }
+    return c;
+}
+
 static void
 check_rows(const mixture *m, float *const *got, const array *a, const int32_t *places, spw_dtype type)
 {
@@ -512,24 +535,10 @@ check_rows(const mixture *m, float *const *got, const array *a, const int32_t *p
         check(m, "dweights", i, got[DOTS][i], dot, error_of(SPW_F32, dot, terms));
     }
     for (uint64_t i = 0; i < m->M * m->C; i++) {
-        uint64_t row = i / m->C;
-        double sum = 0, terms = 0;
-        float up = 0, down = 0; /* weights that cancel are powers of two: no product rounds */
-        if (m->onto != NOTHING)
-            terms = fabs(sum = (double)a[BEFORE].in[i]);
-        for (uint64_t j = 0; j < m->k; j++) {
-            for (int way = 0; way < 2; way++) {
-                uint64_t pair = row * m->k + (way == 0 ? j : m->k - 1 - j);
-                float w = m->weighted ? got[WEIGHTS][pair] : 1.0f;
-                float x = a[MOVED].in[(uint64_t)places[pair] * m->C + i % m->C];
-                *(way == 0 ? &up : &down) += w * x;
-                sum += way == 0 ? (double)w * (double)x : 0;
-                terms += way == 0 ? fabs((double)w * (double)x) : 0;
-            }
-        }
-        check(m, "combined", i, got[Y][i], m->cancel ? (double)up : sum, m->cancel ? 0 : error_of(type, sum, terms));
-        check(m, "combined downwards", i, got[Y_DOWN][i], m->cancel ? (double)down : sum,
-              m->cancel ? 0 : error_of(type, sum, terms));
+        const combined c = combine(m, got, a, places, i);
+        const double error = m->cancel ? 0 : error_of(type, c.before + c.sum, c.terms);
+        check(m, "combined", i, got[Y][i], m->cancel ? (double)c.up : c.before + c.sum, error);
+        check(m, "combined downwards", i, got[Y_DOWN][i], m->cancel ? (double)c.down : c.before + c.sum, error);
     }
 }
 
@@ -550,23 +559,11 @@ check_pieces(const mixture *m, float *const *got, const array *a, const int32_t 
     for (uint64_t i = 0; i < m->M * m->k; i++)
         check(m, "dweights in pieces", i, got[PIECES_DOTS][i], (double)got[DOTS][i], 0);
     for (uint64_t i = 0; i < m->M * m->C; i++) {
-        uint64_t row = i / m->C;
-        float before = m->onto == NOTHING ? 0 : a[BEFORE].in[i], up = before, down = 0;
-        double sum = 0, terms = fabs((double)before);
-        for (uint64_t j = 0; j < m->k; j++) {
-            for (int way = 0; way < 2; way++) {
-                uint64_t pair = row * m->k + (way == 0 ? j : m->k - 1 - j);
-                float w = m->weighted ? got[WEIGHTS][pair] : 1.0f;
-                float x = a[MOVED].in[(uint64_t)places[pair] * m->C + i % m->C];
-                *(way == 0 ? &up : &down) += w * x;
-                sum += way == 0 ? (double)w * (double)x : 0;
-                terms += way == 0 ? fabs((double)w * (double)x) : 0;
-            }
-        }
-        check(m, "summed upwards", i, got[SUM_UP][i], m->cancel ? (double)up : sum + (double)before,
-              m->cancel ? 0 : error_of(SPW_F32, sum + (double)before, terms));
-        check(m, "summed downwards", i, got[SUM_DOWN][i], m->cancel ? (double)down : sum,
-              m->cancel ? 0 : error_of(SPW_F32, sum, terms));
+        const combined c = combine(m, got, a, places, i);
+        check(m, "summed upwards", i, got[SUM_UP][i], m->cancel ? (double)c.up : c.before + c.sum,
+              m->cancel ? 0 : error_of(SPW_F32, c.before + c.sum, c.terms));
+        check(m, "summed downwards", i, got[SUM_DOWN][i], m->cancel ? (double)c.down : c.sum,
+              m->cancel ? 0 : error_of(SPW_F32, c.sum, c.terms));
     }
 }
 
