@@ -188,7 +188,10 @@ attempt(spw_engine **out, const spw_engine_options *o, way w, miss *m)
     return st;
 }
 
-/* Ranks find together the first that fits: most micro-batches, and fewest turns. */
+/*
+ * Ranks find together the first that fits: most micro-batches, and fewest turns. Of ways between the first and the last a rank does not know what
+ * the others lack: they are no advice.
+ */
 static spw_status
 attempt_together(spw_engine **out, const spw_engine_options *o, uint32_t asked, miss *m)
 {
@@ -197,12 +200,16 @@ attempt_together(spw_engine **out, const spw_engine_options *o, uint32_t asked, 
     for (uint32_t micros = most_micros(o); micros > 0; micros = fewer_micros(o, micros)) {
         const uint32_t most = most_turns(o, micros, &why);
         for (uint32_t turns = asked > 0 ? asked : 2; most > 1; turns = 2 * turns < most ? 2 * turns : most) {
-            if (o->plan_only && asked == 0 && turns < most && !fits_in(o, turns, micros))
+            const bool last = asked > 0 || turns >= most;
+            miss between = {.any = false};
+            if (o->plan_only && !last && !fits_in(o, turns, micros))
                 continue;
-            st = attempt(out, o, (way){turns < most ? turns : most, micros}, m);
+            st = attempt(out, o, (way){turns < most ? turns : most, micros}, last ? m : &between);
+            if (st != SPW_ENOFIT && !last)
+                *m = between;
             if (st != SPW_ENOFIT)
                 return st;
-            if (asked > 0 || turns >= most)
+            if (last)
                 break;
         }
     }

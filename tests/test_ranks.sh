@@ -156,6 +156,12 @@ check "end with the same code" test $? -eq 3
 check "rank 0 says what it lacks" grep -q "rank 0: spillway.host_memory is" "$dir/err0"
 check "and rank 1 what it does" grep -q "rank 1: spillway.device_memory is" "$dir/err1"
 check "with what would do" grep -q "fits with: --set spillway.device_memory=$device1 " "$dir/err1"
+port=$((port + 1))
+turns 0 --set spillway.host_memory=$(((host1 + host64) / 2)) &
+turns 1 --set spillway.device_memory="$device1"
+check "which does" test $? -eq 0
+wait $!
+check "on both" test $? -eq 0
 check "not with nothing" test "$(cat "$dir/err0" "$dir/err1" | grep -c 'fits with:$')" = 0
 
 # Ranks that were started by hand with something else: each would change its part of one model by rules of its own.
