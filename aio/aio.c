@@ -88,8 +88,9 @@ probe_transfer(const spw__aio_backend_ops *ops, void *backend, spw__aio_piece *p
         return SPW_RAISE_SYS(err, (int)-p->result, "probe %s of %llu bytes", op_name(p->req->op),
                              (unsigned long long)p->io_bytes);
     if ((uint64_t)p->result != p->io_bytes)
-        return SPW_RAISE(err, SPW_EIO, "probe %s moved %lld of %llu bytes", op_name(p->req->op), (long long)p->result,
-                         (unsigned long long)p->io_bytes);
+        return SPW_RAISE(err, SPW_EIO, "probe %s moved %lld of %llu bytes%s", op_name(p->req->op), (long long)p->result,
+                         (unsigned long long)p->io_bytes,
+                         p->req->op == SPW_AIO_WRITE ? ": a full disk, or ulimit -f?" : "");
     return SPW_OK;
 }
 

@@ -3,6 +3,7 @@
 #include <jansson.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -594,7 +595,7 @@ run_command(int argc, char **argv)
                              argv[empty - 1][0] == '-' ? argv[empty - 1] : "the name of a file or folder");
         return commands[k].run(argc, argv);
     }
-    fprintf(stderr, "spillway: there is no command %s\n\n%s", argv[0], usage);
+    fprintf(stderr, "spillway: there is no command %s; spillway help lists them\n", argv[0]);
     return EXIT_USAGE;
 }
 
@@ -619,6 +620,34 @@ allow_open_files(void)
         return;
     files.rlim_cur = files.rlim_max;
     (void)setrlimit(RLIMIT_NOFILE, &files); /* a refusal leaves what was */
+}
+
+/*
+ * A plan and an engine's options are on the stack, some 200 KB of them, and threads get as much stack as the limit says when libc is loaded.
+ * So a small soft limit is raised to what systems come with, for threads too; false, and it is said: the hard one is too small.
+ */
+static bool
+have_stack(void)
+{
+    const rlim_t usual = 8 << 20, least = 1 << 20;
+    struct rlimit stack;
+    pthread_attr_t threads;
+    char bytes[32];
+    if (getrlimit(RLIMIT_STACK, &stack) != 0 || stack.rlim_cur >= usual) /* unlimited is the largest number */
+        return true;
+    stack.rlim_cur = stack.rlim_max < usual ? stack.rlim_max : usual;
+    if (stack.rlim_cur < least) {
+        fprintf(stderr, "spillway: the stack's limit is %s (ulimit -s), and 1024 KiB are needed\n",
+                spw_format_bytes(bytes, sizeof bytes, stack.rlim_cur));
+        return false;
+    }
+    (void)setrlimit(RLIMIT_STACK, &stack);
+    if (pthread_attr_init(&threads) == 0) {
+        if (pthread_attr_setstacksize(&threads, stack.rlim_cur) == 0)
+            (void)pthread_setattr_default_np(&threads);
+        (void)pthread_attr_destroy(&threads);
+    }
+    return true;
 }
 
 /*
@@ -648,6 +677,8 @@ main(int argc, char **argv)
     int rc;
     open_standard_files();
     allow_open_files();
+    if (!have_stack())
+        return EXIT_FAILED;
     (void)prctl(PR_SET_NAME, "spillway"); /* of ranks, too, which are started from /proc/self/exe */
     if (argc < 2) {
         fputs(usage, stderr);

@@ -327,7 +327,8 @@ spw__store_carve(spw_store *s, spw_error *err)
             char size[32];
             spw_error_wrap(err, "swap space in %s: needs %s, nothing is free", cfg->paths[0],
                            spw_format_bytes(size, sizeof size, need.path_bytes[0]));
-        }
+        } else if (st == SPW_EIO)
+            spw_error_wrap(err, "swap space in %s", cfg->paths[0]);
         if (st == SPW_OK && cfg->aio_faults != NULL)
             spw_test_aio_fault(s->aio, spw_test_aio_scheduled, cfg->aio_faults);
         for (uint32_t i = 0; st == SPW_OK && i < cfg->path_count; i++)

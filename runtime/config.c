@@ -88,7 +88,9 @@ read_model_section(const config_reader *r, json_t *m)
     if (json_object_size(m) > 1 || strlen(path) > 1000)
         return SPW_RAISE(
             r->err, SPW_ECONFIG,
-            "%s: model.path stands alone and has at most 1000 bytes: the folder's config.json says the rest", r->name);
+            "%s: model.path stands alone, because the folder's config.json says the rest, and has at most 1000 bytes; "
+            "--set 'model={\"path\":\"FOLDER\"}' takes the place of all of model",
+            r->name);
     memcpy(r->out->model_path, path, strlen(path) + 1);
     st = spw_hf_config_load(&r->out->model, path, r->err);
     if (st != SPW_OK)
@@ -221,6 +223,13 @@ set_defaults(const config_reader *r)
     return SPW_OK;
 }
 
+/* Nothing else begins so: a path may begin with a bracket, of a glob. */
+static bool
+begins_json(const char *text)
+{
+    return text[0] == '{' || text[0] == '"' || (text[0] == '[' && (text[1] == '"' || text[1] == '{'));
+}
+
 /* "a.b=c": c is JSON, or else a text. Objects are made on the way; another spelling of the same key goes. */
 static spw_status
 apply_override(const config_reader *r, json_t *root, const char *text)
@@ -228,9 +237,13 @@ apply_override(const config_reader *r, json_t *root, const char *text)
     const char *equals = strchr(text, '='), *at = text;
     json_t *value, *object = root;
     char part[KEY_BYTES], key[KEY_BYTES];
+    json_error_t why;
     if (equals == NULL || equals == text)
         return SPW_RAISE(r->err, SPW_ECONFIG, "--set %s: expected key=value", text);
-    value = json_loads(equals + 1, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    value = json_loads(equals + 1, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &why);
+    if (value == NULL && begins_json(equals + 1))
+        return SPW_RAISE(r->err, SPW_ECONFIG, "--set %s: the value is no complete JSON: %s, at byte %d of it", text,
+                         why.text, why.position);
     if (value == NULL)
         value = json_string(equals + 1);
     for (;;) {

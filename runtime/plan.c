@@ -109,7 +109,7 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
         if (!in->inference && in->device_in_host && p->device_bytes > p->host_bytes)
             st = SPW_RAISE(err, SPW_ENOFIT,
                            "the plan takes %s for the device, which is host memory on the cpu, and %s besides; this "
-                           "machine (or its cgroup, or ulimit -v) has %s left%s: fewer sequences in a "
+                           "machine (or its cgroup, or ulimit -v or -d) has %s left%s: fewer sequences in a "
                            "micro-batch (train_micro_batch_size_per_gpu, and more gradient_accumulation_steps) or a "
                            "smaller data.seq_length lower it",
                            spw_format_bytes(apart, sizeof apart, p->device_bytes),
@@ -118,7 +118,7 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
         else
             st = SPW_RAISE(
                 err, SPW_ENOFIT,
-                "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup, or ulimit -v) "
+                "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup, or ulimit -v or -d) "
                 "has room for %s beside the device's memory%s; %s it",
                 spw_format_bytes(need, sizeof need, p->host_bytes), (unsigned long long)p->host_bytes,
                 spw_format_bytes(room, sizeof room, spw__plan_host_room(p, in)), each,

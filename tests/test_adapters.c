@@ -458,13 +458,16 @@ test_lora_refusals(void **state)
         {4, "lm_head", "\"lm_head\"", NULL, SPW_FAMILY_GPT2, 0},
         {0, "c_attn", "no rank", NULL, SPW_FAMILY_GPT2, 0},
         {4, NULL, "no targets; there are c_attn, c_proj, c_fc, and", NULL, SPW_FAMILY_GPT2, 0},
-        {4, "c_attn", "the model has no experts; linear weights have targets", "down_proj", SPW_FAMILY_GPT2, 0},
+        {4, "c_attn", "no layer of the model has experts; linear weights have targets", "down_proj", SPW_FAMILY_GPT2,
+         0},
         {0, NULL, "has target_parameters and no rank", "down_proj", SPW_FAMILY_QWEN3_MOE, 0},
         {4, "gate_up_proj", "(the experts' are for target_parameters)", NULL, SPW_FAMILY_QWEN3_MOE, 0},
         {4, NULL, "no tensor of experts matches \"gate_proj\" of target_parameters; a layer has experts.gate_up_proj",
          "gate_proj", SPW_FAMILY_QWEN3_MOE, 0},
         {4, NULL, "dropout 0.1 with target_parameters: peft has no adapters beside experts with dropout", "*",
-         SPW_FAMILY_QWEN3_MOE, 0.1}};
+         SPW_FAMILY_QWEN3_MOE, 0.1},
+        {4, "q_proj", "no layer of the model has experts; linear weights have targets", "experts.*",
+         SPW_FAMILY_GLM4_MOE, 0}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         rig r;
@@ -476,6 +479,8 @@ test_lora_refusals(void **state)
                  cases[i].parameter != NULL ? cases[i].parameter : "");
         r.c.run.lora_targets.count = cases[i].target != NULL;
         snprintf(r.c.run.lora_targets.item[0], 96, "%s", cases[i].target != NULL ? cases[i].target : "");
+        if (cases[i].family == SPW_FAMILY_GLM4_MOE) /* whose layers may all be without experts */
+            r.c.model.dense_first = r.c.model.layers;
         assert_int_equal(spw_model_from_config(&r.model, &r.c, &r.err), SPW_ECONFIG);
         if (strstr(r.err.message, cases[i].says) == NULL)
             fail_msg("%s", r.err.message);

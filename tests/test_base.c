@@ -1,6 +1,7 @@
 /* The ground floor: half floats against doubles, Philox against its published answers, sizes, errors, pool, regions. */
 #include "convert.h"
 #include "spw_base.h"
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -155,6 +156,11 @@ test_errors(void **state)
     assert_non_null(strstr(err.message, "write x: "));
     spw_error_wrap(&err, "saving %d", 3);
     assert_memory_equal(err.message, "saving 3: write x: ", 19);
+    assert_null(strstr(err.message, "ulimit"));
+    SPW_RAISE_SYS(&second, EMFILE, "open");
+    assert_non_null(strstr(second.message, "(limit: ulimit -n)"));
+    SPW_RAISE_SYS(&second, EFBIG, "write");
+    assert_non_null(strstr(second.message, "(limit: ulimit -f, or"));
     SPW_RAISE(&second, SPW_EIO, "later");
     spw_error_keep_first(&err, &second);
     assert_int_equal(err.status, SPW_ENOSPC);

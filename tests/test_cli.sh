@@ -30,7 +30,8 @@ c=$dir/tiny.json
 check "version" run --version
 check "help" run help
 check "help config" run help config
-expect 2 "no command" "unknown command is usage" frobnicate
+expect 2 "there is no command frobnicate; spillway help lists them" "unknown command is usage" frobnicate
+check "which is not lost above a page of others" test "$(wc -l <"$dir/err")" -eq 1
 expect 2 "unknown option" "unknown option is usage" train "$c" --wat
 expect 2 "configuration file is needed" "train without configuration" train
 check "doctor" run doctor "$dir"
@@ -435,8 +436,9 @@ check "with all tensors in bf16" test "$(grep -c bf16 "$dir/out")" -ge 26
 case $build in
 *asan* | *tsan*) n=$((n + 1)); echo "ok $n - large model # SKIP under a sanitizer" ;;
 *)
-    little() { (ulimit -v 300000 && timeout -s KILL 60 "$spw" train "$c" --set spillway.optimizer_threads=16 >"$dir/out" 2>"$dir/err"); test $? -eq 3 && grep -q 'ulimit -v' "$dir/err"; }
-    check "address space too small for what threads map is exit 3" little
+    little() { (ulimit "-$1" "$2" && timeout -s KILL 60 "$spw" train "$c" --set spillway.optimizer_threads=16 >"$dir/out" 2>"$dir/err"); test $? -eq 3 && grep -q 'ulimit -v or -d' "$dir/err"; }
+    check "address space too small for what threads map is exit 3" little v 300000
+    check "and so is room for data, in which OpenBLAS asks for ever" little d 200000
     least() { (ulimit "-$1" "$2" && timeout -s KILL 20 "$spw" --version >"$dir/out" 2>"$dir/err"); }
     check "where OpenBLAS's own threads would find no memory it begins without them (ulimit -v)" least v 150000
     check "and ends (ulimit -d)" least d 40000

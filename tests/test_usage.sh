@@ -32,6 +32,24 @@ check "the closing table ends with the last step's loss" grep -q "loss [0-9.]* -
 
 expect 0 "holds $dir/a/step-2 of an earlier run" "a folder with another run's checkpoints is said" train "$c" --set spillway.steps=1
 rm -rf "$dir/a/step-1"
+# Limits of the shell: what can be raised is, and the others are named with what they stopped.
+within() { (ulimit $limit && exec timeout -s KILL 60 "$spw" "$@" >"$dir/out" 2>"$dir/err"); }
+expects=within
+limit="-S -s 128"
+check "a small soft limit of the stack is raised" within train "$c" $none
+limit="-s 128"
+expect 1 "spillway: the stack's limit is 128 KiB (ulimit -s), and 1024 KiB are needed" "a small hard one is said" train "$c" $none
+limit="-s 1024"
+check "as much is enough" within train "$c" $none
+limit="-f 1"
+expect 1 "swap space in $dir/swap: probe write " "a limit of files that stops the first block names the folder" train "$c" $none
+check "and the limit" said "ulimit -f"
+limit="-f 50"
+expect 1 "File too large (limit: ulimit -f, or the file system's own)" "one that stops the swap file is named" train "$c" $none
+limit="-n 8"
+expect 1 "Too many open files (limit: ulimit -n)" "and of open files" train "$c" $none
+expects=run
+check "nothing is left of them" nothing_left
 # A schedule that ends before the training, of which nothing is learned from then on.
 decay() { echo "scheduler={\"type\":\"WarmupDecayLR\",\"params\":{\"warmup_num_steps\":1,\"warmup_max_lr\":0.01,\"total_num_steps\":$1}}"; }
 for command in train plan; do

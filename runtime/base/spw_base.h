@@ -62,7 +62,7 @@ typedef struct spw_error {
 
 /* Fills err (when not NULL) and returns st, so that `return SPW_RAISE(...)` is the whole error path. */
 spw_status spw_error_raise(spw_error *err, spw_status st, const char *fmt, ...) SPW_PRINTF(3, 4);
-/* The same with ": strerror(errnum)" at the end; the status follows errnum (ENOSPC -> SPW_ENOSPC, ENOMEM, ENOENT...). */
+/* The same with ": strerror(errnum)" at the end, and the limit to raise, if it is one; the status follows errnum (ENOSPC -> SPW_ENOSPC...). */
 spw_status spw_error_raise_sys(spw_error *err, int errnum, const char *fmt, ...) SPW_PRINTF(3, 4);
 /* Puts "phrase: " in front of the message. */
 void spw_error_wrap(spw_error *err, const char *fmt, ...) SPW_PRINTF(2, 3);
@@ -443,8 +443,8 @@ uint32_t spw_gpu_nodes(const char *root, spw_id_set *out);
 uint64_t spw_memory_available_bytes(const char *root);
 /*
  * What this process may still take: its share of the least of that and of what its cgroups have left, where so many processes, one or more, want as
- * much as it does; and no more than RLIMIT_AS, which is each one's own and counts what is mapped: untouched_bytes is what will be
- * mapped and never be memory. 0 when unknown.
+ * much as it does; and no more than RLIMIT_AS and RLIMIT_DATA, which are each one's own and count what is mapped: untouched_bytes is what
+ * will be mapped and never be memory. 0 when unknown.
  */
 uint64_t spw_memory_room_bytes(uint64_t untouched_bytes, uint32_t sharers);
 

@@ -50,6 +50,18 @@ status_of_errno(int errnum)
     }
 }
 
+/* The limit behind a refusal that the kernel's own words do not name. */
+static const char *
+limit_of_errno(int errnum)
+{
+    switch (errnum) {
+    case EMFILE: return " (limit: ulimit -n)";
+    case ENFILE: return " (limit: sysctl fs.file-max)";
+    case EFBIG: return " (limit: ulimit -f, or the file system's own)";
+    default: return "";
+    }
+}
+
 spw_status
 spw_error_raise_sys(spw_error *err, int errnum, const char *fmt, ...)
 {
@@ -62,7 +74,8 @@ spw_error_raise_sys(spw_error *err, int errnum, const char *fmt, ...)
         va_end(args);
         err->status = st;
         err->sys_errno = errnum;
-        snprintf(err->message, sizeof err->message, "%s: %s", what, strerror_r(errnum, reason, sizeof reason));
+        snprintf(err->message, sizeof err->message, "%s: %s%s", what, strerror_r(errnum, reason, sizeof reason),
+                 limit_of_errno(errnum));
     }
     return st;
 }

@@ -360,16 +360,20 @@ uint64_t
 spw_memory_room_bytes(uint64_t untouched_bytes, uint32_t sharers)
 {
     uint64_t room = spw_memory_available_bytes(""), cgroup = spw_cgroup_memory_room_bytes("");
-    struct rlimit as;
+    static const int kinds[] = {RLIMIT_AS, RLIMIT_DATA};
+    unsigned long long pages[2]; /* of address space; of what is private and can be written, and stacks */
     char line[128];
-    unsigned long long value;
     if (cgroup != UINT64_MAX)
         room = least(room, cgroup, 0);
     room = room > sharers ? room / sharers : room;
-    if (getrlimit(RLIMIT_AS, &as) == 0 && as.rlim_cur != RLIM_INFINITY &&
-        read_line("/proc/self/statm", line, sizeof line) &&
-        sscanf(line, "%llu", &value) == 1) /* pages of address space */
-        room = least(room, as.rlim_cur, value * (uint64_t)sysconf(_SC_PAGESIZE) + untouched_bytes);
+    if (!read_line("/proc/self/statm", line, sizeof line) ||
+        sscanf(line, "%llu %*u %*u %*u %*u %llu", &pages[0], &pages[1]) != 2)
+        return room;
+    for (int i = 0; i < 2; i++) {
+        struct rlimit most;
+        if (getrlimit(kinds[i], &most) == 0 && most.rlim_cur != RLIM_INFINITY)
+            room = least(room, most.rlim_cur, pages[i] * (uint64_t)sysconf(_SC_PAGESIZE) + untouched_bytes);
+    }
     return room;
 }
 

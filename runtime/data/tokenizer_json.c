@@ -532,8 +532,13 @@ spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err)
     char *slash;
     if (strlen(path) + 32 > TOK_PATH_BYTES)
         return SPW_RAISE(err, SPW_EINVAL, "the path of a tokenizer is longer than %d bytes", TOK_PATH_BYTES - 32);
-    if (stat(path, &info) != 0)
-        return SPW_RAISE_SYS(err, errno, "tokenizer %s", path);
+    if (stat(path, &info) != 0) {
+        int errnum = errno;
+        const char *dot = strrchr(path, '.');
+        if (dot == NULL || strcmp(dot, ".json") != 0) /* else a file that is missing, and no model's name */
+            SPW_TRY(spw_hf_check_folder(path, err));
+        return SPW_RAISE_SYS(err, errnum, "tokenizer %s", path);
+    }
     snprintf(folder, sizeof folder, "%s", path);
     snprintf(t->path, sizeof t->path, "%s", path);
     if (S_ISDIR(info.st_mode)) {

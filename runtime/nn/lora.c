@@ -201,10 +201,11 @@ list_names(const spw_model *m, char *list, size_t bytes)
 static spw_status
 check_fused(const spw_model *m, const spw_lora *lora, const char *const *fused, uint32_t count, spw_error *err)
 {
-    if (count > 0 && m->config.experts == 0)
+    static const char *const all = "*";
+    if (count > 0 && spw__nn_count_fused(m, &all, 1) == 0)
         return SPW_RAISE(
             err, SPW_ECONFIG,
-            "target_parameters \"%s\": they are for experts' tensors, and the model has no experts; linear "
+            "target_parameters \"%s\": they are for experts' tensors, and no layer of the model has experts; linear "
             "weights have targets",
             fused[0]);
     for (uint32_t i = 0; i < count; i++) {
