@@ -47,6 +47,7 @@ const char *cli_known_value(const char *command, const char *const *names, int a
 bool cli_number(const char *text, uint64_t *out);
 /* Set when the command shall end: by Ctrl-C, SIGTERM, SIGUSR1, a terminal that closed, or as nobody reads its output any more. */
 extern volatile int cli_stop;
+extern volatile int cli_unread; /* the last of these */
 /* From here on signals set it. One more, a second later or more, ends the process; SIGUSR1 is no such one. */
 void cli_catch_signals(void);
 /* Whether a file can be written at the command's end, or a folder be made or written to; what names it in the message. */

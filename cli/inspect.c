@@ -12,6 +12,8 @@
 
 enum { BLOCK_BYTES = 1 << 20 };
 
+#define OPTIMIZER_FILE "optimizer-00001-of-00001.safetensors"
+
 /* What is known besides the tensors. */
 typedef struct about {
     bool has_config, fits, has_state;
@@ -157,6 +159,8 @@ learn(about *a, const char *folder, spw_hf_reader *r)
         learn_model(a, r);
     a->has_state = spw_dir_has(folder, "spillway.json") &&
                    spw_checkpoint_read_config(folder, &config, &a->state, &a->no_resume) == SPW_OK;
+    if (a->has_state && !spw_dir_has(folder, OPTIMIZER_FILE)) /* it is written even where nothing has state */
+        (void)SPW_RAISE(&a->no_resume, SPW_ENOENT, "%s/" OPTIMIZER_FILE " is not there", folder);
 }
 
 static void
@@ -258,8 +262,7 @@ inspect_foreign(const char *found, const char *path, bool with_digest, totals *s
 static spw_status
 inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, about *a, json_t *list, spw_error *err)
 {
-    static const char *const beside[] = {"adapter_model.safetensors", "adapter_model.bin",
-                                         "optimizer-00001-of-00001.safetensors"};
+    static const char *const beside[] = {"adapter_model.safetensors", "adapter_model.bin", OPTIMIZER_FILE};
     char file[SPW_PATH_BYTES + 64];
     spw_hf_reader *r = NULL;
     spw_status st = SPW_OK;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 static void
 to_file(void *ctx, const char *text)
@@ -63,6 +64,13 @@ print_sets(FILE *f, const char *what, const spw_suggestion *s)
     fputc('\n', f);
 }
 
+static bool
+is_limited(__rlimit_resource_t kind)
+{
+    struct rlimit most;
+    return getrlimit(kind, &most) == 0 && most.rlim_cur != RLIM_INFINITY;
+}
+
 static void
 print_suggestion(FILE *f, const spw_config *config, const spw_plan *plan, const spw_suggestion *s)
 {
@@ -77,9 +85,13 @@ print_suggestion(FILE *f, const spw_config *config, const spw_plan *plan, const 
         fprintf(f, "no other placement fits%s",
                 s->lossy_would ? " but with the lossy spillway.state_format split24-int8" : "");
     if (plan->lack == SPW_LACK_ROOM)
-        fprintf(f, "; as it is, it needs a machine with %s of free memory%s\n",
+        fprintf(f, "; as it is, it needs a machine with %s of free memory%s%s\n",
                 spw_format_bytes(bytes, sizeof bytes, plan->least_bytes),
-                config->run.ranks > 1 ? " for each rank on it" : "");
+                config->run.ranks > 1 ? " for each rank on it" : "",
+                is_limited(RLIMIT_AS) || is_limited(RLIMIT_DATA)
+                    ? ", or a larger ulimit -v or -d, which count what is mapped and not used, too: some 200 MiB for "
+                      "each thread"
+                    : "");
     else if (plan->least_bytes > 0)
         fprintf(f, "; as it is, it fits with: --set spillway.%s_memory=%llu  (%s)\n",
                 plan->lack == SPW_LACK_DEVICE ? "device" : "host", (unsigned long long)plan->least_bytes,

@@ -5,7 +5,7 @@
 #include "cli.h"
 #include <signal.h>
 
-volatile int cli_stop;
+volatile int cli_stop, cli_unread;
 static _Atomic uint64_t asked_ns; /* when it was, by who may end the process, too; 0: not yet */
 
 /*
@@ -40,7 +40,7 @@ on_pipe(int number)
     (void)number;
     if (asked_ns == 0)
         asked_ns = spw_now_ns();
-    cli_stop = 1;
+    cli_stop = cli_unread = 1;
 }
 
 void

@@ -189,6 +189,10 @@ cli_train(int argc, char **argv)
             end_failed(&r, st, found);
         } else if (r.stopped || (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)) {
             rc = EXIT_PAUSED;
+            if (cli_unread && r.rank == 0)
+                fprintf(stderr, "spillway: nobody reads the output any more: stopped after step %llu of %llu%s%s\n",
+                        (unsigned long long)r.at.step, (unsigned long long)r.config.run.steps,
+                        r.last_checkpoint[0] != '\0' ? "; to go on: --resume " : "", r.last_checkpoint);
         }
         if (r.rank == 0 && r.steps_done > 0 && (rc == EXIT_DONE || rc == EXIT_PAUSED)) {
             cli_train_show_end(&r);

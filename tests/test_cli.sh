@@ -436,7 +436,7 @@ check "with all tensors in bf16" test "$(grep -c bf16 "$dir/out")" -ge 26
 case $build in
 *asan* | *tsan*) n=$((n + 1)); echo "ok $n - large model # SKIP under a sanitizer" ;;
 *)
-    little() { (ulimit "-$1" "$2" && timeout -s KILL 60 "$spw" train "$c" --set spillway.optimizer_threads=16 >"$dir/out" 2>"$dir/err"); test $? -eq 3 && grep -q 'ulimit -v or -d' "$dir/err"; }
+    little() { (ulimit "-$1" "$2" && timeout -s KILL 60 "$spw" train "$c" --set spillway.optimizer_threads=16 >"$dir/out" 2>"$dir/err"); test $? -eq 3 && grep -q 'ulimit -v or -d' "$dir/err" && grep -q 'a larger ulimit -v or -d, which count' "$dir/err"; }
     check "address space too small for what threads map is exit 3" little v 300000
     check "and so is room for data, in which OpenBLAS asks for ever" little d 200000
     least() { (ulimit "-$1" "$2" && timeout -s KILL 20 "$spw" --version >"$dir/out" 2>"$dir/err"); }

@@ -109,6 +109,11 @@ for file in model optimizer-00001-of-00001; do
     check "is not looked at without --digest" run inspect "$dir/hurt"
     rm -r "$dir/hurt"
 done
+cp -r "$dir/lora/step-2" "$dir/bare"
+rm "$dir/bare/optimizer-00001-of-00001.safetensors"
+run inspect "$dir/bare" --digest
+check "one without its optimizer is not whole" test $? -eq 1
+check "and that is said" says '^training cannot go on from it: .*/bare/optimizer-00001-of-00001.safetensors is not there$'
 # What says what a checkpoint is: tensors are shown all the same, and the exit code is that of damage.
 cp -r "$dir/lora/step-2" "$dir/torn"
 head -c 60 "$dir/lora/step-2/spillway.json" >"$dir/torn/spillway.json"

@@ -120,6 +120,7 @@ check "all of it" nothing_left
 rm -rf "$dir/k"
 "$spw" train "$c" --set spillway.steps=1000000 --set spillway.checkpoint_dir="$dir/k" 2>"$dir/err" | head -n 1 >/dev/null
 check "train | head saves" test -n "$(ls "$dir/k" 2>/dev/null)"
+check "and says so where it is read" grep -qE "nobody reads the output any more: stopped after step [0-9]+ of 1000000; to go on: --resume $dir/k/step-[0-9]+$" "$dir/err"
 check "and leaves no swap file" nothing_left
 "$spw" generate "$dir/a" --prompt hi --tokens 1000000 --nvme "$dir/swap" 2>"$dir/err" | head -c 10 >/dev/null
 check "generate | head leaves no swap file" nothing_left
