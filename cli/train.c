@@ -141,7 +141,8 @@ cli_train(int argc, char **argv)
     r.tty = isatty(STDOUT_FILENO) == 1;
     if (join(&r, overrides, &override_count, &err) != SPW_OK)
         return cli_fail(&err);
-    cli_log(r.rank == 0); /* all ranks read the same file */
+    cli_log(r.rank == 0); /* all ranks read the same file, and have the same variables */
+    (void)spw_cpu_isa();
     st = spw_config_load(&r.config, path, overrides, override_count, &err);
     cli_log(true);
     if (st != SPW_OK)

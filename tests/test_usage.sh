@@ -32,6 +32,12 @@ check "the closing table ends with the last step's loss" grep -q "loss [0-9.]* -
 
 expect 0 "holds $dir/a/step-2 of an earlier run" "a folder with another run's checkpoints is said" train "$c" --set spillway.steps=1
 rm -rf "$dir/a/step-1"
+export SPW_ISA=avx1024
+expect 0 'variable SPW_ISA is "avx1024", and this CPU has no such instruction set: it takes ' "an instruction set that is none" train "$c" $none
+check "is said once" test "$(grep -c SPW_ISA "$dir/err")" -eq 1
+expect 0 'SPW_ISA is "avx1024"' "and of ranks once" train "$c" $none -n 2
+check "by the first" test "$(grep -c SPW_ISA "$dir/err")" -eq 1
+unset SPW_ISA
 # Limits of the shell: what can be raised is, and the others are named with what they stopped.
 within() { (ulimit $limit && exec timeout -s KILL 60 "$spw" "$@" >"$dir/out" 2>"$dir/err"); }
 expects=within

@@ -455,7 +455,7 @@ uint64_t spw_disk_free(const char *path);
 /* The disk that a block device is a part of. Reads root/sys; root is "" outside of tests. */
 uint64_t spw_disk_behind(const char *root, uint64_t dev);
 
-/* CPU features, probed once. SPW_ISA=scalar|avx2|avx512|neon in the environment lowers the answer. */
+/* CPU features, probed once. SPW_ISA=scalar|avx2|avx512|neon in the environment lowers the answer; another value is told to the log once. */
 typedef enum spw_isa { SPW_ISA_SCALAR, SPW_ISA_AVX2, SPW_ISA_AVX512, SPW_ISA_NEON, SPW_ISA_COUNT } spw_isa;
 spw_isa spw_cpu_isa(void);        /* the best that CPU, build and SPW_ISA allow */
 spw_isa spw_cpu_isa_native(void); /* without SPW_ISA */

@@ -490,11 +490,17 @@ spw_isa_name(spw_isa isa)
 spw_isa
 spw_cpu_isa(void)
 {
+    static atomic_bool said;
     spw_isa best = spw_cpu_isa_native();
     const char *wish = getenv("SPW_ISA");
-    for (int i = 0; wish != NULL && i < SPW_ISA_COUNT; i++) {
+    if (wish == NULL || wish[0] == '\0')
+        return best;
+    for (int i = 0; i < SPW_ISA_COUNT; i++) {
         if (strcmp(wish, spw_isa_name((spw_isa)i)) == 0 && spw_cpu_has((spw_isa)i))
-            best = (spw_isa)i;
+            return (spw_isa)i;
     }
+    if (!atomic_exchange_explicit(&said, true, memory_order_relaxed))
+        spw_log(SPW_LOG_WARN, "variable SPW_ISA is \"%.20s\", and this CPU has no such instruction set: it takes %s",
+                wish, spw_isa_name(best));
     return best;
 }
