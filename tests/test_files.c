@@ -330,6 +330,9 @@ test_read_at(void **state)
     assert_int_equal(spw_file_read_at(fd, path, got, 7, 4, &err), SPW_ECORRUPT); /* a short read, and then none */
     assert_non_null(strstr(err.message, "ten ends at byte 10, 7 bytes at 4 are needed"));
     assert_int_equal(spw_file_read_at(fd, path, got, 7, 4, NULL), SPW_ECORRUPT);
+    assert_int_equal(spw_file_read_at(fd, path, got, 7, 50, &err),
+                     SPW_ECORRUPT); /* behind the end, as when it was cut off */
+    assert_non_null(strstr(err.message, "ten ends at byte 10, 7 bytes at 50 are needed"));
     for (unsigned k = 1; k <= 3; k++) {
         spw_status st;
         memset(&err, 0, sizeof err);

@@ -345,6 +345,12 @@ spw_hf_config_load(spw_model_config *out, const char *folder, spw_error *err)
     json_t *root;
     spw_status st;
     SPW_TRY(spw_hf_check_folder(folder, err));
+    if (access(folder, F_OK) != 0 && errno == ENOENT)
+        return SPW_RAISE(
+            err, SPW_ENOENT,
+            "there is no folder %s; \"hf download OWNER/NAME --local-dir %s\" fetches a model of the Hugging "
+            "Face hub to it",
+            folder, folder);
     SPW_TRY(spw__hf_folder_config(&root, file, folder, err));
     st = read_root(out, root, file, false, err);
     json_decref(root);

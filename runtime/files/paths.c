@@ -12,6 +12,17 @@
 
 enum { PATH_BYTES = 4096 };
 
+/* Nothing is at byte at any more: of a file that was cut off meanwhile the end is further in front. */
+static spw_status
+raise_end(int fd, const char *path, uint64_t at, uint64_t bytes, uint64_t offset, spw_error *err)
+{
+    struct stat info;
+    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_size < at)
+        at = (uint64_t)info.st_size;
+    return SPW_RAISE(err, SPW_ECORRUPT, "%s ends at byte %llu, %llu bytes at %llu are needed", path,
+                     (unsigned long long)at, (unsigned long long)bytes, (unsigned long long)offset);
+}
+
 spw_status
 spw_file_read_at(int fd, const char *path, void *data, uint64_t bytes, uint64_t offset, spw_error *err)
 {
@@ -23,9 +34,7 @@ spw_file_read_at(int fd, const char *path, void *data, uint64_t bytes, uint64_t 
         if (rc < 0)
             return SPW_RAISE_SYS(err, errno, "read %s at byte %llu", path, (unsigned long long)(offset + done));
         if (rc == 0)
-            return SPW_RAISE(err, SPW_ECORRUPT, "%s ends at byte %llu, %llu bytes at %llu are needed", path,
-                             (unsigned long long)(offset + done), (unsigned long long)bytes,
-                             (unsigned long long)offset);
+            return raise_end(fd, path, offset + done, bytes, offset, err);
         done += (uint64_t)rc;
     }
     return SPW_OK;
