@@ -62,7 +62,10 @@ tally() { # name rc log seconds
     echo "--- $1 (exit $2)" && grep -v '^ok ' "$3" | tail -n 60 && echo "---"
     brief "$1" "$2" "$3" >>"$out/failed"
 }
-for path in "$build"/tests/test_* tests/test_*.sh; do
+# Those that take minutes begin, so that none of them ends alone.
+long="cuda_emulated emulated_training emulated_ranks random_worlds plan ranks gpu_ops generate preference_training traffic"
+list() { for name in $long; do ls "$build/tests/test_$name" "tests/test_$name.sh"; done 2>/dev/null; ls "$build"/tests/test_* tests/test_*.sh; }
+for path in $(list | awk '!seen[$0]++'); do
     name=$(basename "$path" .sh)
     case $path in
     *.o | *.d) continue ;;
