@@ -1,7 +1,6 @@
 /* Activation checkpoints by themselves: every mix of tiers gives back what was put, in order, whatever goes wrong. */
 #include "lib_tiny.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -273,13 +272,11 @@ test_corrupt(void **state)
     (void)state;
     for (int integrity = 0; integrity < 2; integrity++) {
         char pattern[320];
-        unsigned char byte;
         spw_act_stats stats;
         spw_act_need need;
         glob_t found;
         void *got;
         rig r;
-        int fd;
         rig_open(&r, 2, 0, 1, 2);
         r.cfg.integrity = integrity;
         spw_act_compute_need(&r.cfg, &need);
@@ -297,12 +294,7 @@ test_corrupt(void **state)
         snprintf(pattern, sizeof pattern, "%s/spillway-*-act/rank-0/swap.bin", r.dir);
         assert_int_equal(glob(pattern, 0, NULL, &found), 0);
         assert_int_equal(found.gl_pathc, 1);
-        fd = open(found.gl_pathv[0], O_RDWR);
-        assert_true(fd >= 0 && pread(fd, &byte, 1, (off_t)need.nvme_bytes + 100) == 1);
-        byte ^= 1;
-        assert_int_equal(pwrite(fd, &byte, 1, (off_t)need.nvme_bytes + 100), 1);
-        assert_int_equal(fsync(fd), 0);
-        close(fd);
+        tiny_spoil_file(found.gl_pathv[0], need.nvme_bytes + 100);
         globfree(&found);
         spw_act_turn(r.act);
         if (spw_act_get(r.act, 0, &got, &r.err) == SPW_OK) { /* the other one may be found out first */

@@ -683,7 +683,7 @@ test_back(void **state)
                    records[] = {SPW_TIER_NVME, SPW_TIER_NVME, SPW_TIER_NVME, SPW_TIER_HOST, SPW_TIER_HOST};
     (void)state;
     uint64_t no_room = 0;
-    alarm(120); /* one that waits for ever */
+    alarm(200); /* one that waits for ever */
     for (uint64_t run = 0; run < (SANITIZED ? 20 : 80); run++) {
         float by = 1, sum = 0, saved;
         alone a;
@@ -757,7 +757,7 @@ test_broken_off(void **state)
     const spw_tier weights[] = {SPW_TIER_HOST, SPW_TIER_NVME, SPW_TIER_DEVICE, SPW_TIER_HOST, SPW_TIER_NVME},
                    records[] = {SPW_TIER_NVME, SPW_TIER_NVME, SPW_TIER_NVME, SPW_TIER_HOST, SPW_TIER_HOST};
     (void)state;
-    alarm(120);
+    alarm(200);
     for (uint64_t run = 0; run < (SANITIZED ? 20 : 80); run++) {
         float by = 1, sum = 0;
         alone a;
@@ -790,7 +790,7 @@ test_rest(void **state)
     float by, sum = 0;
     alone a;
     (void)state;
-    alarm(120);
+    alarm(200);
     open_alone(&a, SPW_TIER_HOST, SPW_TIER_HOST, 1, &by, 0);
     for (int step = 0; step < 7; step++) {
         spw_store_stats before, after;

@@ -984,7 +984,7 @@ test_close_before_the_rest(void **state)
         assert_null(spw_aio_poll(aio));
         spw_sleep_ns(20000000); /* the first of four has moved, and is held back */
         assert_null(spw_aio_poll(aio));
-        (void)alarm(60);
+        (void)alarm(200);
         if (whole == 0)
             spw_aio_file_close(file);
         spw_aio_destroy(aio);

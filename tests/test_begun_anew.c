@@ -12,7 +12,7 @@ static void
 test_begun_anew(void **state)
 {
     (void)state;
-    alarm(60); /* before it was mended the next step waited for ever */
+    alarm(200); /* before it was mended the next step waited for ever */
     for (int k = 0; k < 2; k++) {
         rig r;
         double want[3];

@@ -465,13 +465,13 @@ test_signal_while_connecting(void **state)
     assert_int_equal(bind(listener, (struct sockaddr *)in, len), 0);
     assert_int_equal(listen(listener, 0), 0);
     assert_int_equal(getsockname(listener, (struct sockaddr *)in, &len), 0);
-    first = spw__tcp_connect(&at, spw_now_ns() + 1000000000u);
+    first = spw__tcp_connect(&at, spw_now_ns() + 20000000000u);
     assert_true(first >= 0);
     second = spw__tcp_connect(&at, spw_now_ns() + 50000000u); /* fails where one is enough */
     other = fork();
     assert_true(other >= 0);
     if (other == 0) {
-        alarm(30);
+        alarm(200);
         spw_sleep_ns(300000000);
         for (int k = 0; k < 3; k++)
             (void)accept(listener, NULL, NULL);
@@ -523,7 +523,7 @@ test_late_greeting(void **state)
     if (other == 0) {
         int stranger = spw__tcp_connect(&at, spw_now_ns() + 20000000000u);
         int fd = spw__tcp_connect(&at, spw_now_ns() + 20000000000u);
-        alarm(60);
+        alarm(200);
         usleep(2200000);
         (void)spw__tcp_send_all(fd, &says, sizeof says, spw_now_ns() + 1000000000u);
         (void)spw__tcp_recv_all(stranger, &fd, sizeof fd, spw_now_ns() + 50000000000u);

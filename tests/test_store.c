@@ -94,7 +94,7 @@ test_given_up(void **state)
 {
     const spw_store_use future[] = {{0, 0}, {1, 0}};
     (void)state;
-    alarm(60); /* before it was mended it waited for ever */
+    alarm(200); /* before it was mended it waited for ever */
     for (uint64_t run = 1; run <= 20; run++) {
         fixture f;
         open_store(&f, 2, run);
@@ -195,7 +195,7 @@ test_read_once_beside_updates(void **state)
     const char *path = dir;
     (void)state;
     tiny_dir_make(dir);
-    alarm(60);
+    alarm(200);
     for (uint64_t run = 1; run <= 20; run++) {
         spw_test_aio_schedule late = {.seed = run, .delays = 500, .delay_ns_max = 300000};
         fixture f;
@@ -337,7 +337,7 @@ test_left_out(void **state)
 {
     const bool without[UNITS] = {false, false, false, true}; /* nobody's gradient makes room but its own */
     (void)state;
-    alarm(60); /* before it was mended it waited for ever */
+    alarm(200); /* before it was mended it waited for ever */
     for (int skipped = 0; skipped < 2; skipped++) {
         fixture f;
         order o;
@@ -533,7 +533,7 @@ test_stands_still(void **state)
     const char *path = dir;
     spw_error err = {0};
     (void)state;
-    alarm(60);
+    alarm(200);
     tiny_dir_make(dir);
     open_narrow(&f, &o, &path);
     one_gradient(&f);
@@ -583,7 +583,7 @@ test_taken_or_not(void **state)
     static spw_store_chunk chunks[WHOLE];
     uint32_t told = 0;
     (void)state;
-    alarm(60);
+    alarm(200);
     for (uint32_t u = 0; u < WHOLE; u++) {
         units[u] =
             (spw_store_unit){.chunk_first = u, .chunk_count = 1, .elems = 4096, .trainable = true, .whole = true};

@@ -146,19 +146,12 @@ test_second_path_fails(void **state)
             assert_true(rig_least_named(&r, "nvme_path") > (1 << 19) + 8192);
         } else if (k == 4) {
             spw_step_result result;
-            char path[1024], zeros[4096] = {0};
-            struct stat info;
-            int fd;
+            char path[1024];
             assert_int_equal(st, SPW_OK);
             assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
             tiny_settle(spw_engine_store(r.e));
             tiny_swap_file(second, path);
-            fd = open(path, O_WRONLY);
-            assert_true(fd >= 0 && fstat(fd, &info) == 0);
-            memset(zeros, 0x5a, sizeof zeros);
-            for (off_t at = 0; at < info.st_size; at += 4096)
-                assert_int_equal(pwrite(fd, zeros, 4096, at), 4096);
-            close(fd);
+            tiny_spoil_file(path, 0);
             for (uint64_t s = 0; s < 4 && st == SPW_OK; s++)
                 st = rig_step(&r, s, &result);
             assert_int_equal(st, SPW_ECORRUPT);
