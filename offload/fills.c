@@ -13,8 +13,10 @@ spw__store_drop_device(spw_store *s, unit *u)
         memset(s->device_cache + u->device_offset, 0xff, u->device_bytes);
     u->d = D_NONE;
     u->abort_fill = false;
-    if (!u->direct)
-        spw_pieces_give_back(&s->resident, u->device_offset);
+    if (u->direct)
+        return;
+    spw_gaps_give_back(&s->room, u->device_offset, u->device_bytes);
+    spw_set_remove(&s->resident, (uint64_t)(u - s->units));
 }
 
 void
@@ -152,13 +154,15 @@ spw__store_fill_goes_on(const spw_store *s, const unit *u)
            promised(s, u, u->device_generation);
 }
 
-/* Rather what is used later; of those of whose next use nothing is known what was used longer ago. */
+/* Rather what is used later; of those of whose next use nothing is known what was used longer ago, and of those never used what lies lower. */
 static bool
 better_victim(const unit *o, const unit *than)
 {
     if (than == NULL || o->wanted != than->wanted)
         return than == NULL || than->wanted;
-    return o->next_use != than->next_use ? o->next_use > than->next_use : o->last_use < than->last_use;
+    if (o->next_use != than->next_use)
+        return o->next_use > than->next_use;
+    return o->last_use != than->last_use ? o->last_use < than->last_use : o->device_offset < than->device_offset;
 }
 
 /*
@@ -175,10 +179,10 @@ may_be_begun_anew(const spw_store *s, const unit *o, bool waited_for)
 static bool
 make_room(spw_store *s, unit *u, uint64_t nearer_than)
 {
-    while (!spw_pieces_take(&s->resident, (uint32_t)(u - s->units), u->device_bytes, &u->device_offset)) {
+    while (!spw_gaps_take(&s->room, u->device_bytes, &u->device_offset)) {
         unit *victim = NULL;
-        for (uint32_t i = 0; i < s->resident.count; i++) {
-            unit *o = &s->units[s->resident.list[i].owner];
+        for (uint64_t i = spw_set_next(&s->resident, 0); i < s->unit_count; i = spw_set_next(&s->resident, i + 1)) {
+            unit *o = &s->units[i];
             bool idle = (o->d == D_READY && o->pins == 0) || may_be_begun_anew(s, o, nearer_than == 0);
             if (idle && (uint64_t)o->next_use + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
                 better_victim(o, victim))
@@ -189,6 +193,7 @@ make_room(spw_store *s, unit *u, uint64_t nearer_than)
         s->tight = s->tight || victim->wanted;
         spw__store_drop_device(s, victim);
     }
+    spw_set_add(&s->resident, (uint64_t)(u - s->units));
     return true;
 }
 

@@ -164,7 +164,8 @@ struct spw_store {
     spw_store_use *future;
     uint32_t future_count, fetch_count, future_capacity; /* of it: what may be fetched; what it holds at most */
     spw_store_use demand;
-    spw_pieces resident; /* units that have a place on the device */
+    spw_gaps room;    /* of the device's cache */
+    spw_set resident; /* units that have a place there */
     uint64_t releases;
     bool tight; /* a wanted unit had to make room for another: nothing is fetched ahead until they are acquired */
     bool demand_set, gate_open, step_open, stop, mover_kicked;

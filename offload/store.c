@@ -114,7 +114,8 @@ build(spw_store *s, spw_error *err)
     if (!s->units || !s->chunks || !s->weight_slot_owner || !s->record_slot_free || !s->loans || !s->future ||
         !s->swaps || !s->windows || !s->workers)
         return SPW_RAISE(err, SPW_ENOMEM, "store of %u chunks", cfg->chunk_count);
-    SPW_TRY(spw_pieces_init(&s->resident, cfg->device_cache_bytes, cfg->unit_count, err));
+    SPW_TRY(spw_gaps_init(&s->room, cfg->device_cache_bytes, cfg->unit_count, err));
+    SPW_TRY(spw_set_init(&s->resident, cfg->unit_count, err));
     s->unit_count = cfg->unit_count;
     s->chunk_count = cfg->chunk_count;
     s->compute_bytes = (uint32_t)spw_dtype_bytes(spw_gpu_get_info(cfg->gpu)->compute_dtype);
@@ -229,7 +230,8 @@ spw_store_destroy(spw_store *s)
     spw_mem_free(s->record_slot_free);
     spw_mem_free(s->loans);
     spw_mem_free(s->future);
-    spw_pieces_deinit(&s->resident);
+    spw_gaps_deinit(&s->room);
+    spw_set_deinit(&s->resident);
     spw_mem_free(s->swaps);
     spw_mem_free(s->windows);
     spw_mem_free(s->workers);

@@ -351,7 +351,7 @@ spw__ranks_acquire(spw_ranks *r, const spw_store_use *uses, uint32_t count, cons
 {
     if (!spw__gather_pin(&r->pool, &r->asker, uses, count))
         return SPW_RAISE(err, SPW_ENOFIT, "the units of one block do not fit the %llu bytes for gathered units",
-                         (unsigned long long)r->pool.pieces.bytes);
+                         (unsigned long long)r->pool.bytes);
     for (uint32_t k = 0; k < count; k++) {
         SPW_TRY(wait_arrived(r, uses[k].unit_idx, err));
         weights[k] = r->pool_memory + r->pool.units[uses[k].unit_idx].offset;
@@ -375,7 +375,7 @@ needs_part(spw_ranks *r, spw_store_use use)
 {
     const gather_unit *u = &r->pool.units[use.unit_idx];
     uint64_t told = r->told[use.unit_idx];
-    if (u->there && u->generation == use.generation)
+    if (spw__gather_has(&r->pool, use))
         return false;
     r->told[use.unit_idx] = 1 + use.generation;
     return !r->pool.keeps || (told != 1 + use.generation && !(u->kept && u->kept_generation == use.generation));

@@ -9,23 +9,25 @@
 spw_status
 spw__gather_init(gather_pool *p, uint32_t unit_count, uint64_t bytes, spw_error *err)
 {
-    *p = (gather_pool){.unit_count = unit_count};
-    SPW_TRY(spw_pieces_init(&p->pieces, bytes, unit_count, err));
-    p->units = spw_mem_calloc(unit_count, sizeof *p->units);
-    if (p->units == NULL) {
-        spw_pieces_deinit(&p->pieces);
-        return SPW_RAISE(err, SPW_ENOMEM, "gathered units (%u)", unit_count);
-    }
-    for (uint32_t i = 0; i < unit_count; i++)
+    *p = (gather_pool){.unit_count = unit_count, .bytes = bytes};
+    spw_status st = spw_gaps_init(&p->room, bytes, unit_count, err);
+    if (st == SPW_OK)
+        st = spw_set_init(&p->there, unit_count, err);
+    if (st == SPW_OK && (p->units = spw_mem_calloc(unit_count, sizeof *p->units)) == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "gathered units (%u)", unit_count);
+    for (uint32_t i = 0; i < unit_count && st == SPW_OK; i++)
         p->units[i].next_use = UINT32_MAX;
-    return SPW_OK;
+    if (st != SPW_OK)
+        spw__gather_deinit(p);
+    return st;
 }
 
 void
 spw__gather_deinit(gather_pool *p)
 {
     spw_mem_free(p->units);
-    spw_pieces_deinit(&p->pieces);
+    spw_gaps_deinit(&p->room);
+    spw_set_deinit(&p->there);
     *p = (gather_pool){.unit_count = 0};
 }
 
@@ -38,17 +40,25 @@ spw__gather_tell(gather_pool *p, const spw_store_use *future, uint32_t count)
         p->units[future[i].unit_idx].next_use = i;
 }
 
-/* Whose next use is farthest away, and farther than nearer_than; NULL: nobody may go. */
+/* Whose next use is farthest away, and farther than nearer_than, of several the one that lies lowest; NULL: nobody may go. */
 static gather_unit *
 victim(gather_pool *p, uint64_t nearer_than)
 {
     gather_unit *found = NULL;
-    for (uint32_t i = 0; i < p->pieces.count; i++) {
-        gather_unit *o = &p->units[p->pieces.list[i].owner];
-        if (o->pins == 0 && (uint64_t)o->next_use + 1 > nearer_than && (found == NULL || o->next_use > found->next_use))
+    for (uint64_t i = spw_set_next(&p->there, 0); i < p->unit_count; i = spw_set_next(&p->there, i + 1)) {
+        gather_unit *o = &p->units[i];
+        bool farther = found == NULL || o->next_use > found->next_use ||
+                       (o->next_use == found->next_use && o->offset < found->offset);
+        if (o->pins == 0 && (uint64_t)o->next_use + 1 > nearer_than && farther)
             found = o;
     }
     return found;
+}
+
+bool
+spw__gather_has(const gather_pool *p, spw_store_use use)
+{
+    return spw_set_has(&p->there, use.unit_idx) && p->units[use.unit_idx].generation == use.generation;
 }
 
 void
@@ -56,9 +66,9 @@ spw__gather_give_up(gather_pool *p, uint32_t unit_idx)
 {
     gather_unit *u = &p->units[unit_idx];
     SPW_ASSERT(u->pins == 0);
-    if (u->there)
-        spw_pieces_give_back(&p->pieces, u->offset);
-    u->there = false;
+    if (spw_set_has(&p->there, unit_idx))
+        spw_gaps_give_back(&p->room, u->offset, u->bytes);
+    spw_set_remove(&p->there, unit_idx);
 }
 
 gather_answer
@@ -66,18 +76,18 @@ spw__gather_ask(gather_pool *p, uint32_t unit_idx, uint64_t bytes, uint64_t gene
 {
     gather_unit *u = &p->units[unit_idx];
     gather_unit *gone;
-    bool again;
-    if (u->there && u->generation == generation)
+    bool there = spw_set_has(&p->there, unit_idx), again;
+    if (there && u->generation == generation)
         return GATHER_THERE;
     SPW_ASSERT(u->pins == 0);
-    while (!u->there && !spw_pieces_take(&p->pieces, unit_idx, bytes, &u->offset)) {
+    while (!there && !spw_gaps_take(&p->room, bytes, &u->offset)) {
         gone = victim(p, nearer_than);
         if (gone == NULL)
             return GATHER_NO_ROOM;
         spw__gather_give_up(p, (uint32_t)(gone - p->units));
     }
     u->bytes = bytes;
-    u->there = true;
+    spw_set_add(&p->there, unit_idx);
     u->generation = generation;
     again = u->kept && u->kept_generation == generation;
     u->kept = p->keeps;
@@ -106,7 +116,7 @@ pin_all(gather_pool *p, const gather_asker *a, const spw_store_use *uses, uint32
     for (int there = 1; there >= 0; there--) {
         for (uint32_t k = 0; k < count && fits; k++) {
             gather_unit *u = &p->units[uses[k].unit_idx];
-            if (u->pins > 0 || (there && (!u->there || u->generation != uses[k].generation)))
+            if (u->pins > 0 || (there && !spw__gather_has(p, uses[k])))
                 continue;
             fits = there || want(p, a, uses[k], 0);
             u->pins = fits;
@@ -168,8 +178,7 @@ void
 spw__gather_forget(gather_pool *p)
 {
     for (uint32_t i = 0; i < p->unit_count; i++) {
-        SPW_ASSERT(p->units[i].pins == 0);
-        p->units[i].there = p->units[i].kept = false;
+        spw__gather_give_up(p, i);
+        p->units[i].kept = false;
     }
-    p->pieces.count = 0;
 }

@@ -104,8 +104,9 @@ sum_of_pool(const sim *s)
     uint64_t sum = 0;
     for (uint32_t i = 0; i < s->in->layout->unit_count; i++) {
         const gather_unit *u = &s->pool.units[i];
-        const uint64_t now[] = {u->there, u->there ? u->offset : 0, u->there ? s->generations[i] - u->generation : 0,
-                                u->kept, u->kept ? s->generations[i] - u->kept_generation : 0};
+        const bool there = spw_set_has(&s->pool.there, i);
+        const uint64_t now[] = {there, there ? u->offset : 0, there ? s->generations[i] - u->generation : 0, u->kept,
+                                u->kept ? s->generations[i] - u->kept_generation : 0};
         sum = spw_checksum_more(sum, now, sizeof now);
     }
     return sum;

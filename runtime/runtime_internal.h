@@ -159,7 +159,7 @@ spw_status spw__rehearse_gathers(const rehearsal_input *in, uint64_t pool_bytes,
  * way. A new generation takes the place of the old one.
  */
 typedef struct gather_unit {
-    bool there, kept; /* kept: gathered at kept_generation before, of which ranks keep slices */
+    bool kept; /* gathered at kept_generation before, of which ranks keep slices */
     uint64_t offset, bytes, generation, kept_generation;
     uint32_t pins;                    /* blocks that use it now */
     uint32_t next_use;                /* position in the future; UINT32_MAX: none */
@@ -169,7 +169,9 @@ typedef struct gather_pool {
     bool keeps; /* ranks keep what they gather */
     uint32_t unit_count;
     gather_unit *units;
-    spw_pieces pieces; /* of those that are there */
+    uint64_t bytes; /* of their memory */
+    spw_gaps room;  /* what is free of it */
+    spw_set there;  /* units that have a place in it */
 } gather_pool;
 spw_status spw__gather_init(gather_pool *pool, uint32_t unit_count, uint64_t bytes, spw_error *err);
 void spw__gather_deinit(gather_pool *pool);
@@ -183,6 +185,7 @@ void spw__gather_tell(gather_pool *pool, const spw_store_use *future, uint32_t c
 typedef enum gather_answer { GATHER_THERE, GATHER_ASK, GATHER_AGAIN, GATHER_NO_ROOM } gather_answer;
 gather_answer
 spw__gather_ask(gather_pool *pool, uint32_t unit_idx, uint64_t bytes, uint64_t generation, uint64_t nearer_than);
+bool spw__gather_has(const gather_pool *pool, spw_store_use use); /* at its generation */
 /* Who is told what is to be gathered, in that order, and of what size units are on the device. */
 typedef struct gather_asker {
     const spw_layout *layout;

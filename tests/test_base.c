@@ -352,72 +352,32 @@ test_run_delay(void **state)
     assert_true(two[0].delay_ns + two[1].delay_ns > 50000000);
 }
 
-/* Pieces of a memory against a map of its bytes: each lies in the lowest gap, and what is refused fits nowhere. */
-static void
-test_pieces(void **state)
-{
-    enum { BYTES = 64, OWNERS = 24, CALLS = 20000 };
-    spw_pieces p;
-    uint8_t map[BYTES] = {0}; /* owner + 1; 0: free */
-    uint64_t at[OWNERS], refused = 0;
-    bool has[OWNERS] = {false};
-    (void)state;
-    assert_int_equal(spw_pieces_init(&p, BYTES, OWNERS, NULL), SPW_OK);
-    for (uint32_t call = 0; call < CALLS; call++) {
-        uint32_t r[4], owner, bytes;
-        spw_philox(9, 0, call, r);
-        owner = r[0] % OWNERS;
-        bytes = 1 + r[1] % 9;
-        if (has[owner]) {
-            spw_pieces_give_back(&p, at[owner]);
-            for (uint32_t i = 0; i < BYTES; i++)
-                map[i] = map[i] == owner + 1 ? 0 : map[i];
-            has[owner] = false;
-        } else {
-            uint32_t end = 0, run = 0; /* of the lowest gap that is large enough */
-            for (; end < BYTES && run < bytes; end++)
-                run = map[end] == 0 ? run + 1 : 0;
-            has[owner] = spw_pieces_take(&p, owner, bytes, &at[owner]);
-            assert_int_equal(has[owner], run == bytes);
-            refused += !has[owner];
-            if (has[owner]) {
-                assert_int_equal(at[owner], end - bytes);
-                memset(map + at[owner], (int)owner + 1, bytes);
-            }
-        }
-        for (uint32_t i = 0, taken = 0; i < p.count; i++) {
-            assert_true(p.list[i].offset >= taken && p.list[i].offset == at[p.list[i].owner]);
-            taken = (uint32_t)(p.list[i].offset + p.list[i].bytes);
-        }
-    }
-    assert_true(refused > 100 && refused < CALLS / 2);
-    spw_pieces_deinit(&p);
-}
-
-/* What is free of a memory, beside the list of who has what: the same places, and the same refusals. */
+/* Pieces of a memory against a map of its bytes: each lies in the lowest gap, what is refused fits nowhere, and no two gaps touch. */
 static void
 test_gaps(void **state)
 {
     enum { BYTES = 300, OWNERS = 60, CALLS = 20000 };
-    spw_pieces p;
     spw_gaps g;
+    bool taken[BYTES] = {false};
     uint64_t at[OWNERS], bytes[OWNERS] = {0}, refused = 0;
     (void)state;
-    assert_int_equal(spw_pieces_init(&p, BYTES, OWNERS, NULL), SPW_OK);
     assert_int_equal(spw_gaps_init(&g, BYTES, OWNERS, NULL), SPW_OK);
     for (uint32_t call = 0; call < CALLS; call++) {
         uint32_t r[4], owner;
         spw_philox(11, 0, call, r);
         owner = r[0] % OWNERS;
         if (bytes[owner] > 0) {
-            spw_pieces_give_back(&p, at[owner]);
             spw_gaps_give_back(&g, at[owner], bytes[owner]);
+            memset(taken + at[owner], false, bytes[owner]);
             bytes[owner] = 0;
         } else {
-            uint64_t other = 0, wanted = 1 + r[1] % (r[2] % 4 == 0 ? 40 : 8);
-            bool there = spw_pieces_take(&p, owner, wanted, &at[owner]);
-            assert_int_equal(spw_gaps_take(&g, wanted, &other), there);
-            assert_true(!there || other == at[owner]);
+            uint64_t end = 0, run = 0, wanted = 1 + r[1] % (r[2] % 4 == 0 ? 40 : 8);
+            bool there = spw_gaps_take(&g, wanted, &at[owner]);
+            for (; end < BYTES && run < wanted; end++)
+                run = taken[end] ? 0 : run + 1;
+            assert_int_equal(there, run == wanted);
+            assert_true(!there || at[owner] == end - wanted);
+            memset(taken + end - run, true, there ? wanted : 0);
             bytes[owner] = there ? wanted : 0;
             refused += !there;
         }
@@ -425,7 +385,6 @@ test_gaps(void **state)
             assert_true(g.list[i - 1].offset + g.list[i - 1].bytes < g.list[i].offset);
     }
     assert_true(refused > 100 && refused < CALLS / 2);
-    spw_pieces_deinit(&p);
     spw_gaps_deinit(&g);
 }
 
@@ -477,8 +436,8 @@ main(void)
         cmocka_unit_test(test_halves), cmocka_unit_test(test_convert),   cmocka_unit_test(test_convert_every_isa),
         cmocka_unit_test(test_philox), cmocka_unit_test(test_bytes),     cmocka_unit_test(test_errors),
         cmocka_unit_test(test_pool),   cmocka_unit_test(test_regions),   cmocka_unit_test(test_large_region),
-        cmocka_unit_test(test_prompt), cmocka_unit_test(test_run_delay), cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_gaps),   cmocka_unit_test(test_set),
+        cmocka_unit_test(test_prompt), cmocka_unit_test(test_run_delay), cmocka_unit_test(test_gaps),
+        cmocka_unit_test(test_set),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

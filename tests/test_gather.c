@@ -21,11 +21,12 @@ check_pool(const gather_pool *p, const uint64_t *bytes)
 {
     for (uint32_t i = 0; i < UNITS; i++) {
         const gather_unit *a = &p->units[i];
-        assert_true(a->there || a->pins == 0);
-        assert_true(!a->there || a->offset + bytes[i] <= p->pieces.bytes);
+        const bool there = spw_set_has(&p->there, i);
+        assert_true(there || a->pins == 0);
+        assert_true(!there || a->offset + bytes[i] <= p->bytes);
         for (uint32_t j = 0; j < i; j++) {
             const gather_unit *b = &p->units[j];
-            assert_true(!a->there || !b->there || a->offset + bytes[i] <= b->offset ||
+            assert_true(!there || !spw_set_has(&p->there, j) || a->offset + bytes[i] <= b->offset ||
                         b->offset + bytes[j] <= a->offset);
         }
     }
@@ -52,11 +53,13 @@ test_random(void **state)
             if (draw(seed, 4 * at + 2, 5) == 0 && pools[0].units[u].pins == 0)
                 generation[u]++;
             for (int k = 0; k < 2; k++) {
-                gather_unit before = pools[k].units[u], *now = &pools[k].units[u];
+                const bool before = spw__gather_has(&pools[k], (spw_store_use){u, generation[u]});
+                gather_unit *now = &pools[k].units[u];
                 spw__gather_tell(&pools[k], future, 8);
                 answer[k] = spw__gather_ask(&pools[k], u, bytes[u], generation[u], nearer);
-                assert_true((answer[k] == GATHER_THERE) == (before.there && before.generation == generation[u]));
-                assert_true(answer[k] == GATHER_NO_ROOM || (now->there && now->generation == generation[u]));
+                assert_true((answer[k] == GATHER_THERE) == before);
+                assert_true(answer[k] == GATHER_NO_ROOM ||
+                            spw__gather_has(&pools[k], (spw_store_use){u, generation[u]}));
                 check_pool(&pools[k], bytes);
                 if (answer[k] != GATHER_NO_ROOM && draw(seed, 4 * at + 3, 4) == 0)
                     now->pins ^= 1; /* used by a block, or not any more */
@@ -131,11 +134,11 @@ test_order(void **state)
         assert_int_equal(spw__gather_ask(&p, u, 4096, 0, 0), GATHER_ASK);
     spw__gather_tell(&p, future, 4);
     assert_int_equal(spw__gather_ask(&p, 3, 4096, 0, 1), GATHER_ASK);
-    assert_false(p.units[2].there); /* the farthest */
+    assert_false(spw_set_has(&p.there, 2)); /* the farthest */
     assert_int_equal(p.units[3].offset, 2 * 4096);
     assert_int_equal(spw__gather_ask(&p, 2, 4096, 0, 4), GATHER_NO_ROOM); /* all others come before it */
     assert_int_equal(spw__gather_ask(&p, 2, 4096, 0, 2), GATHER_ASK);     /* unit 0 comes at position 2 */
-    assert_false(p.units[0].there);
+    assert_false(spw_set_has(&p.there, 0));
     p.units[3].pins = p.units[2].pins = 1;
     assert_int_equal(spw__gather_ask(&p, 4, 2 * 4096, 0, 0), GATHER_NO_ROOM); /* one gap is too small */
     spw__gather_deinit(&p);

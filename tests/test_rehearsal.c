@@ -45,7 +45,7 @@ typedef struct sim {
     sim_group *groups;
     int32_t *slot_owner, *slot_free;
     uint32_t slot_count, slot_free_count, group_count;
-    spw_pieces resident; /* units that have a place on the device */
+    spw_gaps room; /* of the device */
     /* (use_count) uses from each to the next of the same unit, in the next pass or step if need be. */
     uint32_t *until_again;
     /*
@@ -235,7 +235,7 @@ leave_device(sim *s, sim_unit *u)
     u->place = AWAY;
     unsettle(s, u);
     if (u->device_bytes > 0)
-        spw_pieces_give_back(&s->resident, u->device_offset);
+        spw_gaps_give_back(&s->room, u->device_offset, u->device_bytes);
 }
 
 static bool
@@ -243,15 +243,18 @@ make_room(sim *s, sim_unit *u, uint64_t nearer_than)
 {
     if (u->device_bytes == 0)
         return true; /* used where it lies */
-    while (!spw_pieces_take(&s->resident, (uint32_t)(u - s->units), u->device_bytes, &u->device_offset)) {
+    while (!spw_gaps_take(&s->room, u->device_bytes, &u->device_offset)) {
         sim_unit *victim = NULL;
         uint32_t farthest = 0;
-        for (uint32_t i = 0; i < s->resident.count; i++) {
-            sim_unit *o = &s->units[s->resident.list[i].owner];
+        for (uint32_t i = 0; i < s->in->layout->unit_count; i++) {
+            sim_unit *o = &s->units[i];
             uint32_t next = next_use(s, o);
             bool idle = (o->place == THERE && !o->pinned) || (o->place == FILLING && next == UINT32_MAX);
-            bool farther = victim == NULL || next > farthest || (next == farthest && o->last_use < victim->last_use);
-            if (!idle || (uint64_t)next + 1 <= nearer_than || !farther)
+            bool longer =
+                victim != NULL && (o->last_use < victim->last_use ||
+                                   (o->last_use == victim->last_use && o->device_offset < victim->device_offset));
+            bool farther = victim == NULL || next > farthest || (next == farthest && longer);
+            if (!idle || o->device_bytes == 0 || (uint64_t)next + 1 <= nearer_than || !farther)
                 continue;
             victim = o;
             farthest = next;
@@ -570,7 +573,7 @@ rehearse_plainly(const rehearsal_input *in, rehearsal *out, spw_error *err)
     s.slot_free = spw_mem_calloc(s.slot_count, sizeof *s.slot_free);
     s.until_again = spw_mem_calloc((uint64_t)in->use_count + 1, sizeof *s.until_again);
     if (s.units && s.groups && s.slot_owner && s.slot_free && s.until_again &&
-        spw_pieces_init(&s.resident, in->cache_bytes, l->unit_count, err) == SPW_OK) {
+        spw_gaps_init(&s.room, in->cache_bytes, l->unit_count, err) == SPW_OK) {
         make_groups(&s, per_group);
         number_uses(&s);
         for (uint32_t i = 0; i < s.slot_count; i++) {
@@ -589,7 +592,7 @@ rehearse_plainly(const rehearsal_input *in, rehearsal *out, spw_error *err)
     spw_mem_free(s.groups);
     spw_mem_free(s.slot_owner);
     spw_mem_free(s.slot_free);
-    spw_pieces_deinit(&s.resident);
+    spw_gaps_deinit(&s.room);
     spw_mem_free(s.until_again);
     return st;
 }

@@ -133,27 +133,7 @@ void spw_mem_free(void *p); /* NULL is fine */
 bool spw_mem_grow(void **array, uint64_t *have_bytes, uint64_t want_bytes, uint64_t keep_bytes);
 
 /*
- * spw_pieces - which pieces of one memory are taken, and by whom: pure, for a few thousand of them. The list is sorted by
- * offset; who owns what is for the caller to read there.
- */
-typedef struct spw_piece {
-    uint64_t offset, bytes;
-    uint32_t owner;
-} spw_piece;
-typedef struct spw_pieces {
-    spw_piece *list;
-    uint32_t count, capacity; /* taken now, and at most */
-    uint64_t bytes;           /* of the memory */
-} spw_pieces;
-spw_status spw_pieces_init(spw_pieces *pieces, uint64_t bytes, uint32_t capacity, spw_error *err);
-void spw_pieces_deinit(spw_pieces *pieces);
-/* The lowest gap of that size (above 0). False: there is none, and nothing changed. */
-bool spw_pieces_take(spw_pieces *pieces, uint32_t owner, uint64_t bytes, uint64_t *offset);
-void spw_pieces_give_back(spw_pieces *pieces, uint64_t offset); /* what was taken there */
-
-/*
- * spw_gaps - what is free of one memory, without who has the rest: pure. It gives what spw_pieces gives, the lowest gap that is large enough,
- * and looks at gaps alone, of which a memory that is full of pieces has few, however many these are.
+ * spw_gaps - what is free of one memory, without who has the rest: pure. A memory that is full of pieces has few gaps, however many these are.
  */
 typedef struct spw_gap {
     uint64_t offset, bytes;
@@ -165,7 +145,7 @@ typedef struct spw_gaps {
 } spw_gaps;
 spw_status spw_gaps_init(spw_gaps *gaps, uint64_t bytes, uint32_t piece_count_max, spw_error *err);
 void spw_gaps_deinit(spw_gaps *gaps);
-/* bytes above 0. False: there is no such gap, and nothing changed. */
+/* The lowest gap of that size (above 0). False: there is none, and nothing changed. */
 bool spw_gaps_take(spw_gaps *gaps, uint64_t bytes, uint64_t *offset);
 void spw_gaps_give_back(spw_gaps *gaps, uint64_t offset, uint64_t bytes); /* all of a piece that was taken */
 
