@@ -25,17 +25,30 @@ typedef enum change {
     CHANGE_COUNT
 } change;
 
+/* The first, rounds of one more change each, then without each, with two budgets, and with the first of those found, the first two and so on. */
+enum { TRIED_MAX = 1 + (CHANGE_COUNT + 1) * CHANGE_COUNT + CHANGE_COUNT + 2 + CHANGE_COUNT };
+
 static const uint64_t unbounded = 1000000000000000000;
+
+/* One configuration, planned. */
+typedef struct tried {
+    uint64_t config; /* checksum */
+    double seconds;  /* INFINITY: it does not fit, is refused, or has no times */
+    uint64_t host_bytes;
+    spw_prediction step;
+} tried;
 
 typedef struct search {
     const spw_engine_options *options;
     const spw_plan *first; /* of the configuration as it is; rates are by its paths */
     const spw_rates *rates;
-    spw_config *trial;
-    spw_plan *plan;
+    spw_config trial;
+    spw_plan plan;
     uint64_t budget; /* of host memory that HOST_MEMORY gives; 0: how much there is is not known */
     change done[CHANGE_COUNT];
     uint32_t done_count;
+    tried tried[TRIED_MAX]; /* changes in another order, or without one of them again, often come to the same */
+    uint32_t tried_count;
 } search;
 
 /* Seven eighths of what there is: a budget is meant for the next process, which may find a little less. */
@@ -135,37 +148,50 @@ rates_of(const search *s, const spw_plan *p)
     return r;
 }
 
-/* Steps clip at first, and later mostly do not. */
-static double
-seconds_of(const spw_prediction *x)
-{
-    return (x->step_s + x->clipped_s) / 2;
-}
-
-/* With all changes that are in, and one more; INFINITY: that does not fit, is refused, or changes nothing. */
-static double
-predict(search *s, change more, spw_prediction *x)
+static void
+plan_it(search *s, tried *out)
 {
     spw_engine_options o = *s->options;
     spw_engine *e = NULL;
     spw_error refused = {0};
     spw_rates r;
     spw_status st;
-    *s->trial = *s->options->config;
-    for (uint32_t i = 0; i < s->done_count; i++)
-        (void)apply(s, s->trial, s->done[i]);
-    if (more < CHANGE_COUNT && !apply(s, s->trial, more))
-        return INFINITY;
-    o.config = s->trial;
+    o.config = &s->trial;
     o.plan_only = o.unexplained = true;
-    o.plan_out = s->plan;
+    o.plan_out = &s->plan;
     st = spw_engine_create(&e, &o, &refused);
     spw_engine_destroy(e);
     if (st != SPW_OK)
-        return INFINITY;
-    r = rates_of(s, s->plan);
-    spw_plan_predict(s->plan, &r, 0, x);
-    return x->timed ? seconds_of(x) : INFINITY;
+        return;
+    r = rates_of(s, &s->plan);
+    spw_plan_predict(&s->plan, &r, 0, &out->step);
+    out->host_bytes = s->plan.host_bytes;
+    if (out->step.timed) /* steps clip at first, and later mostly do not */
+        out->seconds = (out->step.step_s + out->step.clipped_s) / 2;
+}
+
+/* With all changes that are in, and one more; in s->trial its configuration. */
+static const tried *
+predict(search *s, change more)
+{
+    static const tried nothing_to_do = {.seconds = INFINITY};
+    tried *t = s->tried;
+    uint64_t config;
+    s->trial = *s->options->config;
+    for (uint32_t i = 0; i < s->done_count; i++)
+        (void)apply(s, &s->trial, s->done[i]);
+    if (more < CHANGE_COUNT && !apply(s, &s->trial, more))
+        return &nothing_to_do;
+    config = spw_checksum(&s->trial, sizeof s->trial);
+    while (t < s->tried + s->tried_count && t->config != config)
+        t++;
+    if (t == s->tried + s->tried_count) {
+        SPW_ASSERT(s->tried_count < TRIED_MAX);
+        *t = (tried){.config = config, .seconds = INFINITY};
+        s->tried_count++;
+        plan_it(s, t);
+    }
+    return t;
 }
 
 /* A budget that holds no more than what is used, if that is as good. */
@@ -173,24 +199,23 @@ static void
 lower_budget(search *s, double least)
 {
     const uint64_t most = s->budget;
-    spw_prediction x;
-    if (isinf(predict(s, CHANGE_COUNT, &x)))
+    const tried *t = predict(s, CHANGE_COUNT);
+    if (isinf(t->seconds))
         return;
-    s->budget = ((s->plan->host_bytes >> 20) + 2) << 20; /* the next process may be a little larger */
-    if (s->budget > most || predict(s, CHANGE_COUNT, &x) > 1.005 * least)
+    s->budget = ((t->host_bytes >> 20) + 2) << 20; /* the next process may be a little larger */
+    if (s->budget > most || predict(s, CHANGE_COUNT)->seconds > 1.005 * least)
         s->budget = most;
 }
 
 static void
 search_all(search *s)
 {
-    spw_prediction x;
-    double least = predict(s, CHANGE_COUNT, &x);
+    double least = predict(s, CHANGE_COUNT)->seconds;
     while (s->done_count < CHANGE_COUNT) {
         change best = CHANGE_COUNT;
         double shortest = 0.98 * least;
         for (change what = 0; what < CHANGE_COUNT; what++) {
-            const double seconds = predict(s, what, &x);
+            const double seconds = predict(s, what)->seconds;
             if (seconds >= shortest)
                 continue;
             shortest = seconds;
@@ -205,7 +230,7 @@ search_all(search *s)
         const change what = s->done[i];
         memmove(&s->done[i], &s->done[i + 1], (s->done_count - i - 1) * sizeof s->done[0]);
         s->done_count--;
-        if (predict(s, CHANGE_COUNT, &x) <= 1.005 * least)
+        if (predict(s, CHANGE_COUNT)->seconds <= 1.005 * least)
             continue;
         memmove(&s->done[i + 1], &s->done[i], (s->done_count - i) * sizeof s->done[0]);
         s->done[i++] = what;
@@ -266,30 +291,25 @@ spw_status
 spw_plan_faster(const spw_engine_options *options, const spw_plan *plan, const spw_rates *rates, spw_faster *out,
                 spw_error *err)
 {
-    search s = {.options = options,
-                .first = plan,
-                .rates = rates,
-                .trial = spw_mem_zalloc(sizeof *s.trial),
-                .plan = spw_mem_zalloc(sizeof *s.plan)};
-    spw_status st = SPW_OK;
+    search *s = spw_mem_zalloc(sizeof *s);
+    uint32_t found;
     _Static_assert(CHANGE_COUNT <= sizeof out->changes / sizeof out->changes[0], "a place for each change");
     memset(out, 0, sizeof *out);
-    if (s.trial == NULL || s.plan == NULL) {
-        st = SPW_RAISE(err, SPW_ENOMEM, "search for shorter steps");
-    } else {
-        uint32_t found;
-        s.budget = most_memory(&s);
-        search_all(&s);
-        found = s.done_count;
-        for (s.done_count = 1; s.done_count <= found; s.done_count++) {
-            spw_faster_change *next = &out->changes[out->count];
-            if (isinf(predict(&s, CHANGE_COUNT, &next->step)))
-                continue; /* it needs one that comes later */
-            say(next, s.trial, s.done[s.done_count - 1]);
-            out->count++;
-        }
+    if (s == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "search for shorter steps");
+    s->options = options;
+    s->first = plan;
+    s->rates = rates;
+    s->budget = most_memory(s);
+    search_all(s);
+    found = s->done_count;
+    for (s->done_count = 1; s->done_count <= found; s->done_count++) {
+        const tried *t = predict(s, CHANGE_COUNT);
+        if (isinf(t->seconds))
+            continue; /* it needs one that comes later */
+        out->changes[out->count].step = t->step;
+        say(&out->changes[out->count++], &s->trial, s->done[s->done_count - 1]);
     }
-    spw_mem_free(s.trial);
-    spw_mem_free(s.plan);
-    return st;
+    spw_mem_free(s);
+    return SPW_OK;
 }
