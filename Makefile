@@ -93,6 +93,8 @@ CUDA_FLAGS := -std=c++17 -O3 $(NVCC_SMALL) -Xcompiler -fPIC,-fvisibility=hidden,
 EMU_FMA    := $(if $(filter x86_64,$(MACHINE)),$(if $(shell grep -m1 -w fma /proc/cpuinfo 2>/dev/null),-mfma -mf16c -ffp-contract=fast,-ffp-contract=off),-ffp-contract=fast)
 EMU_FLAGS  := -std=c++17 -fPIC -pthread -fvisibility=hidden -fno-exceptions $(EMU_FMA) -Wall -Wextra $(ERRORS) -Wno-unused-function \
               -Wno-unknown-pragmas -Wno-format-truncation $(if $(filter tsan,$(VARIANT)),-O1 -g1,$(CFLAGS_$(VARIANT))) $(FEWER_$(VARIANT)) $(SCOPES_$(VARIANT))
+# Once more with kernels that tell of each access (tests/emulate/races.h).
+TELLING    := -DSPW_EMULATE_RACES -fsanitize=thread --param tsan-instrument-func-entry-exit=0
 # A name that nobody defines, such as an operation that was forgotten, is an error when a plugin is linked, not when it is opened;
 # a sanitizer's are the program's.
 NO_GAPS    := $(if $(filter asan tsan,$(VARIANT)),,-Wl,-z,defs)
@@ -111,7 +113,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 .DEFAULT_GOAL := all
 .SECONDARY:
 GPU_KIT := build/gpu-kit
-.PHONY: gpu-kit gpu-test gpu-bench all deps test-deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-checkpoint bench-network bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz mutants format lint install clean help tests tsan-tests
+.PHONY: gpu-kit gpu-test gpu-bench all deps test-deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-checkpoint bench-network bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz mutants races format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -209,27 +211,40 @@ $(BUILD)/emulated/%.o: %.cu
 $(BUILD)/emulated/%.o: %.cpp
 	@mkdir -p $(@D) && echo "  CXX $<" && $(CXX) -D_GNU_SOURCE -Itests/emulate -Iruntime/base -Igpu -Igpu/cuda $(EMU_FLAGS) -MMD -MP -c $< -o $@
 
+$(BUILD)/races/%.o: %.cu
+	@mkdir -p $(@D) && echo "  CXX $<" && $(CXX) -D_GNU_SOURCE -Itests/emulate -Iruntime/base -Igpu -Igpu/cuda $(EMU_FLAGS) $(TELLING) -MMD -MP -x c++ -c $< -o $@
+
+$(BUILD)/races/%.o: %.cpp
+	@mkdir -p $(@D) && echo "  CXX $<" && $(CXX) -D_GNU_SOURCE -Itests/emulate -Iruntime/base $(EMU_FLAGS) -DSPW_EMULATE_RACES -MMD -MP -c $< -o $@
+
+RACES_OBJ := $(BUILD)/races/tests/emulate/emulate.o $(BUILD)/races/tests/emulate/races.o
 $(BUILD)/emulated/spillway-cuda.so: $(CUDA_SRC:%.cu=$(BUILD)/emulated/%.o) $(BUILD)/emulated/tests/emulate/emulate.o $(BUILD)/libspillway.a
+$(BUILD)/races/spillway-cuda.so: $(CUDA_SRC:%.cu=$(BUILD)/races/%.o) $(RACES_OBJ) $(BUILD)/libspillway.a
+$(BUILD)/emulated/spillway-cuda.so $(BUILD)/races/spillway-cuda.so:
 	@$(CXX) -shared $(EMU_FLAGS) -o $@ $^ $(NO_GAPS) -Wl,--exclude-libs,ALL,--as-needed $(LDLIBS)
+
+$(BUILD)/races/control: $(BUILD)/races/tests/emulate/control.o $(RACES_OBJ) $(BUILD)/libspillway.a
+	@$(CXX) $(EMU_FLAGS) -o $@ $^ $(LDLIBS)
 
 # NCCL for the emulated device: ranks are processes, streams are the plugin's.
 $(BUILD)/emulated/libnccl.so.2: $(BUILD)/emulated/tests/emulate/nccl.o $(BUILD)/emulated/spillway-cuda.so
 	@$(CXX) -shared $(EMU_FLAGS) -o $@ $< -L$(BUILD)/emulated -l:spillway-cuda.so -Wl,-rpath,'$$ORIGIN' -lrt
 
 # And cuBLASLt, under a version that nobody has.
-$(BUILD)/emulated/libcublasLt.so.0: $(BUILD)/emulated/tests/emulate/cublaslt.o $(BUILD)/emulated/spillway-cuda.so
-	@$(CXX) -shared $(EMU_FLAGS) -o $@ $< -L$(BUILD)/emulated -l:spillway-cuda.so -Wl,-rpath,'$$ORIGIN' -L$(BUILD) -l:libspillway.a $(LDLIBS)
+$(BUILD)/%/libcublasLt.so.0: $(BUILD)/emulated/tests/emulate/cublaslt.o $(BUILD)/%/spillway-cuda.so
+	@$(CXX) -shared $(EMU_FLAGS) -o $@ $< -L$(@D) -l:spillway-cuda.so -Wl,-rpath,'$$ORIGIN' -L$(BUILD) -l:libspillway.a $(LDLIBS)
 
 -include $(BUILD)/emulated/tests/emulate/nccl.d $(BUILD)/emulated/tests/emulate/cublaslt.d
 -include $(CUDA_SRC:%=$(BUILD)/%.d) $(CUDA_SRC:%.cu=$(BUILD)/emulated/%.d) $(BUILD)/emulated/tests/emulate/emulate.d
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_BIN:=.d) $(TEST_LIB:.o=.d) $(EX_BIN:=.d)
 
-tests: $(TEST_BIN) $(MPI_PLUGIN) $(EMULATED)
+-include $(CUDA_SRC:%.cu=$(BUILD)/races/%.d) $(RACES_OBJ:.o=.d) $(BUILD)/races/tests/emulate/control.d
+
+tests: $(TEST_BIN) $(MPI_PLUGIN) $(EMULATED) $(if $(EMULATED),$(if $(filter checked,$(VARIANT)),$(BUILD)/races/control))
 
 # What a newcomer runs: everything built with assertions on, every test, one closing line.
 test: test-deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects tests VARIANT=checked
-	@$(MAKE) --no-print-directory all
 	@sh tests/run.sh build/checked
 
 asan: test-deps
@@ -239,6 +254,12 @@ asan: test-deps
 tsan: test-deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects tests VARIANT=tsan
 	@sh tests/run.sh build/tsan
+
+# Every operation once on the emulated device with kernels that tell of each access: what nothing orders is an error. Five minutes.
+races: test-deps
+	@$(MAKE) --no-print-directory -j$(NPROC) $(addprefix build/checked/,races/spillway-cuda.so races/libcublasLt.so.0 races/control tests/test_cuda_emulated) VARIANT=checked
+	@build/checked/races/control 2>/dev/null
+	@SPW_EMULATE_RACES=1 build/checked/tests/test_cuda_emulated
 
 check: export WERROR := 1
 check: lint test asan
@@ -367,6 +388,7 @@ help:
 	@echo "make test-large  a folder of 4 GB is imported and fine-tuned within 1 GiB (DIR=folder with 13 GB free)"
 	@echo "make check    lint, test and asan: what runs before a push"
 	@echo "make asan     the tests under AddressSanitizer and UBSan      make tsan   under ThreadSanitizer"
+	@echo "make races    kernels, in emulation, whose threads touch what nothing orders"
 	@echo "make bench    benchmarks (nothing timed is a test)            make fuzz   parsers under libFuzzer (clang)"
 	@echo "make bench-adam optimizers beside memory bandwidth and PyTorch; fails where a row is below its limit"
 	@echo "make bench-step     training steps by placement: bound over measured, waits by cause"

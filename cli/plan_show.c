@@ -65,7 +65,7 @@ print_sets(FILE *f, const char *what, const spw_suggestion *s)
 }
 
 static bool
-is_limited(__rlimit_resource_t kind)
+is_limited(int kind)
 {
     struct rlimit most;
     return getrlimit(kind, &most) == 0 && most.rlim_cur != RLIM_INFINITY;

@@ -123,28 +123,37 @@ write_in_place(int fd)
 }
 
 static spw_status
-preallocate(int fd, const char *path, const char *dir, uint64_t bytes, spw_error *err)
+raise_full(const char *dir, uint64_t bytes, uint64_t free_bytes, spw_error *err)
+{
+    char need[32], have[32];
+    return SPW_RAISE(err, SPW_ENOSPC, "swap space in %s: needs %s (%llu bytes), %s free", dir,
+                     spw_format_bytes(need, sizeof need, bytes), (unsigned long long)bytes,
+                     spw_format_bytes(have, sizeof have, free_bytes));
+}
+
+/* Of the file system of fd; ramfs and the like do not know their size. */
+static uint64_t
+free_bytes_of(int fd)
 {
     struct statvfs fs;
-    uint64_t free_bytes = UINT64_MAX;
-    char need[32], have[32];
+    return fstatvfs(fd, &fs) == 0 && fs.f_blocks > 0 ? (uint64_t)fs.f_bavail * fs.f_frsize : UINT64_MAX;
+}
+
+static spw_status
+preallocate(int fd, const char *path, const char *dir, uint64_t bytes, spw_error *err)
+{
+    const uint64_t free_bytes = free_bytes_of(fd);
     int rc;
-    if (fstatvfs(fd, &fs) == 0 && fs.f_blocks > 0) /* ramfs and the like do not know their size */
-        free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
     write_in_place(fd);
     if (free_bytes < bytes)
-        return SPW_RAISE(err, SPW_ENOSPC, "swap space in %s: needs %s (%llu bytes), %s free", dir,
-                         spw_format_bytes(need, sizeof need, bytes), (unsigned long long)bytes,
-                         spw_format_bytes(have, sizeof have, free_bytes));
+        return raise_full(dir, bytes, free_bytes, err);
     do
         rc = fallocate(fd, 0, 0, (off_t)bytes);
     while (rc != 0 && errno == EINTR);
     if (rc != 0 && errno == EOPNOTSUPP)
         rc = ftruncate(fd, (off_t)bytes);
     if (rc != 0 && errno == ENOSPC)
-        return SPW_RAISE(err, SPW_ENOSPC, "swap space in %s: needs %s (%llu bytes), %s free", dir,
-                         spw_format_bytes(need, sizeof need, bytes), (unsigned long long)bytes,
-                         spw_format_bytes(have, sizeof have, free_bytes));
+        return raise_full(dir, bytes, free_bytes, err);
     return rc == 0 ? SPW_OK
                    : SPW_RAISE_SYS(err, errno, "preallocating %llu bytes of %s", (unsigned long long)bytes, path);
 }
@@ -175,6 +184,29 @@ open_locked(spw_swap *s, spw_aio *aio, const char *dir, uint64_t bytes, spw_erro
     return preallocate(spw_aio_file_fd(s->file), s->file_path, dir, bytes, err);
 }
 
+/* A path that is a folder, in which nothing of runs that are gone is left, until it is closed. */
+static spw_status
+open_folder(int *fd, const char *dir, spw_error *err)
+{
+    *fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*fd < 0)
+        return SPW_RAISE_SYS(err, errno, errno == ENOENT ? "nvme_path %s (mkdir -p makes it)" : "nvme_path %s", dir);
+    (void)lock_folder(*fd); /* a file system without locks is told when the file is opened */
+    (void)reclaim_below(dir);
+    return SPW_OK;
+}
+
+spw_status
+spw_swap_check(const char *dir, uint64_t bytes, spw_error *err)
+{
+    uint64_t free_bytes;
+    int fd;
+    SPW_TRY(open_folder(&fd, dir, err));
+    free_bytes = free_bytes_of(fd);
+    close(fd);
+    return free_bytes < bytes ? raise_full(dir, bytes, free_bytes, err) : SPW_OK;
+}
+
 spw_status
 spw_swap_open(spw_swap **out, spw_aio *aio, const char *dir, const char *job, uint32_t rank, uint64_t bytes,
               spw_error *err)
@@ -191,15 +223,12 @@ spw_swap_open(spw_swap **out, spw_aio *aio, const char *dir, const char *job, ui
         spw_swap_close(s);
         return SPW_RAISE(err, SPW_EINVAL, "nvme_path is too long: %s", dir);
     }
-    dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir_fd < 0) {
-        st = SPW_RAISE_SYS(err, errno, errno == ENOENT ? "nvme_path %s (mkdir -p makes it)" : "nvme_path %s", dir);
+    st = open_folder(&dir_fd, dir, err);
+    if (st != SPW_OK) {
         s->job_dir[0] = '\0';
         spw_swap_close(s);
         return st;
     }
-    (void)lock_folder(dir_fd); /* a file system without locks is told below */
-    (void)reclaim_below(dir);
     snprintf(s->rank_dir, sizeof s->rank_dir, "%s/rank-%u", s->job_dir, rank);
     snprintf(s->file_path, sizeof s->file_path, "%s/swap.bin", s->rank_dir);
     snprintf(s->lock_path, sizeof s->lock_path, "%s/lock", s->rank_dir);

@@ -551,7 +551,8 @@ tiny_emulated_file(char path[TINY_PATH_BYTES], const char *name)
     if (slash == NULL)
         return false;
     *slash = '\0';
-    snprintf(path, TINY_PATH_BYTES, "%s/../emulated/%s", exe, name);
+    snprintf(path, TINY_PATH_BYTES, "%s/../%s/%s", exe, getenv("SPW_EMULATE_RACES") != NULL ? "races" : "emulated",
+             name);
     return access(path, R_OK) == 0;
 }
 

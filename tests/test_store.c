@@ -632,6 +632,37 @@ test_taken_or_not(void **state)
     assert_true(told > 0);
 }
 
+/* A disk that is too small is told before memory is taken, which for a large arena is minutes; here there is neither. */
+static void
+test_disk_first(void **state)
+{
+    const uint64_t many = (uint64_t)1 << 44;
+    const spw_store_unit unit = {.chunk_count = 1, .elems = many, .trainable = true};
+    const spw_store_chunk chunk = {.elems = many, .weight_tier = SPW_TIER_HOST, .record_tier = SPW_TIER_NVME};
+    const char *const paths[] = {"."};
+    spw_store_config c = {.units = &unit,
+                          .chunks = &chunk,
+                          .unit_count = 1,
+                          .chunk_count = 1,
+                          .weight_bytes = 4,
+                          .record[0].bytes_32 = 256,
+                          .device_cache_bytes = many * 4,
+                          .record_slot_count = 1,
+                          .worker_count = 1,
+                          .paths = paths,
+                          .path_count = 1};
+    spw_error err = {0};
+    spw_gpu *gpu;
+    spw_store *s = NULL;
+    (void)state;
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 1}, NULL), SPW_OK);
+    c.gpu = gpu;
+    assert_int_equal(spw_store_create(&s, &c, &err), SPW_ENOSPC);
+    assert_non_null(strstr(err.message, "swap space in .: needs 128 TiB"));
+    assert_null(s);
+    spw_gpu_close(gpu);
+}
+
 int
 main(void)
 {
@@ -648,6 +679,7 @@ main(void)
         cmocka_unit_test(test_place_before_slot),
         cmocka_unit_test(test_stands_still),
         cmocka_unit_test(test_taken_or_not),
+        cmocka_unit_test(test_disk_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -204,6 +204,7 @@ store_moment_int8(const update_args &a, int j, uint64_t i, const float *x)
 #pragma unroll
     for (int e = 0; e < UPDATE_PAIR; e++)
         ((uint8_t *)a.moment[j])[i + (uint64_t)e * 32] = s > 0.0f ? encode_moment(x[e], s, is_unsigned) : (uint8_t)0;
+    __syncwarp(); /* all lanes have read the scale of before */
     if (i % UPDATE_GROUP == 0)
         a.scale[j][i / UPDATE_GROUP] = (uint16_t)scale;
 }

@@ -56,7 +56,9 @@ load_swizzled(E *tile, const E *src, uint64_t stride, int64_t valid, int D)
 SPW_DEVICE void
 products_may_read(void)
 {
-#if defined __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef SPW_EMULATED
+    emulate::races::fence();
+#elif defined __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
@@ -73,7 +75,9 @@ products_begin(void)
 SPW_DEVICE void
 products_commit(void)
 {
-#if defined __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef SPW_EMULATED
+    emulate::product_commit();
+#elif defined __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
@@ -84,10 +88,22 @@ template <int LEFT>
 SPW_DEVICE void
 products_wait(void)
 {
-#if defined __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef SPW_EMULATED
+    emulate::product_wait(LEFT);
+#elif defined __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 #endif
 }
+
+#ifdef SPW_EMULATED
+/* Of a product that is asked for. */
+template <class E>
+void
+product_reads(const E *from, int elements)
+{
+    emulate::product_reads(from, (size_t)elements * sizeof *from);
+}
+#endif
 
 template <int N>
 SPW_DEVICE void
@@ -183,6 +199,10 @@ ask_scores(float (&s)[BN / 8][4], const E *a_tile, int my_rows, const E *b_tile)
 {
 #ifdef SPW_EMULATED
     int lane = (int)threadIdx.x % 32, row = my_rows + (int)threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
+    for (int d = 0; d < DP; d += SWIZZLED_ROW)
+        product_reads(a_tile + d * A_ROWS + my_rows * SWIZZLED_ROW, 64 * SWIZZLED_ROW);
+    product_reads(b_tile, BN * DP);
+    emulate::races::hidden told;
     for (int n = 0; n < BN / 8; n++)
         for (int i = 0; i < 4; i++) {
             float sum = 0;
@@ -191,6 +211,7 @@ ask_scores(float (&s)[BN / 8][4], const E *a_tile, int my_rows, const E *b_tile)
                        widen(b_tile[swizzled<BN>(8 * n + lane % 4 * 2 + i % 2, d)]);
             s[n][i] = sum;
         }
+    products_commit();
 #elif defined __CUDA_ARCH_FEAT_SM90_ALL
     products_begin();
 #pragma unroll
@@ -216,6 +237,9 @@ ask_products(float (&sums)[N][4], const E *a_tile, int my_line, const E *b_tile)
 {
 #ifdef SPW_EMULATED
     int lane = (int)threadIdx.x % 32, row = my_line + (int)threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
+    product_reads(a_tile + my_line * SWIZZLED_ROW, 64 * SWIZZLED_ROW);
+    product_reads(b_tile, 8 * N * SWIZZLED_ROW);
+    emulate::races::hidden told;
     for (int n = 0; n < N; n++)
         for (int i = 0; i < 4; i++)
             for (int d = 0; d < SWIZZLED_ROW; d++) {
@@ -223,6 +247,7 @@ ask_products(float (&sums)[N][4], const E *a_tile, int my_line, const E *b_tile)
                 sums[n][i] += widen(a_tile[A_COLUMNS ? swizzled<SWIZZLED_ROW>(d, m) : swizzled<A_LINES>(m, d)]) *
                               widen(b_tile[B_COLUMNS ? swizzled<SWIZZLED_ROW>(d, col) : swizzled<8 * N>(col, d)]);
             }
+    products_commit();
 #elif defined __CUDA_ARCH_FEAT_SM90_ALL
     const unsigned apart = SWIZZLED_ROW * SWIZZLED_ROW * 2 / 16; /* of 64 columns from the next */
     products_begin();
@@ -250,8 +275,10 @@ ask_weighted(float (&sums)[DP / 8][4], const float (&s)[BN / 8][4], const E *b_t
             a[n / 16][i] = pack<E>(s[n / 8 + i / 2][i % 2 * 2], s[n / 8 + i / 2][i % 2 * 2 + 1]);
 #ifdef SPW_EMULATED
     int lane = (int)threadIdx.x % 32;
+    product_reads(b_tile, BN * DP);
     for (int n = 0; n < BN; n += 16) {
         const unsigned char *slots = emulate::gather(a[n / 16]);
+        emulate::races::hidden told;
         for (int t = 0; t < 4; t++) {
             unsigned theirs[4];
             memcpy(theirs, slots + (lane / 4 * 4 + t) * emulate::SLOT_BYTES, sizeof theirs);
@@ -267,6 +294,7 @@ ask_weighted(float (&sums)[DP / 8][4], const float (&s)[BN / 8][4], const E *b_t
             }
         }
     }
+    products_commit();
 #elif defined __CUDA_ARCH_FEAT_SM90_ALL
     const int once = DP < 128 ? DP : 128;              /* columns of one product */
     const unsigned apart = BN * SWIZZLED_ROW * 2 / 16; /* of 64 columns from the next */

@@ -17,6 +17,7 @@
 #include <string.h>
 #include <functional>
 #include <type_traits>
+#include "races.h"
 #ifdef __F16C__
 #include <immintrin.h>
 #else
@@ -102,10 +103,15 @@ gather(const T &mine, void (*combine)(unsigned char *slots) = NULL)
     close_slots(combine);
     return slots;
 }
+void close_slots_in_order(); /* waits for the warp, whose accesses before it are ordered before those behind it */
 /* Copies that arrive when they are waited for, not before. */
 void copy_later(void *dst, const void *src, size_t bytes);
 void copy_commit();
 void copy_wait(unsigned groups_left);
+/* A warpgroup's product that was asked for reads shared memory until it is waited for. */
+void product_reads(const void *p, size_t bytes);
+void product_commit();
+void product_wait(unsigned groups_left);
 /* A load or store of so many bytes at once: a GPU faults where they are not aligned, this CPU would not. */
 inline void
 need_aligned(const void *p, size_t bytes)
@@ -135,16 +141,8 @@ from_lane(T value, int source)
 #define blockDim  (emulate::now.block_dim)
 #define gridDim   (emulate::now.grid_dim)
 
-inline void
-__syncthreads()
-{
-    emulate::sync_block();
-}
-inline void
-__syncwarp(unsigned = 0xffffffffu)
-{
-    emulate::close_slots(NULL);
-}
+#define __syncthreads() (emulate::races::at(__FILE__, __LINE__), emulate::sync_block())
+#define __syncwarp()    (emulate::races::at(__FILE__, __LINE__), emulate::close_slots_in_order())
 template <class T>
 T
 __shfl_xor_sync(unsigned, T v, int mask)
@@ -254,6 +252,8 @@ __ldg(const T *p)
 inline int
 atomicMin(int *p, int v)
 {
+    emulate::races::touch(p, sizeof *p, emulate::races::ATOMIC);
+    emulate::races::hidden hidden;
     int old = *p;
     *p = v < old ? v : old;
     return old;
@@ -261,6 +261,8 @@ atomicMin(int *p, int v)
 inline unsigned
 atomicMax(unsigned *p, unsigned v)
 {
+    emulate::races::touch(p, sizeof *p, emulate::races::ATOMIC);
+    emulate::races::hidden hidden;
     unsigned old = *p;
     *p = v > old ? v : old;
     return old;
@@ -268,6 +270,7 @@ atomicMax(unsigned *p, unsigned v)
 inline unsigned long long
 atomicAdd(unsigned long long *p, unsigned long long v)
 {
+    emulate::races::touch(p, sizeof *p, emulate::races::ATOMIC);
     return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }
 

@@ -50,9 +50,16 @@ struct fiber {
         const void *src;
         size_t bytes; /* 0: 16 zeros */
     };
-    std::vector<copy> copies;   /* late ones, of which so many have arrived */
+    std::vector<copy> copies;   /* of which so many have been waited for */
     std::vector<size_t> groups; /* where each that was committed ends, of which so many have been waited for */
     size_t copies_there, groups_there;
+    struct factor {
+        const void *p;
+        size_t bytes;
+    };
+    std::vector<factor> factors; /* of products, likewise */
+    std::vector<size_t> products;
+    size_t factors_there, products_there;
 };
 
 struct warp {
@@ -117,6 +124,18 @@ spw_emulate_switch:
 
 namespace
 {
+void
+tell_races(const fiber *f)
+{
+#ifdef SPW_EMULATE_RACES
+    races::now = {
+        (uintptr_t)f->stack,        STACK_BYTES,     (uintptr_t)m.warps.data(),       m.warps.size() * sizeof(warp),
+        (uintptr_t)m.shared.data(), m.shared.size(), f->warp * 32 + (unsigned)f->lane};
+#else
+    (void)f;
+#endif
+}
+
 /* The next of those to be tried that can go on; NULL: none. */
 fiber *
 next_ready()
@@ -129,6 +148,7 @@ next_ready()
         m.current = f;
         now.thread = f->thread;
         now.lane = f->lane;
+        tell_races(f);
 #if defined(__x86_64__)
         if (m.next < m.last) /* the stack of the one after it, which is a page of its own */
             __builtin_prefetch(m.fibers[m.order[m.next]].sp);
@@ -189,6 +209,7 @@ run_thread(fiber *f)
     if (m.arrived > 0 && m.arrived == m.alive) { /* a thread that has left is waited for no more */
         m.arrived = 0;
         m.generation++;
+        races::sync_block();
     }
     warp *w = &m.warps[f->warp];
     w->alive--;
@@ -205,6 +226,7 @@ fiber_main()
         std::swap(to->stack, f->stack);
         f = to;
         f->begun = true;
+        tell_races(f);
     }
     leave(f, to);
     stop("a finished thread was resumed");
@@ -220,7 +242,9 @@ start(fiber *f, unsigned idx, dim3 block)
     f->waits_for = NULL;
     f->copies.clear();
     f->groups.clear();
-    f->copies_there = f->groups_there = 0;
+    f->factors.clear();
+    f->products.clear();
+    f->copies_there = f->groups_there = f->factors_there = f->products_there = 0;
 }
 
 void
@@ -256,6 +280,7 @@ run_block(unsigned threads, dim3 block)
     m.arrived = m.generation = 0;
     m.alive = threads;
     m.warps.resize(threads / 32);
+    races::begin_block();
     for (warp &w : m.warps)
         w.arrived = w.generation = w.alive = 0;
     for (unsigned i = 0; i < threads; i++) {
@@ -313,6 +338,7 @@ run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>
         m.fibers.push_back(f);
     }
     put_in_order(threads);
+    races::begin_grid();
     m.body = &body;
     now.block_dim = block;
     now.grid_dim = grid;
@@ -332,6 +358,7 @@ sync_block()
     if (++m.arrived == m.alive) {
         m.arrived = 0;
         m.generation++;
+        races::sync_block();
         return;
     }
     wait_for(&m.generation, m.generation);
@@ -360,6 +387,12 @@ close_slots(void (*combine)(unsigned char *slots))
     w->generation++;
 }
 
+void
+close_slots_in_order()
+{
+    close_slots([](unsigned char *) { races::sync_warp(m.current->warp); });
+}
+
 static void
 copy_now(const fiber::copy &c)
 {
@@ -369,15 +402,24 @@ copy_now(const fiber::copy &c)
         memcpy(c.dst, c.src, c.bytes);
 }
 
+/* From when it is asked for until it is waited for. */
+static void
+touch_copied(const fiber::copy &c)
+{
+    races::touch(c.dst, 16, races::WRITE);
+    races::touch(c.src, c.bytes, races::READ);
+}
+
 void
 copy_later(void *dst, const void *src, size_t bytes)
 {
+    const fiber::copy c = {dst, src, bytes};
     if ((uintptr_t)dst % 16 != 0 || (bytes > 0 && (uintptr_t)src % 16 != 0))
         stop("an asynchronous copy is not aligned");
-    if (!m.greedy)
-        m.current->copies.push_back({dst, src, bytes});
-    else
-        copy_now({dst, src, bytes});
+    m.current->copies.push_back(c);
+    touch_copied(c);
+    if (m.greedy)
+        copy_now(c);
 }
 
 void
@@ -391,10 +433,39 @@ copy_wait(unsigned groups_left)
 {
     fiber *f = m.current;
     while (f->groups.size() - f->groups_there > groups_left) {
-        while (f->copies_there < f->groups[f->groups_there])
-            copy_now(f->copies[f->copies_there++]);
+        for (; f->copies_there < f->groups[f->groups_there]; f->copies_there++) {
+            const fiber::copy &c = f->copies[f->copies_there];
+            touch_copied(c);
+            if (!m.greedy)
+                copy_now(c);
+        }
         f->groups_there++;
     }
+}
+
+/* One lane tells for its warp. */
+void
+product_reads(const void *p, size_t bytes)
+{
+    if (now.lane != 0)
+        return;
+    m.current->factors.push_back({p, bytes});
+    races::touch(p, bytes, races::PRODUCT);
+}
+
+void
+product_commit()
+{
+    m.current->products.push_back(m.current->factors.size());
+}
+
+void
+product_wait(unsigned groups_left)
+{
+    fiber *f = m.current;
+    for (; f->products.size() - f->products_there > groups_left; f->products_there++)
+        for (; f->factors_there < f->products[f->products_there]; f->factors_there++)
+            races::touch(f->factors[f->factors_there].p, f->factors[f->factors_there].bytes, races::READ);
 }
 } // namespace emulate
 
