@@ -239,6 +239,13 @@ expect 2 "not 0" "no rank" train "$c" $none -n 0
 expect 2 "not 4294967297" "more ranks than a word of 32 bits" train "$c" $none -n 4294967297
 check "help config WORD" run help config NVME_path
 check "shows the keys that say it" test "$(grep -c . "$dir/out")" -eq 3 -a "$(grep -c 'offload_[a-z]*\.nvme_path: ' "$dir/out")" -eq 2
+named() { # FILE: it names all types of models that the help for model_type does
+    local type types
+    types=$("$spw" help config model_type | sed -n 's/.*(model_type \([^)]*\)).*/\1/p' | sed 's/ or /, /' | tr -d ' ' | tr ',' '\n')
+    [ "$(echo "$types" | wc -l)" -ge 47 ] || return 1
+    for type in $types; do grep -q "\`$type\`" "$1" || { echo "no $type" && return 1; }; done
+}
+check "docs/models.md has all types of models" named docs/models.md
 expect 2 "no configuration key says xyzzy" "help config of no key" help config xyzzy
 expect 2 "there is no command xyzzy" "help of no command" help xyzzy
 check "says what shows them all" said "spillway help shows how it is used"
