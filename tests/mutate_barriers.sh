@@ -13,8 +13,8 @@ grep -nE '__sync(threads|warp)\(\);' -r gpu/cuda | cut -d: -f1,2 | grep -E "$pat
         *hopper*) capability=90 && groups='test_attention test_attention_bits test_linear_each' ;;
         *attention*) groups='test_attention test_attention_cached test_chunks test_attention_bits' ;;
         *delta*) groups='test_delta test_delta_cached test_delta_turns' ;;
-        *each*) groups=test_linear_each ;;
-        *experts* | *row_moves*) groups='test_experts test_head' ;;
+        *each* | *row_moves*) groups=test_linear_each ;; # and transposes
+        *experts*) groups=test_experts ;;
         *fp8*) groups=test_fp8 ;;
         *gemm*) groups='test_linear test_linear_and_more test_orthogonal' ;;
         *norms*) groups='test_norms test_elements' ;;
