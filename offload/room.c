@@ -3,7 +3,6 @@
  * here, so that they cannot differ.
  */
 #include "offload_internal.h"
-#include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -328,11 +327,7 @@ spw__store_carve(spw_store *s, spw_error *err)
         if (s->cfg.aio.probe_dir == NULL)
             s->cfg.aio.probe_dir = cfg->paths[0];
         st = spw_aio_create(&s->aio, &s->cfg.aio, err);
-        if (st != SPW_OK && err != NULL && (err->sys_errno == ENOSPC || err->sys_errno == EDQUOT)) { /* not a block */
-            char size[32];
-            spw_error_wrap(err, "swap space in %s: needs %s, nothing is free", cfg->paths[0],
-                           spw_format_bytes(size, sizeof size, need.path_bytes[0]));
-        } else if (st == SPW_EIO)
+        if (st == SPW_EIO || st == SPW_ENOSPC) /* a limit, a quota, no more files: what is free was asked before */
             spw_error_wrap(err, "swap space in %s", cfg->paths[0]);
         if (st == SPW_OK && cfg->aio_faults != NULL)
             spw_test_aio_fault(s->aio, spw_test_aio_scheduled, cfg->aio_faults);

@@ -201,7 +201,8 @@ spw_swap_check(const char *dir, uint64_t bytes, spw_error *err)
 {
     uint64_t free_bytes;
     int fd;
-    SPW_TRY(open_folder(&fd, dir, err));
+    if (open_folder(&fd, dir, NULL) != SPW_OK)
+        return SPW_OK;
     free_bytes = free_bytes_of(fd);
     close(fd);
     return free_bytes < bytes ? raise_full(dir, bytes, free_bytes, err) : SPW_OK;
