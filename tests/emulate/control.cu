@@ -67,6 +67,43 @@ warps(float *out)
     out[i] = tile[(i + 32) % THREADS];
 }
 
+/* Memory of the block before, of which some is nobody's in this one. */
+template <bool ORDERED>
+static void
+unwritten(float *out)
+{
+    __shared__ float tile[THREADS];
+    if (ORDERED || threadIdx.x != 5)
+        tile[threadIdx.x] = 1;
+    __syncthreads();
+    out[threadIdx.x] = tile[THREADS - 1 - threadIdx.x];
+}
+
+/* A barrier that not all come to, but another one. */
+template <bool ORDERED>
+static void
+branches(float *out)
+{
+    if (ORDERED || threadIdx.x < 32)
+        __syncthreads();
+    else
+        __syncthreads();
+    out[threadIdx.x] = 0;
+}
+
+/* And of a warp: lanes that meet in two shuffles. */
+template <bool ORDERED>
+static void
+shuffles(float *out)
+{
+    float v = 1;
+    if (ORDERED || threadIdx.x % 2 == 0)
+        v = __shfl_xor_sync(0xffffffffu, v, 2);
+    else
+        v = __shfl_xor_sync(0xffffffffu, v, 4);
+    out[threadIdx.x] = v;
+}
+
 /* Blocks that write one number, each the same. */
 template <bool ORDERED>
 static void
@@ -196,6 +233,9 @@ main()
     APART("two threads' write of one half of a word", halves);
     APART("a plain write beside atomic sums", sums);
     APART("a copy that is waited for behind the barrier", copies);
+    APART("shared memory that nobody has written", unwritten);
+    APART("a barrier of one branch and of the other", branches);
+    APART("a shuffle of one branch and of the other", shuffles);
     BOTH("one number that blocks write", , blocks_write);
     BOTH("a number that one block writes and others read", , blocks_read);
     expect("a product without a fence", true, apart<product<NO_FENCE>>);

@@ -91,12 +91,14 @@ void sync_block();
  * warp makes of them, `combine` does once, before anybody goes on; it may write into the slots.
  */
 enum { SLOT_BYTES = 64 };
+#define EMULATE_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE() /* of the call */
 unsigned char *open_slots();                             /* of the warp, for what its next close_slots() shows */
 void close_slots(void (*combine)(unsigned char *slots)); /* waits for the warp; combine may be NULL */
 template <class T>
 const unsigned char *
-gather(const T &mine, void (*combine)(unsigned char *slots) = NULL)
+gather(const T &mine, void (*combine)(unsigned char *slots) = NULL, EMULATE_HERE)
 {
+    races::at_warp(file, line);
     static_assert(sizeof mine <= SLOT_BYTES, "a slot is too small");
     unsigned char *slots = open_slots();
     memcpy(slots + now.lane * SLOT_BYTES, &mine, sizeof mine);
@@ -128,10 +130,10 @@ lane()
 }
 template <class T>
 T
-from_lane(T value, int source)
+from_lane(T value, int source, const char *file, int line)
 {
     T got;
-    memcpy(&got, gather(value) + source * SLOT_BYTES, sizeof got);
+    memcpy(&got, gather(value, NULL, file, line) + source * SLOT_BYTES, sizeof got);
     return got;
 }
 } // namespace emulate
@@ -141,25 +143,35 @@ from_lane(T value, int source)
 #define blockDim  (emulate::now.block_dim)
 #define gridDim   (emulate::now.grid_dim)
 
-#define __syncthreads() (emulate::races::at(__FILE__, __LINE__), emulate::sync_block())
-#define __syncwarp()    (emulate::races::at(__FILE__, __LINE__), emulate::close_slots_in_order())
-template <class T>
-T
-__shfl_xor_sync(unsigned, T v, int mask)
+inline void
+__syncthreads(EMULATE_HERE)
 {
-    return emulate::from_lane(v, emulate::lane() ^ mask);
+    emulate::races::at_block(file, line);
+    emulate::sync_block();
+}
+inline void
+__syncwarp(unsigned = 0xffffffffu, EMULATE_HERE)
+{
+    emulate::races::at_warp(file, line);
+    emulate::close_slots_in_order();
 }
 template <class T>
 T
-__shfl_sync(unsigned, T v, int source)
+__shfl_xor_sync(unsigned, T v, int mask, EMULATE_HERE)
 {
-    return emulate::from_lane(v, source);
+    return emulate::from_lane(v, emulate::lane() ^ mask, file, line);
+}
+template <class T>
+T
+__shfl_sync(unsigned, T v, int source, EMULATE_HERE)
+{
+    return emulate::from_lane(v, source, file, line);
 }
 inline unsigned
-__ballot_sync(unsigned, int predicate)
+__ballot_sync(unsigned, int predicate, EMULATE_HERE)
 {
     unsigned char mine = predicate != 0;
-    const unsigned char *all = emulate::gather(mine);
+    const unsigned char *all = emulate::gather(mine, NULL, file, line);
     unsigned bits = 0;
     for (int i = 0; i < 32; i++)
         bits |= (unsigned)all[i * emulate::SLOT_BYTES] << i;

@@ -385,6 +385,7 @@ close_slots(void (*combine)(unsigned char *slots))
         combine(w->slots[w->generation % 2]);
     w->arrived = 0;
     w->generation++;
+    races::met(m.current->warp);
 }
 
 void

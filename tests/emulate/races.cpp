@@ -46,10 +46,20 @@ struct page {
     cell *cells;
 };
 
+/* Where threads wait for each other: the first of them. file NULL: nobody does. */
+struct site {
+    const char *file;
+    int line;
+};
+
+struct found_race {
+    std::string text;
+    const void *here, *there; /* NULL: the text says it, or it is one place */
+};
+
 struct state {
     uint32_t time, block_begin, grid_begin;
-    const char *file; /* and line: of the last barrier */
-    int line;
+    site of_block, of_warp[WARPS_MAX];
     uint16_t syncs[WARPS_MAX];
     uint16_t fences[THREADS_MAX];
     std::unordered_map<uintptr_t, page> pages;
@@ -58,7 +68,8 @@ struct state {
         page *there;
     } near[NEAR];
     std::set<std::pair<const void *, const void *>> known;
-    std::vector<std::pair<std::string, std::pair<const void *, const void *>>> reports;
+    std::set<std::string> known_texts;
+    std::vector<found_race> reports;
 };
 
 /* Under the device's lock, as all that kernels do. It outlives all users. */
@@ -126,6 +137,15 @@ show_place(const void *pc)
 }
 
 void
+note(const char *text, const void *here, const void *there)
+{
+    fprintf(stderr, "emulated kernel: %s\n", text);
+    s.reports.push_back({text, here, there});
+    if (is_set("first"))
+        _exit(66);
+}
+
+void
 report(const char *what, uint32_t when, const char *who, unsigned other, uintptr_t at, const void *here,
        const void *there)
 {
@@ -136,22 +156,30 @@ report(const char *what, uint32_t when, const char *who, unsigned other, uintptr
              "race %zu: thread %u of block (%u, %u, %u) %s at %#zx by %s %u%s, and nothing orders them",
              s.reports.size() + 1, now.idx, emulate::now.block.x, emulate::now.block.y, emulate::now.block.z, what,
              (size_t)at, who, other, when < s.block_begin ? " of another block" : "");
-    fprintf(stderr, "emulated kernel: %s\n", text);
-    s.reports.push_back({text, {here, there}});
-    if (is_set("first"))
-        _exit(66);
+    note(text, here, there);
+}
+
+void
+arrive(site *first, const char *what, const char *file, int line)
+{
+    char text[512];
+    if (first->file == NULL)
+        *first = {file, line};
+    if (first->line == line && strcmp(first->file, file) == 0)
+        return;
+    snprintf(text, sizeof text, "threads of a %s wait for each other at %s:%d and at %s:%d", what, first->file,
+             first->line, file, line);
+    if (s.known_texts.insert(text).second)
+        note(text, NULL, NULL);
 }
 
 /* This module's variables: those of kernels, which are static here, are a block's own (CUDA's __shared__). */
 extern "C" char __bss_start __attribute__((visibility("hidden"))), _end __attribute__((visibility("hidden")));
 
-/* When what lies there began to be the same memory. */
-uint32_t
-since(uintptr_t at)
+bool
+is_shared(uintptr_t at)
 {
-    return at - now.shared < now.shared_bytes || (at >= (uintptr_t)&__bss_start && at < (uintptr_t)&_end)
-               ? s.block_begin
-               : s.grid_begin;
+    return at - now.shared < now.shared_bytes || (at >= (uintptr_t)&__bss_start && at < (uintptr_t)&_end);
 }
 
 /* Does nothing order that write before what the running thread does now? */
@@ -215,9 +243,12 @@ note_write(cell *c, bool atomic, const void *from)
 }
 
 void
-touch_cell(uintptr_t at, cell *c, uint32_t begin, access how, const void *from)
+touch_cell(uintptr_t at, cell *c, bool shared, access how, const void *from)
 {
     const bool reads = how == READ || how == PRODUCT;
+    const uint32_t begin = shared ? s.block_begin : s.grid_begin; /* since then it is the same memory */
+    if (reads && shared && c->write_time < begin && s.known.insert({from, NULL}).second)
+        note("shared memory is read that no thread of the block has written", from, NULL);
     if (races_with_write(*c, begin, how == ATOMIC))
         report(reads ? "reads what is written" : "writes what is written", c->write_time, "thread", c->writer, at, from,
                c->write_from);
@@ -240,12 +271,12 @@ touch_from(const void *p, size_t bytes, access how, const void *frame, const voi
     if ((uintptr_t)frame - now.stack >= now.stack_bytes || at - now.stack < now.stack_bytes || unseen > 0 ||
         at - now.slots < now.slots_bytes || at - (uintptr_t)&emulate::now < sizeof emulate::now)
         return;
-    const uint32_t begin = since(at);
+    const bool shared = is_shared(at);
     for (uintptr_t b = at, end = at + bytes, past; b < end; b = past) {
         past = (b / PAGE + 1) * PAGE < end ? (b / PAGE + 1) * PAGE : end;
         const page *p = page_of(b / PAGE, b | past);
         for (; b < past; b += 1u << p->shift)
-            touch_cell(b, &p->cells[b % PAGE >> p->shift], begin, how, from);
+            touch_cell(b, &p->cells[b % PAGE >> p->shift], shared, how, from);
     }
 }
 
@@ -264,9 +295,12 @@ struct at_exit {
     {
         fflush(NULL);
         for (const auto &r : s.reports) {
-            fprintf(stderr, "%s:\n", r.first.c_str());
-            show_place(r.second.first);
-            show_place(r.second.second);
+            fprintf(stderr, "%s%s\n", r.text.c_str(), r.here != NULL ? ":" : "");
+            if (r.here != NULL) {
+                show_place(r.here);
+                if (r.there != NULL)
+                    show_place(r.there);
+            }
         }
         if (!s.reports.empty() && !is_set("allowed"))
             _exit(66);
@@ -288,37 +322,51 @@ begin_block()
     s.block_begin = ++s.time;
     memset(s.syncs, 0, sizeof s.syncs);
     memset(s.fences, 0, sizeof s.fences);
+    memset(s.of_warp, 0, sizeof s.of_warp);
+    s.of_block.file = NULL;
 }
 
 void
-at(const char *file, int line)
+at_block(const char *file, int line)
 {
-    s.file = file;
-    s.line = line;
+    arrive(&s.of_block, "block", file, line);
+}
+
+void
+at_warp(const char *file, int line)
+{
+    arrive(&s.of_warp[now.idx / 32], "warp", file, line);
 }
 
 /* Is the barrier that is complete one that shall order nothing? */
 static bool
-is_left_out()
+is_left_out(const site &met)
 {
     static const char *const left_out = getenv("SPW_EMULATE_WITHOUT");
-    char site[512];
+    char text[512];
     if (left_out == NULL)
         return false;
-    snprintf(site, sizeof site, "%s:%d", s.file, s.line);
-    return strcmp(site, left_out) == 0;
+    snprintf(text, sizeof text, "%s:%d", met.file, met.line);
+    return strcmp(text, left_out) == 0;
 }
 
 void
 sync_block()
 {
-    s.time += !is_left_out();
+    s.time += !is_left_out(s.of_block);
+    s.of_block.file = NULL;
 }
 
 void
 sync_warp(unsigned warp)
 {
-    s.syncs[warp] = (uint16_t)(s.syncs[warp] + !is_left_out());
+    s.syncs[warp] = (uint16_t)(s.syncs[warp] + !is_left_out(s.of_warp[warp]));
+}
+
+void
+met(unsigned warp)
+{
+    s.of_warp[warp].file = NULL;
 }
 
 void

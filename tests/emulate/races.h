@@ -32,12 +32,18 @@ extern running now;
 /* In between accesses are the emulation's own. */
 void hide();
 void show();
-/* The next barrier is that line's: with SPW_EMULATE_WITHOUT=FILE:LINE it is waited at, and orders nothing. */
-void at(const char *file, int line);
+/*
+ * The thread comes to a barrier of that line, or to what its warp does together there: all that meet are to have come to the same. With
+ * SPW_EMULATE_WITHOUT=FILE:LINE a barrier is waited at, and orders nothing.
+ */
+void at_block(const char *file, int line);
+void at_warp(const char *file, int line);
 void begin_grid();
 void begin_block();
+/* All are there; sync_warp() of a __syncwarp() alone, before met(). */
 void sync_block();
 void sync_warp(unsigned warp);
+void met(unsigned warp);
 /* What the thread has written is there for products, once others may read it at all. */
 void fence();
 void touch(const void *p, size_t bytes, access how);
@@ -55,7 +61,11 @@ struct hidden {
 unsigned found();
 #else
 static inline void
-at(const char *, int)
+at_block(const char *, int)
+{
+}
+static inline void
+at_warp(const char *, int)
 {
 }
 static inline void
@@ -72,6 +82,10 @@ sync_block()
 }
 static inline void
 sync_warp(unsigned)
+{
+}
+static inline void
+met(unsigned)
 {
 }
 static inline void
