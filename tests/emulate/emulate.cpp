@@ -32,6 +32,33 @@ namespace
 {
 enum { STACK_BYTES = 256 << 10, THREADS_MAX = 1024 };
 
+/* What a thread has asked for, group after group, of which so many have been waited for. */
+template <class T> struct asked {
+    std::vector<T> all;
+    std::vector<size_t> ends; /* of groups that were committed */
+    size_t there, groups_there;
+    void
+    clear()
+    {
+        all.clear();
+        ends.clear();
+        there = groups_there = 0;
+    }
+    void
+    commit()
+    {
+        ends.push_back(all.size());
+    }
+    template <class F>
+    void
+    wait(unsigned groups_left, F arrive)
+    {
+        for (; ends.size() - groups_there > groups_left; groups_there++)
+            while (there < ends[groups_there])
+                arrive(all[there++]);
+    }
+};
+
 struct fiber {
     unsigned char *stack;
 #if defined(__x86_64__)
@@ -50,16 +77,12 @@ struct fiber {
         const void *src;
         size_t bytes; /* 0: 16 zeros */
     };
-    std::vector<copy> copies;   /* of which so many have been waited for */
-    std::vector<size_t> groups; /* where each that was committed ends, of which so many have been waited for */
-    size_t copies_there, groups_there;
-    struct factor {
+    struct factor { /* of a product */
         const void *p;
         size_t bytes;
     };
-    std::vector<factor> factors; /* of products, likewise */
-    std::vector<size_t> products;
-    size_t factors_there, products_there;
+    asked<copy> copies;
+    asked<factor> factors;
 };
 
 struct warp {
@@ -241,10 +264,7 @@ start(fiber *f, unsigned idx, dim3 block)
     f->begun = f->done = false;
     f->waits_for = NULL;
     f->copies.clear();
-    f->groups.clear();
     f->factors.clear();
-    f->products.clear();
-    f->copies_there = f->groups_there = f->factors_there = f->products_there = 0;
 }
 
 void
@@ -417,7 +437,7 @@ copy_later(void *dst, const void *src, size_t bytes)
     const fiber::copy c = {dst, src, bytes};
     if ((uintptr_t)dst % 16 != 0 || (bytes > 0 && (uintptr_t)src % 16 != 0))
         stop("an asynchronous copy is not aligned");
-    m.current->copies.push_back(c);
+    m.current->copies.all.push_back(c);
     touch_copied(c);
     if (m.greedy)
         copy_now(c);
@@ -426,22 +446,17 @@ copy_later(void *dst, const void *src, size_t bytes)
 void
 copy_commit()
 {
-    m.current->groups.push_back(m.current->copies.size());
+    m.current->copies.commit();
 }
 
 void
 copy_wait(unsigned groups_left)
 {
-    fiber *f = m.current;
-    while (f->groups.size() - f->groups_there > groups_left) {
-        for (; f->copies_there < f->groups[f->groups_there]; f->copies_there++) {
-            const fiber::copy &c = f->copies[f->copies_there];
-            touch_copied(c);
-            if (!m.greedy)
-                copy_now(c);
-        }
-        f->groups_there++;
-    }
+    m.current->copies.wait(groups_left, [](const fiber::copy &c) {
+        touch_copied(c);
+        if (!m.greedy)
+            copy_now(c);
+    });
 }
 
 /* One lane tells for its warp. */
@@ -450,23 +465,20 @@ product_reads(const void *p, size_t bytes)
 {
     if (now.lane != 0)
         return;
-    m.current->factors.push_back({p, bytes});
+    m.current->factors.all.push_back({p, bytes});
     races::touch(p, bytes, races::PRODUCT);
 }
 
 void
 product_commit()
 {
-    m.current->products.push_back(m.current->factors.size());
+    m.current->factors.commit();
 }
 
 void
 product_wait(unsigned groups_left)
 {
-    fiber *f = m.current;
-    for (; f->products.size() - f->products_there > groups_left; f->products_there++)
-        for (; f->factors_there < f->products[f->products_there]; f->factors_there++)
-            races::touch(f->factors[f->factors_there].p, f->factors[f->factors_there].bytes, races::READ);
+    m.current->factors.wait(groups_left, [](const fiber::factor &f) { races::touch(f.p, f.bytes, races::READ); });
 }
 } // namespace emulate
 
