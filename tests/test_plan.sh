@@ -195,8 +195,8 @@ expect 3 "it fits with: --set" "train says it too" train "$c" "${base[@]}"
 expect 3 "  total " "with the table" train "$c" "${base[@]}"
 check "and nothing is left" test -z "$(ls -A "$dir/swap")"
 case $build in *asan | *tsan) ;; *) # whose process is larger
-    expect 3 "" "what README says does not fit" $(sed -n 's/^.\/spillway \(plan examples\/demo.json --set spillway.host_memory=\)/\1/p' README.md) --no-measure
-    check "fits as it says there" test "$(grep '^it fits with:' "$dir/out")" = "$(sed -n '/^.\/spillway plan examples\/demo.json --set spillway.host_memory=/{n;p}' README.md)"
+    expect 3 "" "what docs/running.md says does not fit" $(sed -n 's/^.\/spillway \(plan examples\/demo.json --set spillway.host_memory=\)/\1/p' docs/running.md) --no-measure
+    check "fits as it says there" test "$(grep '^it fits with:' "$dir/out")" = "$(sed -n '/^.\/spillway plan examples\/demo.json --set spillway.host_memory=/{n;p}' docs/running.md)"
     ;;
 esac
 base=(--set spillway.device_memory=2500KiB --set train_micro_batch_size_per_gpu=12)
@@ -266,7 +266,7 @@ check "thousands of experts are planned in seconds" quickly plan "$c" --no-measu
     --set spillway.host_memory=4GiB --set spillway.chunk_elems=4096 --set 'spillway.freeze=["*.experts.*"]' --set model='{"model_type": "qwen3_moe",
         "vocab_size": 256, "max_position_embeddings": 32, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 16,
         "num_experts": 384, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}'
-# What README says of 405 B parameters.
+# What docs/running.md says of 405 B parameters.
 llama=examples/llama_405b.json
 check "405 B parameters are planned" run plan $llama --gpu rtx4090 --no-measure --json
 check "within an RTX 4090, 16 GiB and 6 TiB" json 'p["fits"] and p["gpu"] == "rtx4090" and p["budget"]["device"] < 23.5 * 2**30 and p["total"]["device"] <= p["budget"]["device"] and p["total"]["host"] <= 16 * 2**30 and p["total"]["nvme"] < 6 * 2**40'

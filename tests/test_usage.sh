@@ -246,6 +246,44 @@ named() { # FILE: it names all types of models that the help for model_type does
     for type in $types; do grep -q "\`$type\`" "$1" || { echo "no $type" && return 1; }; done
 }
 check "docs/models.md has all types of models" named docs/models.md
+# What the pages say is there: files and headings that links lead to, keys, options.
+pages=(README.md docs/*.md)
+led() { # each link of a page that names no host: the file is there, and has the heading
+    local page link file
+    for page in "${pages[@]}"; do
+        for link in $(grep -o '](\([^)]*\))' "$page" | sed 's/^](//; s/)$//' | grep -v '^https\?:'); do
+            file=$page
+            case $link in \#*) ;; *) file=$(dirname "$page")/${link%%#*} ;; esac
+            [ -e "$file" ] || { echo "$page: $link" && return 1; }
+            case $link in *\#*) sed -n 's/^##* //p' "$file" | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9_\n-' | grep -qx -- "${link#*#}" || { echo "$page: $link" && return 1; } ;; esac
+        done
+    done
+    return 0
+}
+check "links of the pages lead somewhere" led
+keyed() { # each spillway.KEY of a page is a key, or a part of the library's
+    local key
+    "$spw" help config | sed -n 's/^  \(spillway\.[a-z0-9_.]*\).*/\1/p' >"$dir/keys"
+    grep -oh 'spillway\.[a-z][a-z0-9_]*[a-z0-9]' "${pages[@]}" | sort -u >"$dir/said-keys"
+    [ "$(wc -l <"$dir/said-keys")" -gt 40 ] || return 1
+    while read -r key; do
+        case $key in spillway.h | spillway.json) continue ;; esac
+        grep -q "^$key\(\.\|$\)" "$dir/keys" || { echo "no key $key" && return 1; }
+    done <"$dir/said-keys"
+}
+check "the pages name keys that there are" keyed
+optioned() { # each option of a command that a page shows is in the command's help
+    local command line option
+    cat "${pages[@]}" | sed 's/ # .*//' | sed -e ':a' -e '/\\$/N; s/\\\n//; ta' | grep -o '\./spillway [a-z].*' | sed 's/`.*//' >"$dir/shown"
+    [ "$(wc -l <"$dir/shown")" -gt 40 ] || return 1
+    while read -r _ command line; do
+        "$spw" help "$command" >"$dir/help" || { echo "no command $command" && return 1; }
+        for option in $(echo "$line" | grep -o -- '\(^\| \)--[a-z-]*'); do
+            grep -q -- "$option\b" "$dir/help" || { echo "$command $option" && return 1; }
+        done
+    done <"$dir/shown"
+}
+check "and options that their commands have" optioned
 expect 2 "no configuration key says xyzzy" "help config of no key" help config xyzzy
 expect 2 "there is no command xyzzy" "help of no command" help xyzzy
 check "says what shows them all" said "spillway help shows how it is used"
