@@ -363,6 +363,11 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, uint32_t micro
     e->group_max = group;
     e->chain_max = e->model->block_count + o->chain_extra;
     SPW_TRY(check_passes(e, o, accumulation, shared, err));
+    if (e->T > e->model->config.positions && e->model->config.index_keys > 0)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "data.seq_length %llu is larger than the %llu keys (index_topk) that this model's attention "
+                         "reads; which ones of more its indexer chooses, and that is not supported yet",
+                         (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
     if (e->T > e->model->config.positions && table != NULL)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's %s %llu",
                          (unsigned long long)e->T, table, (unsigned long long)e->model->config.positions);

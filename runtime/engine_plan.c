@@ -318,7 +318,7 @@ count_flops(const spw_engine *e, plan_input *in)
             const spw_param *p = &e->model->params[block->param_ids[k]];
             const bool chosen = p->expert > 0 || p->of_experts;
             double share = chosen ? (double)m->choices / (double)m->experts : rows; /* of the rows that meet it */
-            double product = p->ndim > 1 ? 2 * share * (double)(p->rows * p->cols) : 0;
+            double product = p->ndim > 1 && !p->unread ? 2 * share * (double)(p->rows * p->cols) : 0;
             forward += product;
             if (b >= e->lowest) {
                 backward += product * (p->frozen ? 1 : 2);

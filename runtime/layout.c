@@ -28,7 +28,8 @@ spw_layout_free(spw_layout *l)
 static bool
 may_be_coded(const spw_model *m, uint32_t b, uint32_t id)
 {
-    return m->params[id].frozen && !m->params[id].adapter && b > 0 && b + 1 < m->block_count && m->params[id].ndim == 2;
+    const spw_param *p = &m->params[id];
+    return p->frozen && !p->adapter && !p->unread && b > 0 && b + 1 < m->block_count && p->ndim == 2;
 }
 
 /* Trained matrices between the embeddings and the head: Muon is for those. */

@@ -150,6 +150,10 @@ read_small(spw_model_config *m, spw_family family)
          "\"intermediate_size\":24,\"intermediate_size_mlp\":72,\"num_local_experts\":6,\"head_dim\":8,"
          "\"num_experts_per_tok\":2,\"interleave_moe_layer_step\":2,\"no_rope_layer_interval\":3,"
          "\"attention_chunk_size\":5,\"floor_scale\":4,\"attn_scale\":0.3"},
+        {SPW_FAMILY_GLM_DSA, "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"n_routed_experts\":6,"
+                             "\"num_experts_per_tok\":2,\"kv_lora_rank\":12,\"q_lora_rank\":14,\"qk_nope_head_dim\":6,"
+                             "\"qk_rope_head_dim\":4,\"v_head_dim\":7,\"first_k_dense_replace\":1,\"index_n_heads\":3,"
+                             "\"index_head_dim\":8,\"indexer_types\":[\"full\",\"shared\",\"full\"],\"index_topk\":36"},
         {SPW_FAMILY_GRANITE_HYBRID,
          "\"intermediate_size\":128,\"shared_intermediate_size\":128,\"num_local_experts\":0,"
          "\"residual_multiplier\":0.5,\"layers_block_type\":[\"attention\",\"attention\",\"attention\"]"}};
@@ -160,9 +164,9 @@ read_small(spw_model_config *m, spw_family family)
             continue;
         snprintf(text, sizeof text,
                  "{\"model_type\":\"%s\",\"vocab_size\":61,\"hidden_size\":32,\"num_hidden_layers\":3,"
-                 "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"max_position_embeddings\":40,"
+                 "\"num_attention_heads\":4,\"num_key_value_heads\":%d,\"max_position_embeddings\":40,"
                  "\"initializer_range\":0.05,\"tie_word_embeddings\":true,%s}",
-                 spw_family_name(family), small[i].keys);
+                 spw_family_name(family), family == SPW_FAMILY_GLM_DSA ? 4 : 2, small[i].keys);
         DONE(spw_hf_config_parse(m, text, "tiny", false, &err));
         return true;
     }

@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -699,7 +699,7 @@ def random_case(rng, family):
         D = more["head_dim"] = 4 * rng.randrange(1, 5)
         more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=rng.choice([0.5, 1.0]))
         return MiniMaxM2Config(**more, **some, pad_token_id=None)
-    if family in ("glm4_moe", "dots1", "solar_open", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+    if family in ("glm4_moe", "dots1", "solar_open", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"):
         groups = rng.choice([1, 1, 2, 3])
         few = rng.randrange(1, groups + 1)
         experts = groups * rng.randrange(2, 4)
@@ -729,6 +729,13 @@ def random_case(rng, family):
         if rng.random() < 0.5:
             more["rope_parameters"] = rope(1000.0, "yarn", factor=rng.choice([4.0, 40.0]), original_max_position_embeddings=rng.choice([8, 16]),
                                            **rng.choice([{}, dict(mscale=0.7, mscale_all_dim=1.2), dict(mscale=1.0, mscale_all_dim=1.0)]))
+        if family in ("deepseek_v32", "glm_moe_dsa"):
+            first, more["q_lora_rank"] = rng.randrange(layers + 1), rng.randrange(7, 15)
+            more |= dict(norm_topk_prob=rng.random() < 0.7, mlp_layer_types=["dense"] * first + ["sparse"] * (layers - first), index_topk=rng.choice([30, 2048]),
+                         index_n_heads=rng.randrange(1, 4), index_head_dim=turned + 2 * rng.randrange(1, 4))
+            if family == "deepseek_v32":
+                return DeepseekV32Config(**more)
+            return GlmMoeDsaConfig(**more, index_topk_freq=rng.choice([1, 2, 3]), index_skip_topk_offset=rng.choice([1, 2, 3]))
         if family == "glm4_moe_lite":
             first = rng.randrange(layers + 1)
             return Glm4MoeLiteConfig(**more, norm_topk_prob=rng.random() < 0.7, rope_interleave=rng.random() < 0.5,
@@ -782,7 +789,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -935,6 +942,13 @@ elif __name__ == "__main__":
                                             tie_word_embeddings=True, rope_parameters=rope(500.0)), f32)
     make("glm4_moe_lite", Glm4MoeLiteConfig(**latent, n_routed_experts=6, v_head_dim=10, mlp_layer_types=["dense", "dense", "sparse"],
                                             rope_parameters=rope(1000.0)), f32)
+    indexed = latent | dict(index_topk=T + 2, index_n_heads=3, index_head_dim=8)
+    make("deepseek_v32", DeepseekV32Config(**indexed, n_routed_experts=8, n_group=4, topk_group=2, v_head_dim=7, first_k_dense_replace=1,
+                                           rope_parameters=rope(1000.0, "yarn", **yarn, mscale=0.8, mscale_all_dim=1.2)), bf16,
+         rewrite=lambda folder: deepseek_keys(folder, False))
+    make("glm_moe_dsa", GlmMoeDsaConfig(**indexed | dict(num_hidden_layers=4, index_topk=T), n_routed_experts=4, v_head_dim=10,
+                                        mlp_layer_types=["dense", "dense", "sparse", "sparse"], indexer_types=["full", "shared", "shared", "full"],
+                                        attention_bias=True, rope_parameters=rope(1000.0)), f32)
     minimax = common | dict(intermediate_size=11, pad_token_id=None, num_experts_per_tok=3)
     make("minimax_m2", MiniMaxM2Config(**minimax, head_dim=8, num_local_experts=6, rope_parameters=rope(1000.0, partial_rotary_factor=0.5)), bf16)
     make("minimax_m2_old", MiniMaxM2Config(**minimax | dict(num_key_value_heads=4, num_hidden_layers=3), head_dim=6, num_local_experts=4,

@@ -522,7 +522,9 @@ test_lora_routers(void **state)
                  {SPW_FAMILY_GPT_OSS, "router", "router", "matches the target \"router\"; there are q_proj"},
                  {SPW_FAMILY_GLM4_MOE, "gate", "gate", "matches the target \"gate\"; there are"},
                  {SPW_FAMILY_DEEPSEEK_V2, "*.gate", "gate", "is all; the router is none, because peft"},
-                 {SPW_FAMILY_DEEPSEEK_V3, "model.layers.2.mlp.gate", "gate", "target \"model.layers.2.mlp.gate\""}};
+                 {SPW_FAMILY_DEEPSEEK_V3, "model.layers.2.mlp.gate", "gate", "target \"model.layers.2.mlp.gate\""},
+                 {SPW_FAMILY_GLM_DSA, "gate", "gate", "is all; the router is none, because peft"},
+                 {SPW_FAMILY_GLM_DSA, "wq_b", "wq_b", "matches the target \"wq_b\"; there are q_a_proj"}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         spw_error err = {0};

@@ -283,6 +283,7 @@ test_streamed(void **state)
     run("glm4_moe", dir);
     run("deepseek_v2", dir);
     run("deepseek_v3_half", dir);
+    run("deepseek_v32", dir);
     run("minimax_m2", dir);
     run("olmo3", dir);
     run("gpt_neox", dir);
@@ -317,6 +318,7 @@ test_same_bits(void **state)
                                        "glm4_moe",
                                        "deepseek_v3",
                                        "deepseek_v2_greedy",
+                                       "glm_moe_dsa",
                                        "minimax_m2_old",
                                        "olmo3_old",
                                        "gpt_neox",

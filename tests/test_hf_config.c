@@ -28,6 +28,42 @@ parse(const char *type, const char *rest, spw_model_config *m, spw_error *err)
     return spw_hf_config_parse(m, text, "config.json", false, err);
 }
 
+/* Which of GLM-5's layers have an indexer, by three keys; every so many-th behind the first ones. */
+static void
+test_indexed_layers(void **state)
+{
+    static const struct {
+        const char *keys, *layers; /* NULL: refused */
+    } cases[] = {
+        {"\"index_topk_freq\":3", "FFSSFSSFS"},
+        {"\"index_topk_freq\":3,\"index_skip_topk_offset\":4", "FFFFSSFSS"},
+        {"\"index_topk_freq\":1,\"index_skip_topk_offset\":4", "FFFFFFFFF"},
+        {"\"index_topk_pattern\":\"FSSSFSSSF\"", "FSSSFSSSF"},
+        {"\"index_topk_pattern\":\"FFFFFFFSS\"", "FFFFFFFSS"},
+        {"\"index_topk_pattern\":\"FSSSFSSSS\"", NULL},
+        {"\"index_topk_pattern\":\"FSFSFSFFS\"", NULL},
+        {"\"indexer_types\":[\"full\",\"full\",\"shared\",\"full\",\"shared\",\"full\",\"shared\",\"full\",\"shared\"]",
+         "FFSFSFSFS"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[500];
+        spw_model_config m;
+        spw_error err = {0};
+        snprintf(text, sizeof text,
+                 "{\"model_type\":\"glm_moe_dsa\",\"hidden_size\":12,\"num_hidden_layers\":9,\"num_attention_heads\":2,"
+                 "\"intermediate_size\":7,%s}",
+                 cases[i].keys);
+        if (cases[i].layers == NULL) {
+            assert_int_equal(spw_hf_config_parse(&m, text, "config.json", false, &err), SPW_ECONFIG);
+            assert_non_null(strstr(err.message, "not supported yet: index_topk_pattern"));
+            continue;
+        }
+        DONE(spw_hf_config_parse(&m, text, "config.json", false, &err));
+        for (uint64_t l = 0; l < 9; l++)
+            assert_int_equal(spw_model_has_indexer(&m, l), cases[i].layers[l] == 'F');
+    }
+}
+
 /* Each is another model than is computed here, or no model; the message names file, key and value. */
 static void
 test_refusals(void **state)
@@ -163,6 +199,20 @@ test_refusals(void **state)
          "mlp_layer_types: expected a list with one entry for each layer, got [\"dense\"]"},
         {"glm4_moe_lite", "\"first_k_dense_replace\":2",
          "first_k_dense_replace: expected what mlp_layer_types says, or its default of 1, got 2"},
+        {"deepseek_v32", "\"q_lora_rank\":null", "q_lora_rank: expected integer, got null"},
+        {"deepseek_v32", "\"rope_interleave\":false", "not supported yet: rope_interleave false"},
+        {"deepseek_v32", "\"index_topk\":0", "index_topk: expected integer in [1, "},
+        {"deepseek_v32", "\"layer_types\":[\"full_attention\",\"indexed_attention\",\"indexed_attention\"]",
+         "not supported yet: layer_types[0] \"full_attention\""},
+        {"glm_moe_dsa", "\"indexer_rope_interleave\":false", "not supported yet: indexer_rope_interleave false"},
+        {"glm_moe_dsa", "\"indexer_types\":[\"full\"]",
+         "indexer_types: expected one entry for each layer, got [\"full\"]"},
+        {"glm_moe_dsa", "\"indexer_types\":[\"shared\",\"full\",\"full\"]",
+         "not supported yet: indexer_types [\"shared\","},
+        {"glm_moe_dsa", "\"indexer_types\":[\"full\",\"full\",\"half\"]",
+         "not supported yet: indexer_types [\"full\","},
+        {"glm_moe_dsa", "\"index_topk_pattern\":\"FSF?\"", "index_topk_pattern: expected one entry for each layer"},
+        {"glm_moe_dsa", "\"index_topk_pattern\":\"FSX\"", "not supported yet: index_topk_pattern \"FSX\""},
         {"glm4_moe", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"qwen2_moe", "\"use_sliding_window\":true", "not supported yet: use_sliding_window true"},
         {"qwen2_moe", "\"shared_expert_intermediate_size\":0",
@@ -578,6 +628,18 @@ test_defaults(void **state)
                "\"beta_slow\":1,\"mscale\":1,\"mscale_all_dim\":1,\"original_max_position_embeddings\":4096}",
                &m, &err));
     assert_true(m.family == SPW_FAMILY_DEEPSEEK_V3 && m.experts == 384 && m.groups == 0 && m.dense_first == 1);
+    DONE(parse("deepseek_v32", "\"max_position_embeddings\":163840,\"first_k_dense_replace\":2", &m, &err));
+    assert_true(m.index_keys == 2048 && m.index_heads == 64 && m.index_dim == 128 && m.positions == 2048);
+    assert_true(m.index_positions == 163840 && m.dense_first == 2 && m.groups == 8 && m.rope_paired &&
+                m.q_rank == 1536);
+    for (uint64_t l = 0; l < 3; l++)
+        assert_true(spw_model_has_indexer(&m, l));
+    DONE(parse("glm_moe_dsa",
+               "\"index_topk\":4096,\"first_k_dense_replace\":7,"
+               "\"mlp_layer_types\":[\"dense\",\"sparse\",\"sparse\"]",
+               &m, &err));
+    assert_true(m.index_heads == 32 && m.positions == 1024 && m.dense_first == 1 && m.groups == 0 && m.q_rank == 2048);
+    assert_true(m.head_dim == 256 && m.value_dim == 256 && m.norm_eps == 1e-5 && spw_model_has_indexer(&m, 2));
     DONE(parse("deepseek_v2", "\"num_experts_per_tok\":6,\"n_group\":4,\"topk_group\":2", &m, &err));
     assert_true(m.experts == 64 && m.choices == 6 && m.groups == 0 && !m.sigmoid && !m.sum_to_one);
     assert_true(m.dense_first == 0 && m.mlp_width == 1407 && m.shared_width == 2814 && m.rope_paired);
@@ -882,6 +944,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_indexed_layers),
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_section),
     };

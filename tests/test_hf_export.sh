@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -52,6 +52,10 @@ train dots1 true "\"model_type\":\"dots1\",$small,\"head_dim\":8,\"num_experts_p
 train solar_open false "\"model_type\":\"solar_open\",${small/\"intermediate_size\":29,/},\"head_dim\":8,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,
     \"n_routed_experts\":6,\"routed_scaling_factor\":1.7"
 train glm4_moe_lite true "\"model_type\":\"glm4_moe_lite\",$latent,\"q_lora_rank\":8,\"v_head_dim\":10,\"n_routed_experts\":5,\"rope_interleave\":false"
+train deepseek_v32 true "\"model_type\":\"deepseek_v32\",$latent,\"q_lora_rank\":9,\"v_head_dim\":7,\"n_routed_experts\":6,\"n_group\":3,\"topk_group\":2,\"first_k_dense_replace\":1,
+    \"index_topk\":24,\"index_n_heads\":3,\"index_head_dim\":8"
+train glm_moe_dsa false "\"model_type\":\"glm_moe_dsa\",$latent,\"q_lora_rank\":8,\"v_head_dim\":10,\"n_routed_experts\":5,\"index_topk\":24,\"index_n_heads\":2,\"index_head_dim\":6,
+    \"indexer_types\":[\"full\",\"shared\"],\"mlp_layer_types\":[\"dense\",\"sparse\"]"
 train phi3 true "\"model_type\":\"phi3\",$small,\"sliding_window\":9,\"resid_pdrop\":0.1"
 train phi3_long false "\"model_type\":\"phi3\",$small,\"partial_rotary_factor\":0.75,\"original_max_position_embeddings\":12,
     \"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0,1.25],\"long_factor\":[1.5,9],\"attention_factor\":1.25}"
@@ -166,6 +170,11 @@ want = {
                         kv_lora_rank=10, q_lora_rank=None, v_head_dim=8, routed_scaling_factor=1.0, norm_topk_prob=False, attention_bias=True),
     "glm4_moe_lite": dict(n_routed_experts=5, q_lora_rank=8, v_head_dim=10, rope_interleave=False, mlp_layer_types=["dense", "sparse"],
                           routed_scaling_factor=1.8, rms_norm_eps=1e-5, attention_bias=False),
+    "deepseek_v32": dict(n_routed_experts=6, n_group=3, topk_group=2, n_shared_experts=1, kv_lora_rank=10, q_lora_rank=9, v_head_dim=7, qk_nope_head_dim=6,
+                         qk_rope_head_dim=4, routed_scaling_factor=2.5, mlp_layer_types=["dense", "sparse"], index_topk=24, index_n_heads=3, index_head_dim=8,
+                         max_position_embeddings=64),
+    "glm_moe_dsa": dict(n_routed_experts=5, q_lora_rank=8, v_head_dim=10, mlp_layer_types=["dense", "sparse"], indexer_types=["full", "shared"],
+                        index_topk=24, index_n_heads=2, index_head_dim=6, routed_scaling_factor=2.5, rms_norm_eps=1e-5, max_position_embeddings=64),
     "phi3": dict(sliding_window=9, resid_pdrop=0.1, num_key_value_heads=2, rms_norm_eps=1e-5),
     "phi3_long": dict(original_max_position_embeddings=12, rope_parameters={
         "rope_type": "longrope", "type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "short_factor": [1, 1.25],

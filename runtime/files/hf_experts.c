@@ -131,12 +131,12 @@ read_method(const source *s, spw_model_config *c)
     return v2 && limited ? SPW_OK : must_say(s, "topk_method", v2 ? "greedy" : "noaux_tc");
 }
 
-/* GLM-4.7-Flash's and Hy3's layers without experts, which must be the first ones here, whatever else is said. */
+/* GLM-4.7-Flash's, Hy3's and its younger relatives' layers without experts, which must be the first ones here, whatever else is said. */
 static spw_status
 read_mlp_types(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "mlp_layer_types"), *said = get(s, "first_k_dense_replace");
-    if (c->family != SPW_FAMILY_GLM4_LITE && c->family != SPW_FAMILY_HY_V3)
+    if (!spw__hf_of(c->family, GLM_LITE | HY) && (!spw__hf_of(c->family, INDEXED) || list == NULL))
         return SPW_OK;
     c->dense_first = list == NULL ? 1 : 0;
     if (list != NULL && (!json_is_array(list) || json_array_size(list) != c->layers))
@@ -148,7 +148,8 @@ read_mlp_types(const source *s, spw_model_config *c)
             return refuse(s, "mlp_layer_types", list);
         c->dense_first += dense;
     }
-    return said == NULL || json_number_value(said) == (double)c->dense_first
+    /* DeepSeek-V3.2's class writes its default whatever the list says. */
+    return said == NULL || spw__hf_of(c->family, INDEXED) || json_number_value(said) == (double)c->dense_first
                ? SPW_OK
                : wrong(s, "first_k_dense_replace", "what mlp_layer_types says, or its default of 1", said);
 }
@@ -163,6 +164,8 @@ static const struct shared_experts {
     {SPW_FAMILY_GLM4_MOE, 128, 8, 1408, 1, 1, 1, 1, 1, 0, 0, 0},
     {SPW_FAMILY_DEEPSEEK_V2, 64, 0, 1407, 2, 0, 1, 1, 1, 1536, 128, 128},
     {SPW_FAMILY_DEEPSEEK_V3, 256, 8, 2048, 1, 3, 8, 4, 2.5, 1536, 128, 128},
+    {SPW_FAMILY_DEEPSEEK_V32, 256, 8, 2048, 1, 3, 8, 4, 2.5, 1536, 128, 128},
+    {SPW_FAMILY_GLM_DSA, 256, 8, 2048, 1, 3, 1, 1, 2.5, 2048, 192, 256},
     {SPW_FAMILY_GLM4_LITE, 64, 4, 1536, 1, 1, 1, 1, 1.8, 768, 192, 256},
     {SPW_FAMILY_DOTS1, 0, 0, 1408, 0, 0, 1, 1, 1, 0, 0, 0}, /* whose class has no number of experts */
     {SPW_FAMILY_SOLAR_OPEN, 128, 8, 1280, 1, 0, 1, 1, 1, 0, 0, 0},

@@ -29,7 +29,9 @@
 #define DEEPSEEK_V2 OF(DEEPSEEK_V2)
 #define DEEPSEEK_V3 OF(DEEPSEEK_V3)
 #define GLM_LITE    OF(GLM4_LITE)
-#define LATENT      (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE)
+#define GLM_DSA     OF(GLM_DSA)
+#define INDEXED     (OF(DEEPSEEK_V32) | GLM_DSA) /* latent attention of keys that an indexer chooses */
+#define LATENT      (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE | INDEXED)
 #define DOTS        OF(DOTS1)
 #define SOLAR       OF(SOLAR_OPEN)
 #define BESIDE      (GLM | DOTS | SOLAR) /* experts are DeepSeek's, attention is not */

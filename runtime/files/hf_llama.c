@@ -39,6 +39,8 @@ static const struct class
     [SPW_FAMILY_DEEPSEEK_V2] = {0, 0, 1e-6, .out_bias = true},
     [SPW_FAMILY_DEEPSEEK_V3] = {0, 0, 1e-6, .out_bias = true},
     [SPW_FAMILY_GLM4_LITE] = {0, 0, 1e-5, .out_bias = true},
+    [SPW_FAMILY_DEEPSEEK_V32] = {0, 0, 1e-6, .out_bias = true},
+    [SPW_FAMILY_GLM_DSA] = {0, 0, 1e-5, .out_bias = true},
     [SPW_FAMILY_MINIMAX_M2] = {8, 128, 1e-6, .fixed_bias = true, .qk_norm = true, .qk_norm_whole = true},
     [SPW_FAMILY_OLMO3] = {0, 0, 1e-5, SPW_NORMS_AFTER, .out_bias = true, .qk_norm = true, .qk_norm_whole = true},
     [SPW_FAMILY_GEMMA] = {16, 256, 1e-6, .out_bias = true, .tied = true},
@@ -233,6 +235,7 @@ spw__hf_read_llama(const source *s, spw_model_config *c)
     SPW_TRY(spw__hf_read_latent(s, c));
     SPW_TRY(spw__hf_read_linear(s, c));
     SPW_TRY(spw__hf_read_rope(s, c));
+    SPW_TRY(spw__hf_read_indexer(s, c));
     SPW_TRY(spw__hf_read_no_rope(s, c));
     SPW_TRY(spw__hf_read_window(s, c));
     SPW_TRY(spw__hf_read_experts(s, c));

@@ -129,6 +129,7 @@ spw_status spw__hf_read_no_rope(const source *s, spw_model_config *c);
 spw_status spw__hf_read_window(const source *s, spw_model_config *c);
 /* hf_experts.c: sizes of latent attention, and mixtures of experts; nothing for families without. mlp_width was read. */
 spw_status spw__hf_read_latent(const source *s, spw_model_config *c);
+spw_status spw__hf_read_indexer(const source *s, spw_model_config *c);
 spw_status spw__hf_read_experts(const source *s, spw_model_config *c);
 /* hf_layer_norm.c: all of what a configuration of such a family has beside the others' first keys, and the same written. */
 spw_status spw__hf_read_layer_norm(const source *s, spw_model_config *c);

@@ -38,7 +38,8 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
     }
     for (uint64_t l = 0; l < c->layers; l++) {
         const char *text = json_string_value(json_array_get(list, l));
-        const char *want = spw_model_is_linear(c, l)    ? "linear_attention"
+        const char *want = c->index_keys > 0            ? "indexed_attention"
+                           : spw_model_is_linear(c, l)  ? "linear_attention"
                            : spw_model_chunk(c, l) > 0  ? "chunked_attention"
                            : spw_model_window(c, l) > 0 ? "sliding_attention"
                                                         : "full_attention";

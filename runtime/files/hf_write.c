@@ -241,6 +241,21 @@ mlp_layer_types(const spw_model_config *c)
 }
 
 static void
+write_indexer(json_t *o, const spw_model_config *c)
+{
+    json_t *list = json_array();
+    set_size(o, "index_topk", c->index_keys);
+    set_size(o, "index_n_heads", c->index_heads);
+    set_size(o, "index_head_dim", c->index_dim);
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_string(spw_model_has_indexer(c, l) ? "full" : "shared"));
+    if (c->family == SPW_FAMILY_GLM_DSA)
+        json_object_set_new(o, "indexer_types", list);
+    else
+        json_decref(list);
+}
+
+static void
 write_latent(json_t *o, const spw_model_config *c)
 {
     bool v2 = c->family == SPW_FAMILY_DEEPSEEK_V2;
@@ -249,15 +264,17 @@ write_latent(json_t *o, const spw_model_config *c)
     set_size(o, "qk_nope_head_dim", c->head_dim - c->rope_dim);
     set_size(o, "qk_rope_head_dim", c->rope_dim);
     set_size(o, "v_head_dim", spw_model_value_dim(c, 0));
-    if (!v2)
+    if (!v2 && c->index_keys == 0)
         json_object_set_new(o, "rope_interleave", json_boolean(c->rope_paired));
     json_object_set_new(o, "scoring_func", json_string(v2 ? "softmax" : "sigmoid"));
     json_object_set_new(o, "topk_method",
                         json_string(!v2             ? "noaux_tc"
                                     : c->groups > 0 ? "group_limited_greedy"
                                                     : "greedy"));
-    if (c->family == SPW_FAMILY_GLM4_LITE)
+    if (c->family == SPW_FAMILY_GLM4_LITE || c->index_keys > 0)
         json_object_set_new(o, "mlp_layer_types", mlp_layer_types(c));
+    if (c->index_keys > 0)
+        write_indexer(o, c);
 }
 
 static void
@@ -326,7 +343,7 @@ write_llama(json_t *o, const spw_model_config *c)
         set_size(o, "head_dim", c->head_dim);
     if (c->family != SPW_FAMILY_QWEN3_5_MOE && c->family != SPW_FAMILY_SOLAR_OPEN) /* which have none */
         set_size(o, "intermediate_size", c->dense_width > 0 ? c->dense_width : c->mlp_width);
-    set_size(o, "max_position_embeddings", c->positions);
+    set_size(o, "max_position_embeddings", c->index_keys > 0 ? c->index_positions : c->positions);
     if (spw__hf_of(c->family, GEMMAS))
         write_gemma(o, c);
     else

@@ -52,6 +52,8 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "cohere2",
                                                            "granitemoehybrid",
                                                            "llama4_text",
+                                                           "deepseek_v32",
+                                                           "glm_moe_dsa",
                                                            "custom"};
 
 const char *
@@ -232,6 +234,12 @@ spw_model_query_table(const spw_model_config *c, uint64_t layer_idx)
 {
     bool still = c->still_growth > 0 && !spw_model_has_rope(c, layer_idx);
     return c->rope_growth > 0 || still ? 1 : spw_model_rope_table(c, layer_idx);
+}
+
+bool
+spw_model_has_indexer(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->index_keys > 0 && (layer_idx < c->index_from || (layer_idx + 1 - c->index_from) % c->index_every == 0);
 }
 
 uint64_t

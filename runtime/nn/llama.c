@@ -10,7 +10,8 @@
  * a window), Ministral 3 (queries that grow with their place), GPT-NeoX (LayerNorm, an MLP without a gate beside attention), OPT (LayerNorm,
  * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
- * embeddings of each layer, layers that read another's keys), Llama 4 (what experts read is weighed, chunks, heads normed behind rope) apart are flags of the configuration, not functions.
+ * embeddings of each layer, layers that read another's keys), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
+ * DeepSeek-V3.2 and GLM-5 (V3 with indexers, within the keys that these choose) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -290,6 +291,8 @@ latent_norm(const spw_call *call, uint32_t *at, spw_value *x)
     return spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], 1e-6f);
 }
 
+enum { INDEXER_PARAMS = 5 };
+
 /* Queries, keys, and the matrix where a head's values lie behind what its keys have of their own. */
 static void
 before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
@@ -310,6 +313,7 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
     out[2] = linear(call, at, h, false);
     spw_nn_into(t, 1);
     out[1] = spw_nn_keys(t, out[2], kv, c->kv_rank, c->heads, N, R);
+    *at += spw_model_has_indexer(c, call->block->layer_idx) ? INDEXER_PARAMS : 0;
 }
 
 /* What attention gives (in[1]), as far as its gate (in[2]) lets it. */
@@ -736,6 +740,20 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
     }
 }
 
+/* What chooses keys where there are more than it chooses, which is not computed here. */
+static void
+own_indexer(spw_model *m, spw_block *b, const char *prefix)
+{
+    const spw_model_config *c = &m->config;
+    own_linear(m, b, prefix, "self_attn.indexer.wq_b", c->index_heads * c->index_dim, c->q_rank, false);
+    own_linear(m, b, prefix, "self_attn.indexer.wk", c->index_dim, c->width, false);
+    spw__nn_own(m, b, prefix, "self_attn.indexer.k_norm.weight", 1, c->index_dim, 1, SPW_INIT_ONES, 0);
+    spw__nn_own(m, b, prefix, "self_attn.indexer.k_norm.bias", 1, c->index_dim, 1, SPW_INIT_ZEROS, 0);
+    own_linear(m, b, prefix, "self_attn.indexer.weights_proj", c->index_heads, c->width, false);
+    for (uint32_t k = 1; k <= INDEXER_PARAMS; k++)
+        m->params[m->param_count - k].unread = m->params[m->param_count - k].frozen = true;
+}
+
 static void
 own_latent(spw_model *m, spw_block *b, const char *prefix)
 {
@@ -751,6 +769,8 @@ own_latent(spw_model *m, spw_block *b, const char *prefix)
     own_linear(m, b, prefix, "self_attn.kv_a_proj_with_mqa", c->kv_rank + c->rope_dim, H, c->qkv_bias);
     own_norm(m, b, prefix, "self_attn.kv_a_layernorm", c->kv_rank);
     own_linear(m, b, prefix, "self_attn.kv_b_proj", c->heads * own, c->kv_rank, false);
+    if (spw_model_has_indexer(c, b->layer_idx))
+        own_indexer(m, b, prefix);
 }
 
 static void

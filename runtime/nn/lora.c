@@ -73,9 +73,10 @@ is_gate(const char *name)
 
 /* Families whose router is a bare parameter in transformers 4, or in 5, which alone has them: peft has adapters beside linear layers. */
 static const bool bare_router[SPW_FAMILY_COUNT] = {
-    [SPW_FAMILY_GPT_OSS] = true,     [SPW_FAMILY_GLM4_MOE] = true, [SPW_FAMILY_DEEPSEEK_V2] = true,
-    [SPW_FAMILY_DEEPSEEK_V3] = true, [SPW_FAMILY_DOTS1] = true,    [SPW_FAMILY_SOLAR_OPEN] = true,
-    [SPW_FAMILY_HY_V3] = true,       [SPW_FAMILY_LLAMA4] = true,   [SPW_FAMILY_QWEN3_5_MOE] = true,
+    [SPW_FAMILY_GPT_OSS] = true,      [SPW_FAMILY_GLM4_MOE] = true, [SPW_FAMILY_DEEPSEEK_V2] = true,
+    [SPW_FAMILY_DEEPSEEK_V3] = true,  [SPW_FAMILY_DOTS1] = true,    [SPW_FAMILY_SOLAR_OPEN] = true,
+    [SPW_FAMILY_HY_V3] = true,        [SPW_FAMILY_LLAMA4] = true,   [SPW_FAMILY_QWEN3_5_MOE] = true,
+    [SPW_FAMILY_DEEPSEEK_V32] = true, [SPW_FAMILY_GLM_DSA] = true,  [SPW_FAMILY_GLM4_LITE] = true,
 };
 
 /* The name without ".weight"; false when this is no linear weight of a layer. */
@@ -84,7 +85,7 @@ linear_name(const spw_model *m, const spw_block *b, uint32_t id, char name[96])
 {
     const spw_param *p = &m->params[id];
     size_t n = strlen(p->name), end = strlen(".weight");
-    if ((b->forward != spw_gpt2_layer_forward && b->forward != spw_llama_layer_forward) || p->ndim != 2 ||
+    if ((b->forward != spw_gpt2_layer_forward && b->forward != spw_llama_layer_forward) || p->ndim != 2 || p->unread ||
         p->expert > 0 || p->owner_block != (uint32_t)(b - m->blocks) || n <= end ||
         strcmp(p->name + n - end, ".weight") != 0)
         return false;

@@ -323,6 +323,7 @@ typedef struct spw_param {
      */
     bool in_terms;
     bool in_row; /* a vector, which files have as (1, cols) */
+    bool unread; /* no block computes with it: it is frozen always, and is there because files have it */
     uint32_t owner_block;
     uint32_t expert; /* 1 + the one of its layer's experts that it belongs to; 0: none */
     uint32_t
@@ -430,6 +431,8 @@ typedef enum spw_family {
     SPW_FAMILY_COHERE2,
     SPW_FAMILY_GRANITE_HYBRID,
     SPW_FAMILY_LLAMA4,
+    SPW_FAMILY_DEEPSEEK_V32,
+    SPW_FAMILY_GLM_DSA,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -470,6 +473,13 @@ typedef struct spw_model_config {
      */
     uint64_t kv_rank, q_rank, rope_dim; /* kv_rank 0: keys and values of the row; q_rank 0: queries of the row */
     uint64_t value_dim;                 /* of a head's values; 0: head_dim */
+    /*
+     * Latent attention of index_keys of the keys before a token, which an indexer chooses (DeepSeek-V3.2's): so many heads, elements of each. With
+     * index_keys tokens or fewer these are all keys, so positions is that at most, and nothing computes with the indexers. The first index_from layers
+     * have one, and each index_every-th behind them, of which the others take what it chose. index_keys 0: all keys are read
+     */
+    uint64_t index_keys, index_heads, index_dim, index_from, index_every;
+    uint64_t index_positions; /* what the model's file says of positions */
     /* head_dim and kv_heads of layers without a window, both; 0: as the others' */
     uint64_t full_head_dim, full_kv_heads;
     bool rope_paired; /* pairs that are turned are neighbors */
@@ -604,7 +614,8 @@ spw_status spw_model_check(const spw_model *model, spw_error *err);
  * spw_model_add_lora - freezes all parameters and puts adapters beside the linear weights that targets match.
  *   targets  (count) globs on the linear's name, without ".weight" ("model.layers.0.self_attn.q_proj"), or on what is left
  *            of it behind any of its dots ("q_proj"). A router's weight is only matched by one that ends in its own name ("gate"), and
- *            by none where it is a bare parameter in transformers 4 (gpt_oss, glm4_moe, deepseek_v2, deepseek_v3), or has no other class (qwen3_5_moe_text)
+ *            by none where it is a bare parameter in transformers 4 (gpt_oss, glm4_moe, deepseek_v2, deepseek_v3), or has no other class (qwen3_5_moe_text).
+ *            What no block computes with (spw_param.unread) has none
  * Computes  y = x W^T + alpha / rank * drop(x) A^T B^T with A (rank, in) and B (out, rank), whatever the order of W's own
  *           dimensions. A is drawn from a normal distribution of standard deviation 1 / sqrt(3 in), which is the one of
  *           the uniform distribution in +- 1 / sqrt(in); B is 0, so that the model is at first the one without adapters.
@@ -643,6 +654,8 @@ spw_value *spw_gpt2_head_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_embed_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_layer_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_head_forward(const spw_call *call, spw_value *x);
+/* Whether this layer has an indexer of its own. */
+bool spw_model_has_indexer(const spw_model_config *config, uint64_t layer_idx);
 /* How many experts this layer has; 0: one MLP for all. */
 uint64_t spw_model_experts(const spw_model_config *config, uint64_t layer_idx);
 /* SPW_TERMS numbers that bf16 has and whose sum, first ones first, is x; and the sums of count times as many. sums may be terms. */
