@@ -942,11 +942,11 @@ elif __name__ == "__main__":
                                             tie_word_embeddings=True, rope_parameters=rope(500.0)), f32)
     make("glm4_moe_lite", Glm4MoeLiteConfig(**latent, n_routed_experts=6, v_head_dim=10, mlp_layer_types=["dense", "dense", "sparse"],
                                             rope_parameters=rope(1000.0)), f32)
-    indexed = latent | dict(index_topk=T + 2, index_n_heads=3, index_head_dim=8)
+    indexed = latent | dict(index_topk=60, index_n_heads=3, index_head_dim=8)
     make("deepseek_v32", DeepseekV32Config(**indexed, n_routed_experts=8, n_group=4, topk_group=2, v_head_dim=7, first_k_dense_replace=1,
                                            rope_parameters=rope(1000.0, "yarn", **yarn, mscale=0.8, mscale_all_dim=1.2)), bf16,
          rewrite=lambda folder: deepseek_keys(folder, False))
-    make("glm_moe_dsa", GlmMoeDsaConfig(**indexed | dict(num_hidden_layers=4, index_topk=T), n_routed_experts=4, v_head_dim=10,
+    make("glm_moe_dsa", GlmMoeDsaConfig(**indexed | dict(num_hidden_layers=4, index_topk=52), n_routed_experts=4, v_head_dim=10,
                                         mlp_layer_types=["dense", "dense", "sparse", "sparse"], indexer_types=["full", "shared", "shared", "full"],
                                         attention_bias=True, rope_parameters=rope(1000.0)), f32)
     minimax = common | dict(intermediate_size=11, pad_token_id=None, num_experts_per_tok=3)
