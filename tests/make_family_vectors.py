@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -653,6 +653,16 @@ def random_case(rng, family):
         more |= rng.choice([dict(sliding_window=None, layer_types=["full_attention"] * layers), dict(sliding_window=window, layer_types=types),
                             dict(sliding_window=window, sliding_window_pattern=rng.choice([2, 3, 4]))])
         return Exaone4Config(**more, pad_token_id=None)
+    if family == "exaone_moe":
+        more["head_dim"] += 6
+        pattern, groups, first = rng.choice([1, 2, 3, 4]), rng.choice([1, 1, 2]), rng.randrange(layers + 1)
+        few = rng.randrange(1, groups + 1)
+        experts = groups * rng.randrange(2, 4)
+        return ExaoneMoeConfig(**more, pad_token_id=None, sliding_window=window, num_experts=experts, n_group=groups, topk_group=few,
+                               layer_types=["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)],
+                               num_experts_per_tok=rng.randrange(1, 1 + min(few * (experts // groups), 4)), num_shared_experts=rng.choice([1, 2]),
+                               moe_intermediate_size=rng.randrange(3, 30), norm_topk_prob=rng.random() < 0.7, routed_scaling_factor=rng.choice([1.0, 2.5]),
+                               mlp_layer_types=["dense"] * first + ["sparse"] * (layers - first))
     if family == "olmo3":
         pattern = rng.choice([1, 2, 3, 4])
         types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
@@ -789,7 +799,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1025,6 +1035,10 @@ elif __name__ == "__main__":
         text_config=Ministral3Config(**common | dict(num_key_value_heads=1, pad_token_id=None), head_dim=8, rope_parameters=growing).to_dict(),
         vision_config=PixtralVisionConfig(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=4, patch_size=2).to_dict(),
         image_token_index=0, tie_word_embeddings=False), bf16)
+    make("exaone_moe", ExaoneMoeConfig(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
+                                       layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"], num_experts=4,
+                                       num_experts_per_tok=2, moe_intermediate_size=11, mlp_layer_types=["dense", "dense", "sparse", "sparse"],
+                                       n_group=2, topk_group=1, num_shared_experts=2), bf16)
     make("exaone4_window", Exaone4Config(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                          sliding_window_pattern="LLLG", layer_types=["sliding_attention"] * 3 + ["full_attention"]), f32)
     neox = {key: common[key] for key in common if key != "num_key_value_heads"} | dict(hidden_size=32, pad_token_id=None)

@@ -281,6 +281,7 @@ test_streamed(void **state)
     run("gemma2", dir);
     run("gpt_oss", dir);
     run("glm4_moe", dir);
+    run("exaone_moe", dir);
     run("deepseek_v2", dir);
     run("deepseek_v3_half", dir);
     run("deepseek_v32", dir);

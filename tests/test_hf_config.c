@@ -204,6 +204,10 @@ test_refusals(void **state)
         {"deepseek_v32", "\"index_topk\":0", "index_topk: expected integer in [1, "},
         {"deepseek_v32", "\"layer_types\":[\"full_attention\",\"indexed_attention\",\"indexed_attention\"]",
          "not supported yet: layer_types[0] \"full_attention\""},
+        {"exaone_moe", "\"n_routed_experts\":4,\"num_experts\":0", "num_experts: expected integer in [1, "},
+        {"exaone_moe", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
+        {"exaone_moe", "\"mlp_layer_types\":[\"sparse\",\"dense\",\"sparse\"]", "not supported yet: mlp_layer_types"},
+        {"exaone_moe", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"glm_moe_dsa", "\"indexer_rope_interleave\":false", "not supported yet: indexer_rope_interleave false"},
         {"glm_moe_dsa", "\"indexer_types\":[\"full\"]",
          "indexer_types: expected one entry for each layer, got [\"full\"]"},
@@ -628,6 +632,15 @@ test_defaults(void **state)
                "\"beta_slow\":1,\"mscale\":1,\"mscale_all_dim\":1,\"original_max_position_embeddings\":4096}",
                &m, &err));
     assert_true(m.family == SPW_FAMILY_DEEPSEEK_V3 && m.experts == 384 && m.groups == 0 && m.dense_first == 1);
+    DONE(parse("exaone_moe",
+               "\"sliding_window\":128,\"sliding_window_pattern\":\"LLLG\",\"first_k_dense_replace\":2,\"layer_types\":"
+               "[\"sliding_attention\",\"full_attention\",\"sliding_attention\"]",
+               &m, &err));
+    assert_true(m.experts == 64 && m.choices == 8 && m.mlp_width == 1024 && m.shared_width == 1024 &&
+                m.dense_first == 2);
+    assert_true(m.sigmoid && m.sum_to_one && m.choice_scale == 2.5 && m.window == 128 && m.full_every == 2 &&
+                m.qk_norm);
+    assert_true(m.rope_skip_every == 2 && m.norms == SPW_NORMS_BEFORE && !m.qk_norm_whole && !m.qkv_bias);
     DONE(parse("deepseek_v32", "\"max_position_embeddings\":163840,\"first_k_dense_replace\":2", &m, &err));
     assert_true(m.index_keys == 2048 && m.index_heads == 64 && m.index_dim == 128 && m.positions == 2048);
     assert_true(m.index_positions == 163840 && m.dense_first == 2 && m.groups == 8 && m.rope_paired &&

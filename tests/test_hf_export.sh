@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa exaone_moe minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -56,6 +56,8 @@ train deepseek_v32 true "\"model_type\":\"deepseek_v32\",$latent,\"q_lora_rank\"
     \"index_topk\":24,\"index_n_heads\":3,\"index_head_dim\":8"
 train glm_moe_dsa false "\"model_type\":\"glm_moe_dsa\",$latent,\"q_lora_rank\":8,\"v_head_dim\":10,\"n_routed_experts\":5,\"index_topk\":24,\"index_n_heads\":2,\"index_head_dim\":6,
     \"indexer_types\":[\"full\",\"shared\"],\"mlp_layer_types\":[\"dense\",\"sparse\"]"
+train exaone_moe true "\"model_type\":\"exaone_moe\",$small,\"head_dim\":8,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"n_group\":3,\"topk_group\":2,
+    \"sliding_window\":7,\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"scoring_func\":\"sigmoid\",\"topk_method\":\"noaux_tc\""
 train phi3 true "\"model_type\":\"phi3\",$small,\"sliding_window\":9,\"resid_pdrop\":0.1"
 train phi3_long false "\"model_type\":\"phi3\",$small,\"partial_rotary_factor\":0.75,\"original_max_position_embeddings\":12,
     \"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0,1.25],\"long_factor\":[1.5,9],\"attention_factor\":1.25}"
@@ -175,6 +177,8 @@ want = {
                          max_position_embeddings=64),
     "glm_moe_dsa": dict(n_routed_experts=5, q_lora_rank=8, v_head_dim=10, mlp_layer_types=["dense", "sparse"], indexer_types=["full", "shared"],
                         index_topk=24, index_n_heads=2, index_head_dim=6, routed_scaling_factor=2.5, rms_norm_eps=1e-5, max_position_embeddings=64),
+    "exaone_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, n_group=3, topk_group=2, num_shared_experts=1, sliding_window=7,
+                       layer_types=["sliding_attention", "full_attention"], mlp_layer_types=["dense", "sparse"], routed_scaling_factor=2.5, rms_norm_eps=1e-5),
     "phi3": dict(sliding_window=9, resid_pdrop=0.1, num_key_value_heads=2, rms_norm_eps=1e-5),
     "phi3_long": dict(original_max_position_embeddings=12, rope_parameters={
         "rope_type": "longrope", "type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "short_factor": [1, 1.25],
@@ -277,6 +281,8 @@ def by_expert(model):
     mixtral = model.config.model_type in ("mixtral", "minimax_m2")
     for key, t in model.state_dict().items():
         key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral else key.replace(".gate.moe_statics.", ".moe_statics.")
+        if model.config.model_type == "exaone_moe":
+            key = key.replace(".gate.e_score", ".e_score")
         if model.config.model_type == "hy_v3":
             key = key.replace(".mlp.gate.", ".mlp.router.gate.").replace("e_score_correction_bias", "expert_bias").replace(".shared_experts.", ".shared_mlp.")
         if t.ndim < 3 or "conv1d" in key or model.config.model_type in ("gpt_oss", "gemma4_text", "llama4_text"):  # whose files have the two tensors

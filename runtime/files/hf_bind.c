@@ -25,6 +25,7 @@ static const struct {
     spw_family family;
     const char *there, *here;
 } in_memory[] = {{SPW_FAMILY_ERNIE_MOE, ".mlp.gate.moe_statics.", ".mlp.moe_statics."},
+                 {SPW_FAMILY_EXAONE_MOE, ".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"},
                  {SPW_FAMILY_HY_V3, ".mlp.gate.", ".mlp.router.gate."},
                  {SPW_FAMILY_HY_V3, ".mlp.e_score_correction_bias", ".mlp.expert_bias"},
                  {SPW_FAMILY_HY_V3, ".mlp.shared_experts.", ".mlp.shared_mlp."}};

@@ -118,7 +118,7 @@ read_method(const source *s, spw_model_config *c)
     uint64_t every = 1;
     bool v2 = c->family == SPW_FAMILY_DEEPSEEK_V2,
          limited = method != NULL && strcmp(method, "group_limited_greedy") == 0;
-    if (!spw__hf_of(c->family, LATENT))
+    if (!spw__hf_of(c->family, LATENT | EXAONE_MOE))
         return SPW_OK;
     SPW_TRY(read_size(s, "moe_layer_freq", 1, &every));
     if (every != 1)
@@ -136,7 +136,7 @@ static spw_status
 read_mlp_types(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "mlp_layer_types"), *said = get(s, "first_k_dense_replace");
-    if (!spw__hf_of(c->family, GLM_LITE | HY) && (!spw__hf_of(c->family, INDEXED) || list == NULL))
+    if (!spw__hf_of(c->family, GLM_LITE | HY) && (!spw__hf_of(c->family, INDEXED | EXAONE_MOE) || list == NULL))
         return SPW_OK;
     c->dense_first = list == NULL ? 1 : 0;
     if (list != NULL && (!json_is_array(list) || json_array_size(list) != c->layers))
@@ -148,8 +148,9 @@ read_mlp_types(const source *s, spw_model_config *c)
             return refuse(s, "mlp_layer_types", list);
         c->dense_first += dense;
     }
-    /* DeepSeek-V3.2's class writes its default whatever the list says. */
-    return said == NULL || spw__hf_of(c->family, INDEXED) || json_number_value(said) == (double)c->dense_first
+    /* These classes write their default whatever the list says. */
+    return said == NULL || spw__hf_of(c->family, INDEXED | EXAONE_MOE) ||
+                   json_number_value(said) == (double)c->dense_first
                ? SPW_OK
                : wrong(s, "first_k_dense_replace", "what mlp_layer_types says, or its default of 1", said);
 }
@@ -167,6 +168,7 @@ static const struct shared_experts {
     {SPW_FAMILY_DEEPSEEK_V32, 256, 8, 2048, 1, 3, 8, 4, 2.5, 1536, 128, 128},
     {SPW_FAMILY_GLM_DSA, 256, 8, 2048, 1, 3, 1, 1, 2.5, 2048, 192, 256},
     {SPW_FAMILY_GLM4_LITE, 64, 4, 1536, 1, 1, 1, 1, 1.8, 768, 192, 256},
+    {SPW_FAMILY_EXAONE_MOE, 64, 8, 1024, 1, 1, 1, 1, 2.5, 0, 0, 0},
     {SPW_FAMILY_DOTS1, 0, 0, 1408, 0, 0, 1, 1, 1, 0, 0, 0}, /* whose class has no number of experts */
     {SPW_FAMILY_SOLAR_OPEN, 128, 8, 1280, 1, 0, 1, 1, 1, 0, 0, 0},
 };
@@ -184,6 +186,9 @@ static spw_status
 read_shared_experts(const source *s, spw_model_config *c)
 {
     const struct shared_experts *d = defaults_of(c->family);
+    const bool exaone = c->family == SPW_FAMILY_EXAONE_MOE;
+    const char *all_key = exaone ? "num_experts" : "n_routed_experts",
+               *shared_key = exaone ? "num_shared_experts" : "n_shared_experts";
     uint64_t shared = d->shared;
     c->experts = d->experts;
     c->choices = d->choices;
@@ -194,11 +199,11 @@ read_shared_experts(const source *s, spw_model_config *c)
     c->groups = d->groups;
     c->group_choices = d->group_choices;
     c->choice_scale = d->scale;
-    SPW_TRY(read_size(s, "n_routed_experts", 1, &c->experts));
+    SPW_TRY(read_size(s, all_key, 1, &c->experts));
     SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
-    SPW_TRY(read_size(s, "n_shared_experts", 1, &shared));
+    SPW_TRY(read_size(s, shared_key, 1, &shared));
     if (c->experts == 0 || shared == 0)
-        return wrong(s, c->experts == 0 ? "n_routed_experts" : "n_shared_experts", "integer", NULL);
+        return wrong(s, c->experts == 0 ? all_key : shared_key, "integer", NULL);
     if (c->family != SPW_FAMILY_SOLAR_OPEN)
         SPW_TRY(read_size(s, "first_k_dense_replace", 0, &c->dense_first));
     SPW_TRY(read_size(s, "n_group", 1, &c->groups));

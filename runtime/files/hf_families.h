@@ -34,8 +34,9 @@
 #define LATENT      (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE | INDEXED)
 #define DOTS        OF(DOTS1)
 #define SOLAR       OF(SOLAR_OPEN)
-#define BESIDE      (GLM | DOTS | SOLAR) /* experts are DeepSeek's, attention is not */
-#define SHARED      (BESIDE | LATENT)    /* an expert of all rows beside the others, by DeepSeek's names */
+#define EXAONE_MOE  OF(EXAONE_MOE)
+#define BESIDE      (GLM | DOTS | SOLAR | EXAONE_MOE) /* experts are DeepSeek's, attention is not */
+#define SHARED      (BESIDE | LATENT)                 /* an expert of all rows beside the others, by DeepSeek's names */
 #define GEMMA1      OF(GEMMA)
 #define GEMMAS      (GEMMA1 | GEMMA | GEMMA4)
 #define GRANITE4    OF(GRANITE_HYBRID)
@@ -49,14 +50,14 @@
 #define HY          OF(HY_V3)
 #define HUNYUAN_MOE OF(HUNYUAN_MOE)
 #define HUNYUAN     (OF(HUNYUAN) | HUNYUAN_MOE)
-#define EXAONE      OF(EXAONE4)
+#define EXAONE      (OF(EXAONE4) | EXAONE_MOE)
 #define QWEN3_5     (OF(QWEN3_5) | OF(QWEN3_5_MOE))
 #define QWEN3_NEXT  OF(QWEN3_NEXT)
 #define LINEAR      (QWEN3_5 | QWEN3_NEXT)
 #define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
 #define FULL                                                                                                           \
-    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~DOTS) | MINIMAX | GLM_DENSE | ERNIE | HY | HUNYUAN | LINEAR |    \
-     LLAMA4) /* without a window */
+    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~(DOTS | EXAONE_MOE)) | MINIMAX | GLM_DENSE | ERNIE | HY |        \
+     HUNYUAN | LINEAR | LLAMA4) /* without a window */
 #define LLAMAS                                                                                                         \
     (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE)
 #define NEOX       OF(NEOX)

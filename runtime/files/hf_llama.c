@@ -53,6 +53,7 @@ static const struct class
     [SPW_FAMILY_ERNIE] = {2, 128, 1e-5, .out_bias = true, .tied = true},
     [SPW_FAMILY_ERNIE_MOE] = {4, 0, 1e-5, .fixed_bias = true, .tied = true}, /* else its head has one, too */
     [SPW_FAMILY_EXAONE4] = {32, 0, 1e-5, SPW_NORMS_AFTER, .fixed_bias = true, .qk_norm = true},
+    [SPW_FAMILY_EXAONE_MOE] = {32, 0, 1e-5, .fixed_bias = true, .qk_norm = true},
     [SPW_FAMILY_MINISTRAL3] = {8, 128, 1e-5, .fixed_bias = true},
     [SPW_FAMILY_QWEN3_5] = {4, 256, 1e-6, .fixed_bias = true, .qk_norm = true},
     [SPW_FAMILY_QWEN3_5_MOE] = {2, 256, 1e-6, .fixed_bias = true, .qk_norm = true},

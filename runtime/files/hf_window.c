@@ -71,14 +71,14 @@ read_granite_layers(const source *s, const spw_model_config *c)
 }
 
 /*
- * Gemma's, gpt-oss's, OLMo 3's, EXAONE 4's and Cohere 2's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's and
+ * Gemma's, gpt-oss's, OLMo 3's, EXAONE's and Cohere 2's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's and
  * the last two's by sliding_window_pattern. Their layers without one have no rope, EXAONE's unless none has one.
  */
 static spw_status
 read_windows_between(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "layer_types"), *said = json_object_get(s->object, "sliding_window");
-    bool exaone = c->family == SPW_FAMILY_EXAONE4, skips = exaone || c->family == SPW_FAMILY_COHERE2;
+    bool exaone = spw__hf_of(c->family, EXAONE), skips = exaone || c->family == SPW_FAMILY_COHERE2;
     if (exaone && json_is_null(said))
         return read_layer_types(s, c, false);
     c->window = c->family == SPW_FAMILY_GPT_OSS  ? 128 /* the classes' defaults */

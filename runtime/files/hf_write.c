@@ -280,8 +280,9 @@ write_latent(json_t *o, const spw_model_config *c)
 static void
 write_shared_experts(json_t *o, const spw_model_config *c)
 {
-    set_size(o, "n_routed_experts", c->experts);
-    set_size(o, "n_shared_experts", c->shared_width / c->mlp_width);
+    const bool exaone = c->family == SPW_FAMILY_EXAONE_MOE;
+    set_size(o, exaone ? "num_experts" : "n_routed_experts", c->experts);
+    set_size(o, exaone ? "num_shared_experts" : "n_shared_experts", c->shared_width / c->mlp_width);
     set_size(o, "num_experts_per_tok", c->choices);
     set_size(o, "moe_intermediate_size", c->mlp_width);
     if (c->family != SPW_FAMILY_SOLAR_OPEN)
@@ -331,7 +332,7 @@ static void
 write_llama(json_t *o, const spw_model_config *c)
 {
     bool seed = c->family == SPW_FAMILY_SEED_OSS, glm_dense = spw__hf_of(c->family, GLM_DENSE);
-    bool exaone = c->family == SPW_FAMILY_EXAONE4;
+    bool exaone = spw__hf_of(c->family, EXAONE);
     bool qwen_moe = spw__hf_of(c->family, QWEN_MOE | QWEN3_NEXT);
     bool granite = spw__hf_of(c->family, GRANITE);
     bool biases = spw__hf_of(c->family, LLAMA | SMOLLM3 | OF(GRANITE) | HY | SEED_OSS);
@@ -377,6 +378,11 @@ write_llama(json_t *o, const spw_model_config *c)
         write_latent(o, c);
     if (spw__hf_of(c->family, BESIDE) || c->kv_rank > 0) {
         write_shared_experts(o, c);
+        if (exaone) {
+            json_object_set_new(o, "mlp_layer_types", mlp_layer_types(c));
+            spw__hf_write_rope_windows(o, c);
+            return;
+        }
         json_object_set_new(o, "attention_bias", json_boolean(c->qkv_bias));
         if (c->family == SPW_FAMILY_DOTS1) {
             set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);

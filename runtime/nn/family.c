@@ -54,6 +54,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "llama4_text",
                                                            "deepseek_v32",
                                                            "glm_moe_dsa",
+                                                           "exaone_moe",
                                                            "custom"};
 
 const char *

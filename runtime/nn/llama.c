@@ -7,7 +7,7 @@
  * DeepSeek-V2, V3 and GLM-4.7-Flash (latent attention besides), Gemma (Gemma 3's norms where Llama has them), Granite (four factors),
  * OLMoE (OLMo 2's norms of q and k, experts), Seed-OSS (biases), GLM-4 (gate and up in one, pairs that are turned are neighbors;
  * since 0414 norms where Gemma 2 has them), ERNIE 4.5 (such pairs) and EXAONE 4 (OLMo 2's norms, Qwen3's of q and k, no rope without
- * a window), Ministral 3 (queries that grow with their place), GPT-NeoX (LayerNorm, an MLP without a gate beside attention), OPT (LayerNorm,
+ * a window; its mixture has Llama's norms and DeepSeek's experts), Ministral 3 (queries that grow with their place), GPT-NeoX (LayerNorm, an MLP without a gate beside attention), OPT (LayerNorm,
  * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
  * embeddings of each layer, layers that read another's keys), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
@@ -619,6 +619,7 @@ names_of(const spw_model_config *c)
     case SPW_FAMILY_MINIMAX_M2:
         n = (mixture_names){"block_sparse_moe", "gate", "e_score_correction_bias", NULL, "w1", "w3", "w2"};
         break;
+    case SPW_FAMILY_EXAONE_MOE: n.bias = "e_score_correction_bias"; break;
     case SPW_FAMILY_ERNIE_MOE: n.bias = "moe_statics.e_score_correction_bias"; break;
     case SPW_FAMILY_HY_V3:
         n.router = "router.gate";

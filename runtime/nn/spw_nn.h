@@ -433,6 +433,7 @@ typedef enum spw_family {
     SPW_FAMILY_LLAMA4,
     SPW_FAMILY_DEEPSEEK_V32,
     SPW_FAMILY_GLM_DSA,
+    SPW_FAMILY_EXAONE_MOE,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
