@@ -377,6 +377,7 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
             p->rows, p->cols);
         if (run->params[k] == NULL)
             continue;
+        run->params[k]->trained = e->layout.units[at->unit_idx].trainable;
         run->params[k]->absent = run->gradients_alone;
         run->params[k]->piece_rows = at->pieces > 1 ? at->piece_elems / p->cols : 0;
         run->params[k]->pieces_before = pieces;

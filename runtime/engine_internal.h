@@ -145,6 +145,8 @@ struct spw_engine {
     uint64_t tape_bytes;
     double again_flops;   /* of a micro-batch's linear layers, computed again before their backward pass */
     uint32_t *users;      /* (unit_count) how many blocks use each; while plans are made */
+    bool *passes;         /* (parameters) backward makes the gradient of what it is multiplied by; likewise */
+    unsigned *back;       /* (blocks) what backward goes through, SPW_PASSED_; likewise */
     uint64_t block_elems; /* of all units that one block uses, at most */
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;

@@ -12,9 +12,25 @@
 /* Pages of the program and its libraries that a training process touches after its plan was made: measured, rounded up. */
 enum { LIBRARY_BYTES = 5 << 18 };
 
-/* Runs a block's forward dry, on a tape that was reset, and its backward if that was asked for; logit_rows as below. */
+/* How far a dry run goes: to the block's end, back to its weights, or to what enters it. */
+typedef enum reach { FORWARD, TO_WEIGHTS, TO_INPUT } reach;
+
+/* Of which parameters a dry backward has made the gradient of what they are multiplied by. */
+static void
+note_passes(spw_engine *e, const block_run *run)
+{
+    const spw_block *b = &e->model->blocks[run->block_idx];
+    for (uint32_t k = 0; k < b->param_count; k++)
+        e->passes[b->param_ids[k]] |= run->params[k] != NULL && run->params[k]->passes;
+    e->back[run->block_idx] |= spw_tape_passed(e->tape);
+}
+
+/*
+ * Runs a block dry, on a tape that was reset; logit_rows as below. What goes back from the lowest trained block to what enters it, which other
+ * chains may ask for, is none of what is counted.
+ */
 static spw_status
-dry_run(spw_engine *e, uint32_t block_idx, const spw_batch *batch, uint64_t logit_rows, bool backward, spw_error *err)
+dry_run(spw_engine *e, uint32_t block_idx, const spw_batch *batch, uint64_t logit_rows, reach to, spw_error *err)
 {
     bool head = block_idx + 1 == e->model->block_count;
     block_run run = {.block_idx = block_idx};
@@ -22,14 +38,16 @@ dry_run(spw_engine *e, uint32_t block_idx, const spw_batch *batch, uint64_t logi
     run.unit_count = spw__block_units(e, block_idx, run.units);
     if (block_idx > 0)
         x = spw_tape_input(e->tape, NULL, head && logit_rows > 0 ? logit_rows : batch->sequences * batch->positions,
-                           e->model->config.width, backward);
+                           e->model->config.width, to == TO_INPUT);
     if (x != NULL)
         x->grad = x->data;
     y = spw__call_forward(e, &run, batch, x, true, head && logit_rows > 0);
     if (y != NULL && !head)
         y->grad = y->data; /* it lies in the flow */
-    if (backward)
+    if (to != FORWARD)
         spw_tape_backward(e->tape, y);
+    if (to == (block_idx > e->lowest ? TO_INPUT : TO_WEIGHTS))
+        note_passes(e, &run);
     if (spw_tape_check(e->tape, err) == SPW_OK && y != NULL)
         return SPW_OK;
     spw_error_wrap(err, "block %s", e->model->blocks[block_idx].name);
@@ -38,14 +56,13 @@ dry_run(spw_engine *e, uint32_t block_idx, const spw_batch *batch, uint64_t logi
 
 /* The same of one part of a call, on a tape that was not. */
 static spw_status
-dry_part(spw_engine *e, uint32_t block_idx, const spw_batch *batch, spw_part part, spw_error *err)
+dry_part(spw_engine *e, uint32_t block_idx, const spw_batch *batch, spw_part part, reach to, spw_error *err)
 {
     void *const unseen = (void *)(uintptr_t)256;
-    const bool back = part >= SPW_PART_BACK_TURN;
     spw_apart apart = {.read = unseen, .sums = unseen, .routing = unseen, .dy = unseen};
-    spw_tape_reset(e->tape, NULL, 0, back);
+    spw_tape_reset(e->tape, NULL, 0, to != FORWARD);
     spw_tape_call_part(e->tape, part, &apart, 0, 1);
-    return dry_run(e, block_idx, batch, 0, back, err);
+    return dry_run(e, block_idx, batch, 0, to, err);
 }
 
 static void
@@ -62,11 +79,14 @@ measure_parts(spw_engine *e, uint32_t block_idx, const spw_batch *batch, uint64_
     spw_batch one = *batch;
     one.sequences = 1;
     spw_tape_reset(e->tape, NULL, 0, false);
-    SPW_TRY(dry_run(e, block_idx, &one, 0, false, err));
+    SPW_TRY(dry_run(e, block_idx, &one, 0, FORWARD, err));
     note_most(bytes_out, spw_tape_arena_used(e->tape));
     for (spw_part part = SPW_PART_BEFORE; part <= SPW_PART_BACK; part++) {
-        SPW_TRY(dry_part(e, block_idx, batch, part, err));
+        const bool back = part >= SPW_PART_BACK_TURN;
+        SPW_TRY(dry_part(e, block_idx, batch, part, back ? TO_INPUT : FORWARD, err));
         note_most(bytes_out, spw_tape_arena_used(e->tape));
+        if (block_idx == e->lowest && back)
+            SPW_TRY(dry_part(e, block_idx, batch, part, TO_WEIGHTS, err));
         if (block_idx >= e->lowest && (part == SPW_PART_BACK_BEFORE || part == SPW_PART_BACK))
             e->again_flops += (double)spw_tape_linear_flops(e->tape);
     }
@@ -96,18 +116,22 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
         spw_tape_reset(e->tape, NULL, 0, false);
         if (e->cache_slots > 0 && positions == 1) /* as spw__engine_extend() does */
             spw_tape_use_cache(e->tape, NULL, 0, NULL, true);
-        SPW_TRY(dry_run(e, b, &batch, logit_rows, false, err));
+        SPW_TRY(dry_run(e, b, &batch, logit_rows, FORWARD, err));
         note_most(bytes_out, spw_tape_arena_used(e->tape));
         if (e->inference)
             continue;
         if (!head) { /* whose forward is part of its backward */
             spw_tape_reset_keeping(e->tape, NULL, 0);
-            SPW_TRY(dry_run(e, b, &batch, logit_rows, false, err));
+            SPW_TRY(dry_run(e, b, &batch, logit_rows, FORWARD, err));
             note_most(&e->tape_bytes, spw_round_up(spw_tape_arena_used(e->tape), 4096));
         }
         spw_tape_reset(e->tape, NULL, 0, true);
-        SPW_TRY(dry_run(e, b, &batch, logit_rows, true, err));
+        SPW_TRY(dry_run(e, b, &batch, logit_rows, TO_INPUT, err));
         note_most(bytes_out, spw_tape_arena_used(e->tape));
+        if (b == e->lowest) {
+            spw_tape_reset(e->tape, NULL, 0, true);
+            SPW_TRY(dry_run(e, b, &batch, logit_rows, TO_WEIGHTS, err));
+        }
         if (!head && b >= e->lowest)
             e->again_flops += (double)spw_tape_linear_flops(e->tape);
     }
@@ -120,7 +144,9 @@ measure_blocks(spw_engine *e, spw_error *err)
 {
     uint32_t units[SPW_BLOCK_PARAMS_MAX];
     e->users = spw_mem_calloc(e->layout.unit_count, sizeof *e->users);
-    if (e->users == NULL)
+    e->passes = spw_mem_calloc(e->model->param_count, sizeof *e->passes);
+    e->back = spw_mem_calloc(e->model->block_count, sizeof *e->back);
+    if (e->users == NULL || e->passes == NULL || e->back == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "plan of %u units", e->layout.unit_count);
     for (uint32_t b = 0; b < e->model->block_count; b++) {
         uint32_t n = spw__block_units(e, b, units);
@@ -300,9 +326,9 @@ attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
 }
 
 /*
- * Of a step: each matrix twice per element and token forward, again for recomputing what backward reads, and twice that backward, where half
- * is for its own gradient; forward alone below the lowest block that is trained. And so the products of attention. Experts in pieces are not
- * kept, so backward computes them again in any case; and where their sum is read, once more for it, unless that is kept.
+ * Of a step: each matrix twice per element and token forward, again for recomputing what backward reads, and in backward for its own
+ * gradient and for that of what it is multiplied by, where they are made; forward alone below the lowest block that is trained. And so the products of attention. Experts in pieces are not
+ * kept, so backward computes them again in any case, if it goes through them, and those in turns too; and where their sum is read, once more for it, unless that is kept.
  */
 static void
 count_flops(const spw_engine *e, plan_input *in)
@@ -314,23 +340,25 @@ count_flops(const spw_engine *e, plan_input *in)
     for (uint32_t b = 1; b < e->model->block_count; b++) { /* the first looks embeddings up */
         const spw_block *block = &e->model->blocks[b];
         const double rows = b + 1 == e->model->block_count ? e->targeted_share : 1;
+        const bool goes = (e->back[b] & SPW_PASSED_EXPERTS) != 0;
         for (uint32_t k = 0; k < block->param_count; k++) {
             const spw_param *p = &e->model->params[block->param_ids[k]];
             const bool chosen = p->expert > 0 || p->of_experts;
-            double share = chosen ? (double)m->choices / (double)m->experts : rows; /* of the rows that meet it */
-            double product = p->ndim > 1 && !p->unread ? 2 * share * (double)(p->rows * p->cols) : 0;
+            double share = chosen ? (double)m->choices / (double)m->experts : rows;      /* of the rows that meet it */
+            double product = p->ndim == 2 && !p->unread ? 2 * share * (double)(p->rows * p->cols) : 0; /* taps multiply no matrix */
             forward += product;
             if (b >= e->lowest) {
-                backward += product * (p->frozen ? 1 : 2);
-                again += chosen && (!in_pieces || m->experts_beside) ? product : 0;
-                twice += chosen && in_pieces ? product : 0;
+                backward += product * ((p->frozen ? 0 : 1) + (e->passes[block->param_ids[k]] ? 1 : 0));
+                again += chosen && (m->experts_beside || (!in_pieces && (goes || !e->in_turns))) ? product : 0;
+                twice += chosen && in_pieces && goes ? product : 0;
             }
         }
     }
     for (uint64_t l = 0; l < m->layers; l++) {
         double product = attention_flops(m, l, (double)e->T);
         const bool trained = l + 1 >= e->lowest; /* the first block has the embeddings */
-        attention += (!trained ? 1 : e->shares_turns && spw_model_experts(m, l) > 0 ? 5 : 4) * product;
+        attention += (!trained ? 1 : e->shares_turns && spw_model_experts(m, l) > 0 ? 3 : 2) * product;
+        attention += l + 1 < e->model->block_count && (e->back[l + 1] & SPW_PASSED_ATTENTION) ? 2 * product : 0;
         attention_again += !trained ? 0 : e->shares_turns && spw_model_experts(m, l) > 0 ? 2 * product : product;
     }
     in->recompute_flops = tokens * (again + attention_again);
@@ -831,6 +859,10 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
 {
     spw_status st = plan_together(e, o, err);
     spw_mem_free(e->users);
+    spw_mem_free(e->passes);
+    spw_mem_free(e->back);
     e->users = NULL;
+    e->passes = NULL;
+    e->back = NULL;
     return st;
 }

@@ -219,10 +219,11 @@ static spw_status
 call_part(spw_engine *e, block_run *run, uint32_t micro, uint32_t i, void *data, spw_part part, uint64_t first,
           uint64_t end, spw_value **y, spw_error *err)
 {
+    const bool back = part == SPW_PART_BACK_TURN;
     spw_value *x;
-    spw_tape_reset(e->tape, e->arena, e->arena_bytes, part >= SPW_PART_BACK_TURN);
+    spw_tape_reset(e->tape, e->arena, e->arena_bytes, back);
     spw_tape_call_part(e->tape, part, apart_of(e, run->at, i), first, end);
-    x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, false);
+    x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, back && run->at > e->lowest);
     *y = call_block(e, run, micro, i, x, run->mode == MODE_TRAIN);
     return spw_tape_check(e->tape, err);
 }

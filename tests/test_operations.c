@@ -1,6 +1,6 @@
 /*
  * Operations that a plan counts: they are those of the products that the device is asked for in a step, to the last one, whatever the family,
- * with adapters beside dense weights and beside experts, and with what is computed again.
+ * with adapters beside dense weights and beside experts, with what is computed again, and without what nobody asks for.
  */
 #include "lib_rig.h"
 #include "engine_internal.h"
@@ -12,11 +12,11 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-/* The cpu device, with products that count their operations; experts' are one for each of them. */
+/* The cpu device, with products that count their operations; experts' are one for each of them, and attention's are apart. */
 static struct {
     const spw_gpu_calls *own;
     spw_gpu_calls calls;
-    double sum;
+    double sum, attention;
 } counted;
 
 static void
@@ -101,6 +101,53 @@ product(spw_gpu_queue *q, act *y, const act *onto, float by, const act *x, const
     counted.own->product(q, y, onto, by, x, w, scale, M, N, K, flags);
 }
 
+/* Of a row's keys all before it, or those of its window. */
+static double
+attended(const spw_attention_shape *s)
+{
+    const double T = (double)s->T, W = s->window == 0 || s->window > s->T ? T : (double)s->window;
+    const uint64_t Dv = s->Dv > 0 ? s->Dv : s->D;
+    return 2.0 * (double)(s->B * s->Hq * (s->D + Dv)) * (W * T - W * W / 2);
+}
+
+static void
+attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
+          const spw_attention_shape *s)
+{
+    counted.attention += attended(s);
+    counted.own->attention(q, out, lse, query, key, value, s);
+}
+
+static void
+attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, float *dsinks, const act *dout,
+                   const act *out, const float *lse, const act *query, const act *key, const act *value,
+                   const spw_attention_shape *s)
+{
+    counted.attention += 2 * attended(s);
+    counted.own->attention_backward(q, dquery, dkey, dvalue, dsinks, dout, out, lse, query, key, value, s);
+}
+
+static double
+of_state(const spw_delta_shape *s)
+{
+    return 6.0 * (double)(s->B * s->T * s->Hv * s->Dk * s->Dv);
+}
+
+static void
+delta(spw_gpu_queue *q, act *out, float *rows, const spw_delta_inputs *in, const spw_delta_shape *s)
+{
+    counted.attention += of_state(s);
+    counted.own->delta(q, out, rows, in, s);
+}
+
+static void
+delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
+               const float *rows, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *s)
+{
+    counted.attention += 2 * of_state(s);
+    counted.own->delta_backward(q, dqkv, da, db, dlog_a, ddt_bias, dout, rows, scratch, in, s);
+}
+
 static void
 count(spw_engine *e)
 {
@@ -115,33 +162,45 @@ count(spw_engine *e)
     counted.calls.head_see = head_see;
     counted.calls.head_backward = head_backward;
     counted.calls.product = product;
+    counted.calls.attention = attention;
+    counted.calls.attention_backward = attention_backward;
+    counted.calls.delta = delta;
+    counted.calls.delta_backward = delta_backward;
     e->compute->calls = &counted.calls;
-    counted.sum = 0;
+    counted.sum = counted.attention = 0;
 }
 
-/* Of the second step. most: this share of what is planned, at most, the device is not asked for; it is never asked for more. */
 static void
-compare(spw_family family, void (*change)(rig *r), double most)
+check(const rig *r, const char *what, double planned, double done)
+{
+    if (!(fabs(planned - done) <= 1e-12 * planned))
+        fail_msg("%s%s, %s%s: %.0f operations are planned, and the device was asked for %.0f",
+                 tiny_family_name(r->c.model.family), r->c.run.lora.rank > 0 ? ", adapters" : "", what,
+                 r->e->plan.tape_count == 0 ? ", computed again" : "", planned, done);
+}
+
+/* Of the second step; chunks of places are not counted. */
+static void
+compare(spw_family family, void (*change)(rig *r))
 {
     for (int again = 0; again < 2; again++) {
-        double planned;
         rig r;
         rig_config(&r, family, SPW_STATE_FP32, SPW_TIER_HOST);
         if (change != NULL)
             change(&r);
         snprintf(r.c.run.recompute, sizeof r.c.run.recompute, again ? "always" : "auto");
         rig_open(&r);
-        assert_true((r.e->plan.tape_count == 0) == (again > 0 || r.e->shares_turns));
-        planned = r.e->plan.flops - r.e->plan.attention_flops;
+        assert_true((r.e->plan.tape_count == 0) ==
+                    (again > 0 || r.e->shares_turns || spw__kept_blocks(r.e->lowest, r.e->chain_count) == 0));
         rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
         rig_train(&r, 0, 1);
         rig_need(&r, spw_engine_drain(r.e, &r.err));
         count(r.e);
         rig_train(&r, 1, 2);
         rig_need(&r, spw_engine_drain(r.e, &r.err));
-        if (!(planned >= counted.sum * (1 - 1e-12)) || !(planned - counted.sum <= (most + 1e-12) * planned))
-            fail_msg("%s%s%s: %.0f operations are planned, and the device was asked for %.0f", tiny_family_name(family),
-                     r.c.run.lora.rank > 0 ? ", adapters" : "", again ? ", computed again" : "", planned, counted.sum);
+        check(&r, "products", r.e->plan.flops - r.e->plan.attention_flops, counted.sum);
+        if (r.c.model.chunk == 0)
+            check(&r, "attention", r.e->plan.attention_flops, counted.attention);
         rig_remove(&r);
     }
 }
@@ -158,14 +217,11 @@ test_families(void **state)
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         spw_model_config m;
-        /* gradients of what enters the lowest layer, where no norm comes first, are not made; taps of a convolution are no product's */
-        bool taps = families[f] == SPW_FAMILY_QWEN3_NEXT;
-        double most = families[f] == SPW_FAMILY_OLMO2 || families[f] == TINY_GEMMA4_SMALL ? 0.04 : taps ? 0.02 : 0;
         tiny_model_config(&m, families[f]);
-        compare(families[f], NULL, taps ? most : 0);
-        compare(families[f], rig_lora, most);
+        compare(families[f], NULL);
+        compare(families[f], rig_lora);
         if (m.experts > 0)
-            compare(families[f], rig_lora_experts, most);
+            compare(families[f], rig_lora_experts);
     }
 }
 
@@ -243,27 +299,210 @@ static void
 test_others(void **state)
 {
     (void)state;
-    compare(SPW_FAMILY_QWEN3_MOE, adapted_in_turns, 0);
-    compare(SPW_FAMILY_QWEN3_MOE, in_turns_and_pieces, 0);
-    compare(SPW_FAMILY_QWEN3_MOE, in_shared_turns, 0);
-    compare(SPW_FAMILY_QWEN2_MOE, in_shared_turns_and_pieces, 0);
-    compare(SPW_FAMILY_DEEPSEEK_V3, in_shared_turns, 0);
-    compare(SPW_FAMILY_LLAMA4, adapted_in_shared_turns, 0);
-    compare(SPW_FAMILY_GEMMA4, in_turns, 0); /* whose experts' sum is read */
-    compare(SPW_FAMILY_GEMMA4, in_pieces, 0);
-    compare(SPW_FAMILY_GEMMA4, in_turns_and_pieces, 0);
-    compare(SPW_FAMILY_LLAMA4, adapted_in_turns, 0);
-    compare(SPW_FAMILY_LLAMA, in_pieces, 0);
-    compare(SPW_FAMILY_GPT_OSS, adapted_in_pieces, 0);
-    compare(SPW_FAMILY_LLAMA, head_in_pieces, 0);
-    compare(SPW_FAMILY_LLAMA, muon, 0);
-    compare(SPW_FAMILY_LLAMA, rig_freeze_lower, 0);
-    compare(SPW_FAMILY_QWEN3_MOE, rig_freeze_mlps, 0);
+    compare(SPW_FAMILY_QWEN3_MOE, adapted_in_turns);
+    compare(SPW_FAMILY_QWEN3_MOE, in_turns_and_pieces);
+    compare(SPW_FAMILY_QWEN3_MOE, in_shared_turns);
+    compare(SPW_FAMILY_QWEN2_MOE, in_shared_turns_and_pieces);
+    compare(SPW_FAMILY_DEEPSEEK_V3, in_shared_turns);
+    compare(SPW_FAMILY_LLAMA4, adapted_in_shared_turns);
+    compare(SPW_FAMILY_GEMMA4, in_turns); /* whose experts' sum is read */
+    compare(SPW_FAMILY_GEMMA4, in_pieces);
+    compare(SPW_FAMILY_GEMMA4, in_turns_and_pieces);
+    compare(SPW_FAMILY_LLAMA4, adapted_in_turns);
+    compare(SPW_FAMILY_LLAMA, in_pieces);
+    compare(SPW_FAMILY_GPT_OSS, adapted_in_pieces);
+    compare(SPW_FAMILY_LLAMA, head_in_pieces);
+    compare(SPW_FAMILY_LLAMA, muon);
+    compare(SPW_FAMILY_LLAMA, rig_freeze_lower);
+    compare(SPW_FAMILY_QWEN3_MOE, rig_freeze_mlps);
+}
+
+/* Adapters of one weight of one layer: a layer's input needs no gradient there, nor does what lies in front of the weight. */
+static void
+adapt(rig *r, const char *glob)
+{
+    rig_lora(r);
+    r->c.run.lora_targets.count = 1;
+    snprintf(r->c.run.lora_targets.item[0], sizeof r->c.run.lora_targets.item[0], "%s", glob);
+}
+
+static void
+adapt_down(rig *r)
+{
+    adapt(r, r->c.model.family == SPW_FAMILY_GPT2 ? "h.1.mlp.c_proj" : "*.layers.1.mlp.down_proj");
+}
+
+static void
+adapt_gate(rig *r)
+{
+    adapt(r, "*.layers.1.mlp.gate_proj");
+}
+
+static void
+adapt_query(rig *r)
+{
+    adapt(r, "*.layers.1.*.q_proj");
+}
+
+static void
+adapt_down_in_tiles(rig *r)
+{
+    in_pieces(r);
+    adapt_down(r);
+}
+
+static void
+adapt_gate_in_tiles(rig *r)
+{
+    in_pieces(r);
+    adapt_gate(r);
+}
+
+static void
+adapt_shared(rig *r)
+{
+    adapt(r, "*.layers.1.*shared_expert*down_proj");
+}
+
+static void
+adapt_shared_in_turns(rig *r)
+{
+    in_turns(r);
+    adapt_shared(r);
+}
+
+static void
+adapt_shared_in_shared_turns(rig *r)
+{
+    in_shared_turns(r);
+    adapt_shared(r);
+}
+
+static void
+adapt_experts(rig *r)
+{
+    rig_lora_experts(r);
+    r->c.run.lora_targets.count = 0;
+}
+
+static void
+adapt_experts_in_shared_turns(rig *r)
+{
+    in_shared_turns(r);
+    adapt_experts(r);
+}
+
+static void
+adapt_experts_in_pieces(rig *r)
+{
+    in_pieces(r);
+    adapt_experts(r);
+}
+
+static void
+freeze_norms(rig *r)
+{
+    rig_freeze(r, "*norm*");
+}
+
+static void
+freeze_lower_and_norms(rig *r)
+{
+    rig_freeze_lower(r);
+    freeze_norms(r);
+}
+
+static void
+freeze_all_but_head(rig *r)
+{
+    r->c.model.tied = false;
+    rig_freeze(r, "*embed_tokens*");
+    rig_freeze(r, "*.layers.*");
+    freeze_norms(r);
+}
+
+static double
+planned(spw_family family, void (*change)(rig *r), const spw_model_config *m)
+{
+    double flops;
+    rig r;
+    rig_config(&r, family, SPW_STATE_FP32, SPW_TIER_HOST);
+    assert_memory_equal(&r.c.model, m, sizeof *m);
+    change(&r);
+    rig_open(&r);
+    flops = r.e->plan.flops;
+    rig_remove(&r);
+    return flops;
+}
+
+/* What lies in front of the lowest weight that is trained has no gradient, and its products are not made. */
+static void
+test_lowest(void **state)
+{
+    rig r;
+    double each, less;
+    (void)state;
+    compare(SPW_FAMILY_LLAMA, adapt_down);
+    compare(SPW_FAMILY_LLAMA, adapt_down_in_tiles);
+    compare(SPW_FAMILY_LLAMA, adapt_gate);
+    compare(SPW_FAMILY_LLAMA, adapt_gate_in_tiles);
+    compare(SPW_FAMILY_LLAMA, adapt_query);
+    compare(SPW_FAMILY_GPT2, adapt_down);
+    compare(SPW_FAMILY_LLAMA, freeze_norms);
+    compare(SPW_FAMILY_LLAMA, freeze_lower_and_norms);
+    compare(SPW_FAMILY_LLAMA, freeze_all_but_head);
+    compare(SPW_FAMILY_QWEN2_MOE, adapt_shared);
+    compare(SPW_FAMILY_QWEN2_MOE, adapt_shared_in_turns);
+    compare(SPW_FAMILY_QWEN2_MOE, adapt_shared_in_shared_turns);
+    compare(SPW_FAMILY_QWEN3_MOE, adapt_experts);
+    compare(SPW_FAMILY_QWEN3_MOE, adapt_experts_in_pieces);
+    compare(SPW_FAMILY_QWEN3_MOE, adapt_experts_in_shared_turns);
+    compare(SPW_FAMILY_LLAMA4, adapt_experts);
+    compare(SPW_FAMILY_GPT_OSS, adapt_experts);
+    rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_FP32, SPW_TIER_HOST);
+    each = 2.0 * (double)(r.c.accumulation * r.c.micro_batch * r.c.data.seq_length);
+    less = each * (double)(r.c.model.width * (r.c.model.heads + 2 * r.c.model.kv_heads) * r.c.model.head_dim);
+    assert_true(planned(SPW_FAMILY_LLAMA, rig_freeze_lower, &r.c.model) -
+                    planned(SPW_FAMILY_LLAMA, freeze_lower_and_norms, &r.c.model) ==
+                less);
+}
+
+/* Experts whose rows have no gradient, or that have none themselves: turns change no bit. */
+static void
+test_turns(void **state)
+{
+    static const struct {
+        spw_family family;
+        void (*change)(rig *r);
+    } all[] = {{SPW_FAMILY_QWEN3_MOE, adapt_experts},
+               {SPW_FAMILY_LLAMA4, adapt_experts},
+               {SPW_FAMILY_GPT_OSS, adapt_experts},
+               {SPW_FAMILY_QWEN2_MOE, adapt_shared}};
+    (void)state;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        rig_outcome want, got;
+        for (int turns = 0; turns < 3; turns++) { /* none, for each micro-batch by itself, shared */
+            rig r;
+            rig_config(&r, all[i].family, SPW_STATE_FP32, SPW_TIER_HOST);
+            all[i].change(&r);
+            r.c.run.expert_turns = turns > 0 ? 3 : 0;
+            r.c.run.micro_batches_per_pass = turns == 1 ? 1 : 0;
+            rig_descend(&r, turns == 0 ? &want : &got);
+            assert_true(r.e->in_turns == (turns > 0) && r.e->shares_turns == (turns == 2));
+            if (turns > 0) {
+                rig_near(&want, &got, 0, tiny_family_name(all[i].family));
+                free(got.masters);
+            }
+            rig_remove(&r);
+        }
+        free(want.masters);
+    }
 }
 
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_families), cmocka_unit_test(test_others)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_families), cmocka_unit_test(test_others),
+                                       cmocka_unit_test(test_lowest), cmocka_unit_test(test_turns)};
     return cmocka_run_group_tests_name("operations", tests, NULL, NULL);
 }

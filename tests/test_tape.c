@@ -26,7 +26,8 @@ typedef struct layer {
     float losses[ROWS];
     char *kept, *arena;
     bool lazy, uncut, begun[SPW_BLOCK_PARAMS_MAX];
-    spw_batch batch; /* of the call */
+    const uint32_t *only; /* this parameter's gradient is wanted, and no other; NULL: all, and the input's */
+    spw_batch batch;      /* of the call */
     spw_value *params[SPW_BLOCK_PARAMS_MAX];
 } layer;
 
@@ -129,14 +130,15 @@ forward(layer *l, bool recorded)
                            .losses = l->losses,
                            .dropout_key = 8,
                            .dropout_counter = 77};
-    x = spw_tape_input(l->tape, l->x, ROWS, l->model->config.width, recorded);
+    x = spw_tape_input(l->tape, l->x, ROWS, l->model->config.width, recorded && l->only == NULL);
     x->grad = l->dx;
     for (uint32_t k = 0; k < l->block->param_count; k++) {
         const spw_param *p = &l->model->params[l->block->param_ids[k]];
         if (!l->lazy)
             memset(l->grads[k], 0, p->rows * p->cols * sizeof(float));
-        l->params[k] = spw_tape_param(l->tape, l->weights[k], recorded ? l->grads[k] : NULL,
-                                      l->lazy ? &l->begun[k] : NULL, p->rows, p->cols);
+        l->params[k] =
+            spw_tape_param(l->tape, l->weights[k], recorded && (l->only == NULL || *l->only == k) ? l->grads[k] : NULL,
+                           l->lazy ? &l->begun[k] : NULL, p->rows, p->cols);
     }
     y = l->block->forward(&call, x);
     if (y != NULL && recorded) {
@@ -376,6 +378,58 @@ test_tiles(void **state)
         free(want);
         free(want_y);
         close_layer(&l);
+    }
+}
+
+static bool
+is_zero(const float *v, uint64_t n)
+{
+    uint64_t i = 0;
+    while (i < n && v[i] == 0)
+        i++;
+    return i == n;
+}
+
+/* Each parameter trained alone, with no gradient of the input: its gradient is the one that it has where all are wanted. */
+static void
+train_each(layer *l, const float *want)
+{
+    uint64_t at = ROWS * l->model->config.width;
+    for (uint32_t k = 0; k < l->block->param_count; k++) {
+        const spw_param *p = &l->model->params[l->block->param_ids[k]];
+        const uint64_t n = p->rows * p->cols, before = ROWS * l->model->config.width;
+        float *got;
+        l->only = &k;
+        memset(l->arena, 0xff, ARENA); /* NaN */
+        memset(l->dx, 0, before * sizeof *l->dx);
+        spw_tape_reset(l->tape, l->arena, ARENA, true);
+        got = backward(l, forward(l, true));
+        if (memcmp(want + at, got + at, n * sizeof *got) != 0)
+            fail_msg("%s: %s alone has another gradient", spw_family_name(l->model->config.family), p->name);
+        assert_true(is_zero(got, at) && is_zero(got + at + n, before + l->grad_elems - at - n));
+        at += n;
+        free(got);
+    }
+    l->only = NULL;
+}
+
+/* What nobody asks for is not made, and what somebody does keeps its bits, whole and in tiles. */
+static void
+test_unasked(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 2 * FAMILIES; k++) {
+        for (uint64_t each = 0; each <= 7; each += 7) {
+            layer l;
+            float *want;
+            open_each(&l, k);
+            spw_tape_in_tiles(l.tape, each);
+            spw_tape_reset(l.tape, l.arena, ARENA, true);
+            want = backward(&l, forward(&l, true));
+            train_each(&l, want);
+            free(want);
+            close_layer(&l);
+        }
     }
 }
 
@@ -629,9 +683,9 @@ test_handed_over(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kept),   cmocka_unit_test(test_put_off),
-                                       cmocka_unit_test(test_tiles),  cmocka_unit_test(test_tiles_refused),
-                                       cmocka_unit_test(test_begun),  cmocka_unit_test(test_handed_over),
-                                       cmocka_unit_test(test_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kept),          cmocka_unit_test(test_put_off),
+                                       cmocka_unit_test(test_tiles),         cmocka_unit_test(test_unasked),
+                                       cmocka_unit_test(test_tiles_refused), cmocka_unit_test(test_begun),
+                                       cmocka_unit_test(test_handed_over),   cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests_name("tape", tests, NULL, NULL);
 }

@@ -188,6 +188,7 @@ spw__attention_backward(spw_tape *t, const spw__op *o)
 {
     const spw_value *y = o->out;
     act *d[3];
+    t->passed |= SPW_PASSED_ATTENTION;
     for (int i = 0; i < 3; i++) {
         unsigned ignored = 0;
         SPW_ASSERT(!o->in[i]->grad_set || o->in[i] == o->in[0]);

@@ -122,6 +122,7 @@ spw__delta_backward(spw_tape *t, const spw__op *o)
     spw_delta_shape s = some_sequences(&o->delta, 0);
     uint64_t used;
     act *d[3];
+    t->passed |= SPW_PASSED_ATTENTION;
     for (int i = 0; i < 3; i++) {
         unsigned ignored = 0;
         SPW_ASSERT(!o->in[i]->grad_set);

@@ -370,7 +370,6 @@ spw_nn_by_expert(spw_tape *t, spw_value *w, uint64_t experts, float scale)
     if (y == NULL || (o = spw__tape_op(t, T_BY_EXPERT, y)) == NULL)
         return spw__tape_fail(t);
     y->is_param = true;
-    y->needs_grad = false;
     o->param[0] = w;
     o->p = scale;
     if (spw__tape_computes(t) && (t->apart == NULL || is_turn(t)))
@@ -387,6 +386,7 @@ spw__by_expert_backward(spw_tape *t, const spw__op *o)
     spw_value *w = o->param[0];
     const uint64_t E = y->rows / w->rows;
     float *dw = spw__tape_sum(t, w);
+    w->passes |= y->passes;
     if (!t->dry && dw != NULL)
         spw_gpu_transpose_sum(t->queue, dw, y->w_grad, o->p, E, w->rows * y->cols);
 }
@@ -597,10 +597,26 @@ spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
 
 /* ---------------------------------------------------------------- backward */
 
+/* Where gradients go; they are made when all that lies between is there, in dispatch's backward. */
+void
+spw__linear_each_backward(spw_tape *t, spw__op *o)
+{
+    const uint64_t E = o->in[1]->routed->on_device.E;
+    spw__tape_share_grad(o->in[2], o->out);
+    o->dx[0] = spw__tape_grad(t, o->in[0], SPW_OP_ACC_DX, &o->flags);
+    if (!o->in[0]->needs_grad)
+        return;
+    if (o->stack != NULL)
+        o->stack->passes = true;
+    for (uint64_t e = 0; o->stack == NULL && e < E; e++)
+        o->each[e]->passes = true;
+}
+
 static void
 linear_each_backward(spw_tape *t, const spw__op *o, const span *s)
 {
     spw_value *y = o->out, *x = o->in[0];
+    bool wanted = o->dx[0] != NULL; /* else onto alone may have brought it here */
     each_span told;
     tell_each(t, &told, o, s);
     for (uint64_t i = 0, before = 0; i < told.each.count; before = told.ends[i++]) {
@@ -609,10 +625,12 @@ linear_each_backward(spw_tape *t, const spw__op *o, const span *s)
         const bool rows = told.ends[i] > before;
         told.set[i] = rows && spw__tape_begins(t, w); /* a stack was begun */
         told.db[i] = rows && b != NULL ? spw__tape_sum(t, b) : NULL;
+        wanted |= told.dw[i] != NULL || told.db[i] != NULL;
     }
-    spw_gpu_linear_each_backward(t->queue, spw__tape_at_row(t, x, o->dx[0], told.first),
-                                 spw__tape_at_row(t, y, y->grad, told.first),
-                                 spw__tape_at_row(t, x, x->data, told.first), &told.each, o->flags);
+    if (wanted)
+        spw_gpu_linear_each_backward(t->queue, spw__tape_at_row(t, x, o->dx[0], told.first),
+                                     spw__tape_at_row(t, y, y->grad, told.first),
+                                     spw__tape_at_row(t, x, x->data, told.first), &told.each, o->flags);
 }
 
 /* An expert without rows has a gradient too: zeros. A stack is added to. */
@@ -633,11 +651,13 @@ begin_idle(spw_tape *t, const spw__op *o, uint64_t first, uint64_t end)
     }
 }
 
-/* What lies between dispatch and combine, of a span's rows; their gradient is where combine gives it. */
+/* What lies between dispatch and combine, of a span's rows; their gradient is where combine gives it. Some have none. */
 static void
 experts_backward(spw_tape *t, const spw__op *dispatch, const spw__op *combine, const span *s)
 {
     for (const spw__op *o = combine - 1; o > dispatch; o--) {
+        if (!o->out->grad_set)
+            continue;
         if (o->kind == T_LINEAR_EACH)
             linear_each_backward(t, o, s);
         else if (s->first < s->end)
@@ -665,17 +685,17 @@ turn_backward(spw_tape *t, const spw__op *dispatch, const spw__op *combine, cons
         act *dgiven = spw__tape_at_row(t, given, given->grad, at), *din = spw__tape_at_row(t, in, in->grad, at);
         to_places_of_piece(t, in, x->data, &r->on_device, r->weighs_input, &s);
         experts_forward(t, op_first, op_end, &s);
-        if (r->weighs_input)
+        if (r->weighs_input && dgiven != NULL)
             spw_gpu_dispatch_piece(t->queue, dgiven, combine->out->grad, &r->on_device, s.first, n, given->cols);
-        else
+        else if (!r->weighs_input)
             spw_gpu_combine_backward_piece(t->queue, dgiven, r->dweights, combine->out->grad,
                                            spw__tape_at_row(t, given, given->data, at), &r->on_device, s.first, n,
                                            given->cols);
         experts_backward(t, dispatch, combine, &s);
-        if (r->weighs_input)
+        if (r->weighs_input && din != NULL)
             spw_gpu_combine_backward_piece(t->queue, NULL, r->dweights, x->data, din, &r->on_device, s.first, n,
                                            x->cols);
-        if (sums != NULL)
+        if (sums != NULL && din != NULL)
             spw_gpu_combine_piece(t->queue, sums, din, &r->on_device, r->weighs_input, true, s.first, n, x->cols);
     }
 }
@@ -720,9 +740,9 @@ dispatch_backward_whole(spw_tape *t, spw__op *o, const spw__op *combine)
     act *dx = spw__tape_grad_onto(t, x, &onto);
     if (!backward_turns(t, o, combine, NULL) || t->dry)
         return;
-    if (r->weighs_input)
+    if (r->weighs_input && y->grad != NULL)
         spw_gpu_combine_backward(t->queue, NULL, r->dweights, x->data, y->grad, &r->on_device, y->cols);
-    else if (combine->later)
+    else if (!r->weighs_input && combine->later)
         spw_gpu_combine_backward(t->queue, NULL, r->dweights, combine->out->grad, combine->in[0]->data, &r->on_device,
                                  combine->out->cols);
     if (dx != NULL)
@@ -796,12 +816,17 @@ spw__experts_combine_backward(spw_tape *t, spw__op *o)
     while (dispatch->kind != T_DISPATCH)
         dispatch--;
     SPW_ASSERT(r->dweights == NULL);
+    if (t->part == SPW_PART_ALL && !x->needs_grad && !o->in[1]->needs_grad) {
+        spw__tape_hand_over(t, o->in[2], y);
+        return;
+    }
+    t->in_experts = true;
+    t->passed |= SPW_PASSED_EXPERTS;
     o->in[1]->grad_set = true;
     r->dweights =
         t->apart != NULL ? held_dweights(t, r) : spw__tape_take(t, r->on_device.M * r->on_device.k * sizeof(float));
     if (t->part == SPW_PART_BACK) { /* its experts went back before */
         spw__tape_hand_over(t, o->in[2], y);
-        dispatch->out->grad_set = true;
         return;
     }
     lend_stacks(t, dispatch);
@@ -815,6 +840,6 @@ spw__experts_combine_backward(spw_tape *t, spw__op *o)
     SPW_ASSERT(!added);
     if (!t->dry && !pieces && dx != NULL && r->weighs_input)
         spw_gpu_dispatch(t->queue, dx, y->grad, &r->on_device, y->cols);
-    else if (!t->dry && !pieces && dx != NULL && r->dweights != NULL)
+    else if (!t->dry && !pieces && !r->weighs_input && (dx != NULL || !o->later) && r->dweights != NULL)
         spw_gpu_combine_backward(t->queue, dx, o->later ? NULL : r->dweights, y->grad, x->data, &r->on_device, y->cols);
 }

@@ -113,6 +113,7 @@ spw__linear_backward(spw_tape *t, const spw__op *o)
     uint64_t M = x->rows, N = y->cols, K = (flags & SPW_OP_W_IN_OUT) ? w->rows : w->cols;
     bool through_gelu = x->gelu_in != NULL && x->needs_grad && only_user(t, o, x);
     act *dx = spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags);
+    w->passes |= x->needs_grad;
     x->grad_of_gelu_in = through_gelu;
     if (spw__tape_begins(t, w))
         flags |= SPW_OP_SET_DW;

@@ -135,13 +135,16 @@ static bool
 take_outputs(spw_tape *t, spw__rows *r)
 {
     tile_values v;
-    spw_tape_reset(t->tile, NULL, 0, false);
+    spw__tape_find_needs(t);
+    spw_tape_reset(t->tile, NULL, 0, t->record);
     if (!run_tile(t, r, 0, tile_rows(t, r->call.batch, 0), &v))
         return false;
+    spw__tape_find_needs(t->tile);
     for (uint32_t k = 0; k < r->out_count; k++) {
         r->out[k] = spw__tape_value(t, rows_of(r->call.batch), v.out[k]->cols, NULL);
         if (r->out[k] == NULL)
             return false;
+        r->out[k]->needs_grad = v.out[k]->needs_grad;
     }
     return true;
 }
@@ -264,7 +267,7 @@ settle_grads(spw_tape *t, const spw__rows *r, const input_grads *g, const tile_v
     for (uint32_t k = 0; k < r->in_count; k++) {
         uint64_t bytes = v->in[k]->rows * v->in[k]->cols * t->act_bytes;
         act *at = k == 0 && g->passes ? v->out[0]->grad : v->in[k]->grad;
-        if (v->in[k]->needs_grad && !v->in[k]->grad_set)
+        if (r->in[k]->needs_grad && !v->in[k]->grad_set)
             spw_gpu_zero(t->queue, at, bytes);
     }
     if (g->passes && x->grad_set && x->grad != v->out[0]->grad)

@@ -38,7 +38,10 @@ typedef struct spw_value {
     bool *w_begun; /* something is in w_grad already, and more is added; NULL: it is */
     uint64_t rows, cols;
     bool needs_grad, grad_set, is_param;
-    bool fp8; /* parameters: linear layers compute with 8-bit floats of it, where sizes are multiples of 16 */
+    bool trained; /* parameters: a gradient is wanted, though w_grad may come with a turn */
+    bool
+        passes; /* parameters: backward has made, or would have in a dry call, the gradient of what it is multiplied by */
+    bool fp8;   /* parameters: linear layers compute with 8-bit floats of it, where sizes are multiples of 16 */
     uint8_t *codes, *turned; /* activations: 8-bit floats of data, and of its transpose; NULL: no memory for them yet */
     bool scaled, coded, turned_coded; /* the scale behind codes, these and those are computed */
     bool grad_of_gelu_in;             /* grad went through the gelu already */
@@ -85,6 +88,9 @@ void spw_tape_in_tiles(spw_tape *tape, uint64_t rows);
 uint64_t spw_tape_arena_used(const spw_tape *tape);
 /* Floating point operations of the products of linear layers that forward computed, experts' aside; dry: would have. */
 uint64_t spw_tape_linear_flops(const spw_tape *tape);
+/* What backward went through: attention, linear attention too; a mixture's experts. */
+enum { SPW_PASSED_ATTENTION = 1, SPW_PASSED_EXPERTS = 2 };
+unsigned spw_tape_passed(const spw_tape *tape);
 /*
  * spw_tape_reset_kept - starts a recorded call whose forward was done before: the same block, input and batch, after
  * spw_tape_reset_keeping() with the arena `kept`, which nobody has written since. Forward computes nothing and finds everything where it was; backward takes

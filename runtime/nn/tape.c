@@ -38,7 +38,8 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->keeping = t->kept = false;
     t->record = record;
     t->status = SPW_OK;
-    t->op_count = t->value_count = t->routing_count = t->each_count = 0;
+    t->op_count = t->value_count = t->routing_count = t->each_count = t->found = 0;
+    t->passed = 0;
     t->cache = NULL;
     t->delta_cache = NULL;
     t->places = NULL;
@@ -175,6 +176,12 @@ spw_tape_linear_flops(const spw_tape *t)
     return t->linear_flops;
 }
 
+unsigned
+spw_tape_passed(const spw_tape *t)
+{
+    return t->passed;
+}
+
 spw_status
 spw_tape_check(spw_tape *t, spw_error *err)
 {
@@ -230,7 +237,7 @@ spw__tape_value(spw_tape *t, uint64_t rows, uint64_t cols, act *data)
         t->into_next = 0;
     }
     v = &t->values[t->value_count++];
-    *v = (spw_value){.rows = rows, .cols = cols, .data = data, .needs_grad = t->record, .there = there};
+    *v = (spw_value){.rows = rows, .cols = cols, .data = data, .there = there};
     if (data == NULL && !t->in_pieces && (v->data = spw__tape_take(t, rows * cols * t->act_bytes)) == NULL)
         return NULL;
     return v;
@@ -275,10 +282,66 @@ spw_tape_param(spw_tape *t, const act *data, float *w_grad, bool *w_begun, uint6
     if (v != NULL) {
         v->w_grad = w_grad;
         v->w_begun = w_begun;
-        v->needs_grad = false;
+        v->trained = w_grad != NULL;
         v->is_param = true;
     }
     return v;
+}
+
+/* ---------------------------------------------------------------- whose gradients are wanted */
+
+static bool
+needs(const spw_value *v)
+{
+    return v != NULL && v->needs_grad;
+}
+
+static bool
+any_trained(spw_value *const *params, uint64_t count)
+{
+    uint64_t i = 0;
+    while (params != NULL && i < count && (params[i] == NULL || !params[i]->trained))
+        i++;
+    return params != NULL && i < count;
+}
+
+/* Routings are inputs of several; only what weighs depends on them, and experts have their weights beside the op's own. */
+static bool
+wants_output(const spw__op *o)
+{
+    const bool of_inputs = needs(o->in[0]) || needs(o->in[2]);
+    switch (o->kind) {
+    case T_BRING: return o->side.grad != NULL;
+    case T_DISPATCH: return of_inputs || (o->in[1]->routed->weighs_input && needs(o->in[1]));
+    case T_LINEAR_EACH: {
+        const uint64_t E = o->in[1]->routed->on_device.E;
+        return of_inputs || any_trained(o->each, E) || any_trained(o->each_bias, E) || any_trained(&o->stack, 1);
+    }
+    default: return of_inputs || needs(o->in[1]) || any_trained(o->param, 2);
+    }
+}
+
+static void
+find_need(const spw__op *o)
+{
+    if (o->kind == T_BY_EXPERT) { /* what it makes is a parameter */
+        o->out->trained = o->param[0]->trained;
+        return;
+    }
+    if (o->kind == T_ROWS) /* whose tiles know it */
+        return;
+    o->out->needs_grad = wants_output(o);
+    if (!o->out->needs_grad || (o->kind != T_ATTENTION && o->kind != T_DELTA && o->kind != T_ADD_GATED))
+        return;
+    for (int i = o->kind == T_ADD_GATED ? 1 : 0; i < 3; i++)
+        o->in[i]->needs_grad = true; /* what multiplies is made together */
+}
+
+void
+spw__tape_find_needs(spw_tape *t)
+{
+    for (; t->record && t->found < t->op_count; t->found++)
+        find_need(&t->ops[t->found]);
 }
 
 /* ---------------------------------------------------------------- gradients of values and parameters */
@@ -428,14 +491,8 @@ backward_op(spw_tape *t, spw__op *o)
         spw__experts_dispatch_backward(t, o);
         t->in_experts = false;
         return;
-    case T_LINEAR_EACH:
-        spw__tape_share_grad(o->in[2], o->out);
-        o->dx[0] = spw__tape_grad(t, o->in[0], SPW_OP_ACC_DX, &o->flags);
-        return;
-    case T_COMBINE:
-        spw__experts_combine_backward(t, o);
-        t->in_experts = true;
-        return;
+    case T_LINEAR_EACH: spw__linear_each_backward(t, o); return;
+    case T_COMBINE: spw__experts_combine_backward(t, o); return;
     case T_ADD_GATED: spw__add_gated_backward(t, o); return;
     case T_ADD: spw__add_backward(t, o); return;
     case T_SCALE: spw__scale_backward(t, o); return;
@@ -466,6 +523,7 @@ drop_pending(spw_tape *t)
 void
 spw__tape_run_backward(spw_tape *t)
 {
+    spw__tape_find_needs(t);
     drop_pending(t);
     if (t->kept) {
         t->arena = t->after;
@@ -474,7 +532,8 @@ spw__tape_run_backward(spw_tape *t)
         t->kept = false;
     }
     for (uint32_t i = t->op_count; i-- > 0 && t->status == SPW_OK;) {
-        if (t->ops[i].out->grad_set || t->ops[i].kind == T_ROWS)
+        const spw__op *o = &t->ops[i];
+        if (o->out->grad_set || o->kind == T_ROWS || (o->kind == T_DISPATCH && t->in_experts))
             backward_op(t, &t->ops[i]);
     }
     for (uint32_t i = 0; i < t->value_count && t->status == SPW_OK; i++)
@@ -486,6 +545,7 @@ static void
 run_turn_backward(spw_tape *t)
 {
     uint32_t i = t->op_count;
+    spw__tape_find_needs(t);
     t->pending = NULL;
     while (i > 0 && t->ops[i - 1].kind != T_COMBINE)
         i--;

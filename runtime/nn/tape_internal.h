@@ -114,6 +114,8 @@ struct spw_tape {
     bool asleep, dry_awake; /* no part of the call's: nothing is computed, and no memory taken; dry, but for that */
     uint64_t pieces_from;   /* where memory of backward begins that is needed until their dispatch is done */
     uint32_t op_count, value_count, routing_count, each_count;
+    uint32_t found;  /* operations whose outputs' needs_grad is known */
+    unsigned passed; /* SPW_PASSED_ */
     /*
      * What is recorded of linear layers and parts by rows is computed when the next operation comes: backward reads no block's output,
      * and what makes it need not be computed again. Its memory begins at pending_from.
@@ -161,10 +163,15 @@ void *spw__tape_take(spw_tape *t, uint64_t bytes);
 spw_value *spw__tape_fail(spw_tape *t);
 /* How many places of a sequence the call's attention has, of so many positions that are new; a dry one's none. */
 uint64_t spw__tape_sees(const spw_tape *t, uint64_t positions);
-/* data NULL: in memory of the arena. */
+/* data NULL: in memory of the arena. Whether its gradient is wanted is not known before spw__tape_find_needs(). */
 spw_value *spw__tape_value(spw_tape *t, uint64_t rows, uint64_t cols, act *data);
 /* Where an operation is written down, if it is; NULL: there are too many. */
 spw__op *spw__tape_op(spw_tape *t, spw__op_kind kind, spw_value *out);
+/*
+ * Finds whose gradient is wanted: what an operation gives, where that of an input is, or of a parameter of its. Whoever reads needs_grad
+ * of what was recorded asks for this first.
+ */
+void spw__tape_find_needs(spw_tape *t);
 /* Where an input's gradient goes; NULL when nobody wants it. Sets the flag when something is there already. */
 act *spw__tape_grad(spw_tape *t, spw_value *v, unsigned flag, unsigned *flags);
 /* The same for an operation that adds to what lies anywhere. */
@@ -237,6 +244,7 @@ void spw__fp8_backward(spw_tape *t, const spw__op *o, act *dx, unsigned flags);
 void spw__experts_route_backward(spw_tape *t, const spw__op *o);
 void spw__by_expert_backward(spw_tape *t, const spw__op *o);
 /* Between these two the gradients of what lies between are only given their places. */
+void spw__linear_each_backward(spw_tape *t, spw__op *o);
 void spw__experts_combine_backward(spw_tape *t, spw__op *o);
 void spw__experts_dispatch_backward(spw_tape *t, spw__op *o);
 

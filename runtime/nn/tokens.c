@@ -268,7 +268,9 @@ spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch
     V = piece_of(w, 0).rows;
     l.x = *x;
     y = spw__tape_value(t, 1, 1, NULL);
+    spw__tape_find_needs(t);
     dx = l.dx = t->record ? spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags) : NULL;
+    w->passes |= t->record && x->needs_grad;
     some = batch->targeted != NULL && (flags & SPW_OP_ACC_DX) == 0;
     l.rows = some && most_rows(t, V) < M ? most_rows(t, V) : some ? M : rows_at_a_time(t, M, V);
     l.logits = spw__tape_take(t, l.rows * spw_gpu_logits_stride(V) * t->act_bytes);
