@@ -82,6 +82,7 @@ cli_check_file(const char *what, const char *path, spw_error *err)
 {
     char folder[SPW_PATH_BYTES], *slash;
     struct stat info;
+    int fd;
     if (path[0] == '\0')
         return SPW_RAISE(err, SPW_EINVAL, "%s: the name of the file is empty", what);
     if (stat(path, &info) == 0) {
@@ -95,7 +96,15 @@ cli_check_file(const char *what, const char *path, spw_error *err)
         snprintf(folder, sizeof folder, ".");
     else
         slash[slash == folder] = '\0';
-    return access(folder, W_OK | X_OK) == 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "%s %s", what, path);
+    if (access(folder, W_OK | X_OK) != 0)
+        return SPW_RAISE_SYS(err, errno, "%s %s", what, path);
+    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+              0666); /* names that are too long, file systems that take none */
+    if (fd < 0)
+        return errno == EEXIST ? SPW_OK : SPW_RAISE_SYS(err, errno, "%s %s", what, path);
+    close(fd);
+    (void)unlink(path);
+    return SPW_OK;
 }
 
 spw_status

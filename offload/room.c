@@ -238,8 +238,8 @@ spw__store_carve(spw_store *s, spw_error *err)
     if (need.path_bytes == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "store");
     spw_store_compute_need(cfg, &need);
-    for (uint32_t i = 0; st == SPW_OK && i < cfg->path_count; i++) /* a large arena takes minutes to be there */
-        st = need.path_bytes[i] > 0 ? spw_swap_check(cfg->paths[i], need.path_bytes[i], err) : SPW_OK;
+    st =
+        spw_swap_check(cfg->paths, need.path_bytes, cfg->path_count, err); /* a large arena takes minutes to be there */
     if (st != SPW_OK)
         goto out;
     if (cfg->topology != NULL) /* any worker may take any chunk: no node is nearer to its memory than another */

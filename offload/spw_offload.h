@@ -26,8 +26,11 @@ const char *spw_tier_name(spw_tier tier); /* "device", "host", "nvme" */
  * the folders of runs that are gone (their lock is free).
  */
 typedef struct spw_swap spw_swap;
-/* Whether there is room for so many bytes in dir, before anything is made for them; SPW_OK too where it does not open: who needs it says why. */
-spw_status spw_swap_check(const char *dir, uint64_t bytes, spw_error *err);
+/*
+ * Whether there is room for so many bytes in each of count folders, before anything is made for them; those on one device share what is free
+ * there. Folders of runs that are gone are reclaimed first. SPW_OK too where one does not open: who needs it says why.
+ */
+spw_status spw_swap_check(const char *const *dirs, const uint64_t *bytes, uint32_t count, spw_error *err);
 /* Errors  SPW_ENOSPC with needed and free bytes, SPW_ENOENT / SPW_ESYS naming the folder. Nothing is left behind. */
 spw_status spw_swap_open(spw_swap **out, spw_aio *aio, const char *dir, const char *job, uint32_t rank, uint64_t bytes,
                          spw_error *err);

@@ -196,16 +196,54 @@ open_folder(int *fd, const char *dir, spw_error *err)
     return SPW_OK;
 }
 
-spw_status
-spw_swap_check(const char *dir, uint64_t bytes, spw_error *err)
+/* The device that a folder is on, and what is free there. False: it does not open. */
+static bool
+look(const char *dir, dev_t *device, uint64_t *free_bytes)
 {
-    uint64_t free_bytes;
-    int fd;
-    if (open_folder(&fd, dir, NULL) != SPW_OK)
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct stat info;
+    bool there = fd >= 0 && fstat(fd, &info) == 0;
+    if (there) {
+        *device = info.st_dev;
+        *free_bytes = free_bytes_of(fd);
+    }
+    if (fd >= 0)
+        close(fd);
+    return there;
+}
+
+/* The folders from the first on that are on its device take what is free there together. */
+static spw_status
+check_together(const char *const *dirs, const uint64_t *bytes, uint32_t count, spw_error *err)
+{
+    char names[256];
+    uint64_t need = 0, free_bytes = 0, ignored;
+    dev_t device = 0, other;
+    size_t used = 0;
+    if (!look(dirs[0], &device, &free_bytes))
         return SPW_OK;
-    free_bytes = free_bytes_of(fd);
-    close(fd);
-    return free_bytes < bytes ? raise_full(dir, bytes, free_bytes, err) : SPW_OK;
+    for (uint32_t i = 0; i < count; i++) {
+        if (bytes[i] == 0 || !look(dirs[i], &other, &ignored) || other != device)
+            continue;
+        need += bytes[i];
+        if (used < sizeof names)
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? " and " : "", dirs[i]);
+    }
+    return free_bytes < need ? raise_full(names, need, free_bytes, err) : SPW_OK;
+}
+
+spw_status
+spw_swap_check(const char *const *dirs, const uint64_t *bytes, uint32_t count, spw_error *err)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (bytes[i] > 0)
+            (void)spw_swap_reclaim(dirs[i]);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (bytes[i] > 0)
+            SPW_TRY(check_together(dirs + i, bytes + i, count - i, err));
+    }
+    return SPW_OK;
 }
 
 spw_status

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -238,6 +239,39 @@ test_each_call_fails(void **state)
     tiny_dir_remove(dir);
 }
 
+/* Paths that share a file system share what is free there: each alone would fit. One that does not open is told later. */
+static void
+test_shared_room(void **state)
+{
+    char dir[256], first[300], second[300], gone[300], need[64];
+    const char *const dirs[] = {gone, first, second};
+    uint64_t bytes[] = {1, 0, 0};
+    struct statvfs fs;
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(first, sizeof first, "%s/first", dir);
+    snprintf(second, sizeof second, "%s/second", dir);
+    snprintf(gone, sizeof gone, "%s/gone", dir);
+    assert_int_equal(mkdir(first, 0700), 0);
+    assert_int_equal(mkdir(second, 0700), 0);
+    assert_int_equal(statvfs(dir, &fs), 0);
+    bytes[1] = (uint64_t)fs.f_bavail * fs.f_frsize / 10 * 6;
+    assert_true(bytes[1] > 0);
+    assert_int_equal(spw_swap_check(dirs, bytes, 3, &err), SPW_OK);
+    bytes[2] = bytes[1];
+    assert_int_equal(spw_swap_check(dirs, bytes, 3, &err), SPW_ENOSPC);
+    snprintf(need, sizeof need, "(%llu bytes)", (unsigned long long)(2 * bytes[1]));
+    assert_true(strstr(err.message, first) != NULL && strstr(err.message, second) != NULL &&
+                strstr(err.message, need) != NULL);
+    bytes[1] = 0;
+    assert_int_equal(spw_swap_check(dirs, bytes, 3, &err), SPW_OK);
+    assert_int_equal(tiny_dir_entries(first) + tiny_dir_entries(second), 0);
+    assert_int_equal(rmdir(first), 0);
+    assert_int_equal(rmdir(second), 0);
+    tiny_dir_remove(dir);
+}
+
 static void
 on_alarm(int number)
 {
@@ -286,9 +320,10 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_damaged_swap),      cmocka_unit_test(test_two_paths),
-        cmocka_unit_test(test_second_path_fails), cmocka_unit_test(test_swap_folders),
-        cmocka_unit_test(test_each_call_fails),   cmocka_unit_test(test_signal_while_waiting),
+        cmocka_unit_test(test_damaged_swap),         cmocka_unit_test(test_two_paths),
+        cmocka_unit_test(test_second_path_fails),    cmocka_unit_test(test_swap_folders),
+        cmocka_unit_test(test_each_call_fails),      cmocka_unit_test(test_shared_room),
+        cmocka_unit_test(test_signal_while_waiting),
     };
     return cmocka_run_group_tests_name("swap_paths", tests, NULL, NULL);
 }

@@ -176,6 +176,8 @@ expect 1 "spillway.run_log $dir: Is a directory" "or that is a folder" train "$c
 expect 1 "--trace $dir/gone/t.json" "a trace in a folder that is not there" train "$c" $none --trace "$dir/gone/t.json"
 check "is said before the first step" test ! -s "$dir/out"
 expect 1 "--trace $dir" "a trace that is a folder" train "$c" $none --trace "$dir"
+expect 1 "--trace /proc/t.json: " "a trace where files cannot be made, whoever asks" train "$c" $none --trace /proc/t.json
+check "is said before the first step" test ! -s "$dir/out"
 expect 1 "-o $dir/gone/aio.json" "a tuner's file in a folder that is not there" tune "$dir/swap" --seconds 5 --size 256MiB -o "$dir/gone/aio.json"
 check "is said before the first measurement" test ! -s "$dir/out"
 check "a checkpoint_dir whose parents are not there is made" run train "$c" --set spillway.checkpoint_dir="$dir/x/y z/ü"
