@@ -72,6 +72,14 @@ start_copy(spw_store *s, unit *u, chunk *c)
     spw_gpu_span_end(s->h2d, c->plan.unit_idx, copy_done, c);
 }
 
+void
+spw__store_follow(spw_store *s, unit *u)
+{
+    spw_gpu_event_wait(u->used, s->h2d);
+    u->used_pending = false;
+    spw_set_remove(&s->read, (uint64_t)(u - s->units));
+}
+
 /*
  * A unit was released when the work that reads it had been submitted, and that may still be under way when another unit comes
  * to lie there. Its own last readers too: once h2d is behind them, so is everything that it copies later, wherever the unit
@@ -80,14 +88,12 @@ start_copy(spw_store *s, unit *u, chunk *c)
 static void
 follow_readers(spw_store *s, const unit *u)
 {
-    for (uint32_t i = 0; i < s->unit_count; i++) {
+    for (uint64_t i = spw_set_next(&s->read, 0); i < s->unit_count; i = spw_set_next(&s->read, i + 1)) {
         unit *o = &s->units[i];
         bool meets =
             o->used_offset < u->device_offset + u->device_bytes && u->device_offset < o->used_offset + o->device_bytes;
-        if (o->used_pending && !o->direct && (o == u || meets)) {
-            spw_gpu_event_wait(o->used, s->h2d);
-            o->used_pending = false;
-        }
+        if (o == u || meets)
+            spw__store_follow(s, o);
     }
 }
 

@@ -166,6 +166,8 @@ struct spw_store {
     spw_store_use demand;
     spw_gaps room;    /* of the device's cache */
     spw_set resident; /* units that have a place there */
+    spw_set busy;     /* units with an operation */
+    spw_set read;     /* units in the cache whose last reader may be under way (used_pending) */
     uint64_t releases;
     bool tight; /* a wanted unit had to make room for another: nothing is fetched ahead until they are acquired */
     bool demand_set, gate_open, step_open, stop, mover_kicked;
@@ -318,6 +320,7 @@ void *spw__store_worker_main(void *store);
 void spw__store_kick(spw_store *s);
 void spw__store_poison(spw_store *s, const spw_error *err);
 void spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end); /* its chunks [first, end) */
+void spw__store_end_op(spw_store *s, unit *u);
 void spw__store_wait_idle(spw_store *s); /* until no unit has an operation that can run */
 void spw__store_wait_a_moment(spw_store *s);
 /* What is waited for where somebody waits for this unit. Lock held. */
@@ -370,6 +373,7 @@ void spw__store_push_job(chunk **head, chunk **tail, chunk *c); /* behind the ot
 /* fills.c */
 enum { GATHERS_INFLIGHT_MAX = 8 }; /* in the h2d queue, updates on the device included */
 void spw__store_drop_device(spw_store *s, unit *u);
+void spw__store_follow(spw_store *s, unit *u); /* h2d waits for what read the unit last */
 /* Gives a half-filled buffer up as soon as no copy writes to it any more. */
 void spw__store_abort_fill(spw_store *s, unit *u);
 /* Starts the fills of the uses to come, as far as device memory goes: the mover finds them under way. */

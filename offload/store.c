@@ -116,6 +116,8 @@ build(spw_store *s, spw_error *err)
         return SPW_RAISE(err, SPW_ENOMEM, "store of %u chunks", cfg->chunk_count);
     SPW_TRY(spw_gaps_init(&s->room, cfg->device_cache_bytes, cfg->unit_count, err));
     SPW_TRY(spw_set_init(&s->resident, cfg->unit_count, err));
+    SPW_TRY(spw_set_init(&s->busy, cfg->unit_count, err));
+    SPW_TRY(spw_set_init(&s->read, cfg->unit_count, err));
     s->unit_count = cfg->unit_count;
     s->chunk_count = cfg->chunk_count;
     s->compute_bytes = (uint32_t)spw_dtype_bytes(spw_gpu_get_info(cfg->gpu)->compute_dtype);
@@ -232,6 +234,8 @@ spw_store_destroy(spw_store *s)
     spw_mem_free(s->future);
     spw_gaps_deinit(&s->room);
     spw_set_deinit(&s->resident);
+    spw_set_deinit(&s->busy);
+    spw_set_deinit(&s->read);
     spw_mem_free(s->swaps);
     spw_mem_free(s->windows);
     spw_mem_free(s->workers);
@@ -440,6 +444,8 @@ spw_store_release(spw_store *s, uint32_t unit_idx, spw_gpu_queue *reader)
         spw_gpu_event_record(u->used, reader);
         u->used_offset = u->device_offset;
         u->used_pending = true;
+        if (!u->direct)
+            spw_set_add(&s->read, unit_idx);
     }
     u->pins--;
     u->last_use = ++s->releases;
@@ -454,12 +460,20 @@ void
 spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end)
 {
     u->op = op;
+    spw_set_add(&s->busy, (uint64_t)(u - s->units));
     u->half = op == OP_UPDATE && u->plan.whole ? H_FIRST : H_SECOND;
     u->load_next = u->job_next = u->done_next = first;
     u->op_end = end;
     u->grad_ready = false;
     for (uint32_t k = first; k < end; k++)
         s->chunks[u->plan.chunk_first + k].started = false;
+}
+
+void
+spw__store_end_op(spw_store *s, unit *u)
+{
+    u->op = OP_NONE;
+    spw_set_remove(&s->busy, (uint64_t)(u - s->units));
 }
 
 void
@@ -516,7 +530,7 @@ void
 spw__store_wait_idle(spw_store *s)
 {
     still watch = {0};
-    for (uint32_t i = 0; i < s->unit_count && s->poison.status == SPW_OK;) {
+    for (uint64_t i = spw_set_next(&s->busy, 0); i < s->unit_count && s->poison.status == SPW_OK;) {
         const unit *u = &s->units[i];
         bool runs = spw__may_run(s, u);
         if (runs && !help(s)) {
@@ -524,7 +538,7 @@ spw__store_wait_idle(spw_store *s)
             if (spw__store_still(s, &watch))
                 spw__store_fail_still(s, "updates or a sweep are waited for");
         }
-        i = runs ? 0 : i + 1;
+        i = spw_set_next(&s->busy, runs ? 0 : i + 1);
     }
 }
 
@@ -577,7 +591,7 @@ spw_store_step_begin(spw_store *s, const bool *takes_part, spw_step_mode mode)
         if (updates && u->op == OP_NONE) {
             spw__store_begin_op(s, u, OP_UPDATE, 0, u->plan.chunk_count);
         } else if (!updates && u->op == OP_UPDATE) { /* read ahead for a step that was skipped */
-            u->op = OP_NONE;
+            spw__store_end_op(s, u);
             spw__store_drop_records(s, u);
         }
         spw__store_hold_unit(s, u);

@@ -9,7 +9,7 @@ void
 spw__store_drop_read_ahead(spw_store *s)
 {
     for (uint32_t i = 0; i < s->unit_count; i++)
-        s->units[i].op = OP_NONE;
+        spw__store_end_op(s, &s->units[i]);
     for (uint32_t i = 0; i < s->unit_count; i++)
         spw__store_drop_records(s, &s->units[i]);
 }

@@ -265,10 +265,8 @@ advance_unit(spw_store *s, unit *u, bool may_load)
         spw__store_abort_fill(s, u);
     if ((u->op == OP_EDIT || u->direct) && changes && u->d != D_NONE)
         return slots_left; /* somebody still reads what it shows, or a copy to it is under way */
-    if (u->direct && changes && u->used_pending) {
-        spw_gpu_event_wait(u->used, s->h2d); /* what a queue still reads; workers' queue does the same */
-        u->used_pending = false;
-    }
+    if (u->direct && changes && u->used_pending)
+        spw__store_follow(s, u); /* workers' queue does the same */
     for (uint32_t k = u->job_next; k < u->load_next; k++) {
         chunk *c = spw__unit_chunk(s, u, k);
         bool ready;
@@ -308,16 +306,23 @@ advance_unit(spw_store *s, unit *u, bool may_load)
 static void
 read_ahead(spw_store *s, bool may_load)
 {
-    for (uint32_t i = s->unit_count; i-- > 0;) {
+    for (uint64_t i = spw_set_last(&s->busy, s->unit_count); i < s->unit_count; i = spw_set_last(&s->busy, i)) {
         unit *u = &s->units[i];
         if (u->op == OP_UPDATE && !u->grad_ready && u->spare)
             may_load = advance_unit(s, u, may_load) && may_load;
     }
-    for (uint32_t i = 0; i < s->unit_count; i++) {
+    for (uint64_t i = spw_set_next(&s->busy, 0); i < s->unit_count; i = spw_set_next(&s->busy, i + 1)) {
         unit *u = &s->units[i];
         if (u->op == OP_UPDATE && !u->spare)
             may_load = advance_unit(s, u, may_load) && may_load;
     }
+}
+
+/* Of the units with an operation the first from there on, or, downwards, the last before. */
+static uint64_t
+next_busy(const spw_store *s, bool down, uint64_t from)
+{
+    return down ? spw_set_last(&s->busy, from) : spw_set_next(&s->busy, from);
 }
 
 /* Out of slots, the higher units still start what they hold: the slots that all wait for are theirs to give back. */
@@ -327,11 +332,12 @@ spw__store_schedule_updates(spw_store *s)
     bool may_load = true, before = spw__before_gate(s), late = s->mode == SPW_STEP_LATE;
     bool only_running = !late && (s->gate_open || s->mode == SPW_STEP_EARLY || before);
     s->out_of_slots = s->backward = false;
-    for (uint32_t i = 0; i < s->unit_count && !s->undoing; i++) {
-        unit *u = &s->units[late ? s->unit_count - 1 - i : i];
+    for (uint64_t i = next_busy(s, late, late ? s->unit_count : 0); i < s->unit_count && !s->undoing;
+         i = next_busy(s, late, late ? i : i + 1)) {
+        unit *u = &s->units[i];
         bool runs = spw__may_run(s, u) || spw__runs_ahead(s, u);
         s->backward = s->backward || (u->op == OP_UPDATE && !u->grad_ready);
-        if (u->op == OP_NONE || (only_running && !runs))
+        if (only_running && !runs)
             continue;
         may_load = advance_unit(s, u, may_load) && may_load;
         s->out_of_slots = s->out_of_slots || (!may_load && u->op == OP_UPDATE && runs);

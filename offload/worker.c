@@ -291,7 +291,7 @@ hand_back(spw_store *s, chunk *c)
 void
 spw__store_finish_unit(spw_store *s, unit *u)
 {
-    u->op = OP_NONE;
+    spw__store_end_op(s, u);
     u->half = H_SECOND;
     spw__store_stop_holding(s, u);
     u->generation = s->chunks[u->plan.chunk_first + u->op_end - 1].generation;
