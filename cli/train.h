@@ -32,7 +32,7 @@ typedef struct train_run {
     /* Totals for the closing table. */
     spw_step_result sum;
     double first_loss, last_loss;
-    uint64_t steps_done, stall_steps;
+    uint64_t steps_done;
     char last_checkpoint[SPW_PATH_BYTES];
     /* Bytes to swap, of all ranks: by the runs before this one, since the first run, what a step writes, in these steps. */
     uint64_t carried_bytes, written, each_step, steps_wrote;

@@ -225,119 +225,154 @@ lay_loans(spw_store *s, const char *end)
     }
 }
 
-spw_status
-spw__store_carve(spw_store *s, spw_error *err)
+/* What there is in host memory, on the device and for logs, and of each swap path how much was given away. */
+typedef struct room {
+    spw_carve host, device, logs;
+    uint64_t *path_bytes;
+} room;
+
+static spw_status
+take_memory(spw_store *s, const spw_store_need *need, room *r, spw_error *err)
 {
     const spw_store_config *cfg = &s->cfg;
-    spw_store_need need = {.path_bytes = spw_mem_calloc(cfg->path_count + 1, sizeof(uint64_t))};
     const uint64_t logs_bytes = all_logs(cfg);
-    spw_carve host, device, logs;
-    stage_need staged;
     spw_id_set nodes = {{0}};
-    spw_status st = SPW_OK;
-    if (need.path_bytes == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "store");
-    spw_store_compute_need(cfg, &need);
-    st =
-        spw_swap_check(cfg->paths, need.path_bytes, cfg->path_count, err); /* a large arena takes minutes to be there */
-    if (st != SPW_OK)
-        goto out;
     if (cfg->topology != NULL) /* any worker may take any chunk: no node is nearer to its memory than another */
         (void)spw_topology_nodes(cfg->topology, &nodes);
-    st =
-        spw_region_map_over(&s->host, need.host_bytes - logs_bytes, cfg->pin_memory ? SPW_REGION_LOCK : 0, &nodes, err);
-    if (st == SPW_OK && logs_bytes > 0)
-        st = spw_region_map_over(&s->logs, logs_bytes, 0, &nodes, err);
-    if (st == SPW_OK)
-        st = spw_gpu_alloc(cfg->gpu, &s->device_memory, need.device_bytes > 0 ? need.device_bytes : 4096, err);
-    if (st != SPW_OK)
-        goto out;
+    SPW_TRY(spw_region_map_over(&s->host, need->host_bytes - logs_bytes, cfg->pin_memory ? SPW_REGION_LOCK : 0, &nodes,
+                                err));
+    if (logs_bytes > 0)
+        SPW_TRY(spw_region_map_over(&s->logs, logs_bytes, 0, &nodes, err));
+    SPW_TRY(spw_gpu_alloc(cfg->gpu, &s->device_memory, need->device_bytes > 0 ? need->device_bytes : 4096, err));
     s->pinned = spw__pin_host(cfg->gpu, &s->host);
     if (cfg->pin_memory && !s->host.locked && s->host.bytes > 0)
         spw_log(SPW_LOG_WARN, "the host arena (%llu bytes) is not page-locked: RLIMIT_MEMLOCK is too small (ulimit -l)",
                 (unsigned long long)s->host.bytes);
-    host = (spw_carve){.base = s->host.base, .bytes = s->host.bytes};
-    device = (spw_carve){.base = s->device_memory, .bytes = need.device_bytes};
-    logs = (spw_carve){.base = s->logs.base, .bytes = s->logs.bytes};
+    r->host = (spw_carve){.base = s->host.base, .bytes = s->host.bytes};
+    r->device = (spw_carve){.base = s->device_memory, .bytes = need->device_bytes};
+    r->logs = (spw_carve){.base = s->logs.base, .bytes = s->logs.bytes};
+    return SPW_OK;
+}
+
+/* Slots, windows, gradients and stages; the device's cache. */
+static void
+carve_buffers(spw_store *s, room *r)
+{
+    const spw_store_config *cfg = &s->cfg;
+    const stage_need staged = largest_staged(cfg);
     s->slot_weight_bytes = largest_nvme_chunk(cfg, false);
     s->slot_record_bytes = largest_nvme_chunk(cfg, true);
-    s->weight_slots = spw_carve_take(&host, cfg->weight_slot_count * s->slot_weight_bytes);
-    s->record_slots = spw_carve_take(&host, cfg->record_slot_count * s->slot_record_bytes);
+    s->weight_slots = spw_carve_take(&r->host, cfg->weight_slot_count * s->slot_weight_bytes);
+    s->record_slots = spw_carve_take(&r->host, cfg->record_slot_count * s->slot_record_bytes);
     s->window_bytes = largest_spilled(cfg);
-    s->window_memory = spw_carve_take(&host, cfg->grad_window_count * s->window_bytes);
+    s->window_memory = spw_carve_take(&r->host, cfg->grad_window_count * s->window_bytes);
     s->window_free = cfg->grad_window_count;
     for (uint32_t i = 0; i < s->unit_count; i++) {
         unit *u = &s->units[i];
         if (u->plan.trainable && !u->plan.spills)
-            u->grad = spw_carve_take(u->on_device ? &device : &host, u->plan.elems * spw_dtype_bytes(cfg->grad_dtype));
+            u->grad =
+                spw_carve_take(u->on_device ? &r->device : &r->host, u->plan.elems * spw_dtype_bytes(cfg->grad_dtype));
         if (s->grads == NULL && !u->on_device)
             s->grads = u->grad;
     }
-    lay_loans(s, host.base + host.used);
+    lay_loans(s, r->host.base + r->host.used);
     /* What never meets a disk comes last, where the rest of a huge page is small ones. */
-    staged = largest_staged(cfg);
     s->stage_count = spw_store_stage_bytes(cfg) > 0 ? spw_store_stages(cfg->worker_count) : 0;
     for (uint32_t i = 0; i < s->stage_count; i++) {
-        s->stages[i].weights = spw_carve_take(&host, staged.weights);
-        s->stages[i].codes = spw_carve_take(&host, staged.codes);
-        s->stages[i].record = spw_carve_take(&host, staged.record);
+        s->stages[i].weights = spw_carve_take(&r->host, staged.weights);
+        s->stages[i].codes = spw_carve_take(&r->host, staged.codes);
+        s->stages[i].record = spw_carve_take(&r->host, staged.record);
     }
-    s->bad = spw_carve_take(&host, staged.told);
-    s->device_cache = spw_carve_take(&device, cfg->device_cache_bytes);
-    memset(need.path_bytes, 0, cfg->path_count * sizeof(uint64_t));
-    for (int records = 0; records < 2; records++) { /* extents: all weights first, then all records */
-        for (uint32_t i = 0; i < s->chunk_count; i++) {
-            chunk *c = &s->chunks[i];
-            spw_tier tier = records ? c->plan.record_tier : c->plan.weight_tier;
-            uint64_t bytes = page_up(chunk_bytes(cfg, &c->plan, records));
-            void *home;
-            if (records && !cfg->units[c->plan.unit_idx].trainable)
-                continue;
-            home = tier == SPW_TIER_NVME ? NULL : spw_carve_take(tier == SPW_TIER_HOST ? &host : &device, bytes);
-            if (records) {
-                uint64_t log_bytes = page_up(spw__log_bytes(cfg, &c->plan));
-                c->log = log_bytes > 0 ? spw_carve_take(&logs, log_bytes) : NULL;
-                c->record = home;
-                c->r = tier == SPW_TIER_NVME ? R_EMPTY : R_READY;
-            } else {
-                c->weights = home;
-                SPW_ASSERT(
-                    !s->units[c->plan.unit_idx].direct || c->idx == s->units[c->plan.unit_idx].plan.chunk_first ||
-                    (char *)home == (char *)s->chunks[i - 1].weights + chunk_bytes(cfg, &s->chunks[i - 1].plan, false));
-                c->w = tier == SPW_TIER_NVME ? W_EMPTY : W_CLEAN;
-            }
-            s->any_nvme = s->any_nvme || tier == SPW_TIER_NVME;
-            if (tier == SPW_TIER_NVME && (records || !spw__in_place(&c->plan))) {
-                uint64_t *at = &need.path_bytes[c->plan.path_idx];
-                bytes += records ? spw__undo_bytes(cfg, &c->plan) : 0;
-                *(records ? &c->record_offset : &c->weight_offset) = *at;
-                *(records ? &c->record_spare : &c->weight_spare) = *at + bytes;
-                *at += places(&c->plan) * bytes;
-            }
-            if (records && cfg->units[c->plan.unit_idx].spills) {
-                c->grad_offset = need.path_bytes[c->plan.path_idx];
-                need.path_bytes[c->plan.path_idx] += chunk_grad(cfg, &c->plan);
-            }
-        }
+    s->bad = spw_carve_take(&r->host, staged.told);
+    s->device_cache = spw_carve_take(&r->device, cfg->device_cache_bytes);
+}
+
+/* Where in the swap file of its path a chunk's weights lie, or its record and its gradient. */
+static void
+give_extent(spw_store *s, chunk *c, bool record, uint64_t bytes, room *r)
+{
+    uint64_t *at = &r->path_bytes[c->plan.path_idx];
+    if ((record ? c->plan.record_tier : c->plan.weight_tier) == SPW_TIER_NVME && (record || !spw__in_place(&c->plan))) {
+        bytes += record ? spw__undo_bytes(&s->cfg, &c->plan) : 0;
+        *(record ? &c->record_offset : &c->weight_offset) = *at;
+        *(record ? &c->record_spare : &c->weight_spare) = *at + bytes;
+        *at += places(&c->plan) * bytes;
     }
-    if (s->any_nvme) {
-        char job[64];
-        snprintf(job, sizeof job, "%ld-%llx", (long)getpid(), (unsigned long long)spw_now_ns());
-        s->cfg.aio.fixed = &s->host;
-        if (s->cfg.aio.probe_dir == NULL)
-            s->cfg.aio.probe_dir = cfg->paths[0];
-        st = spw_aio_create(&s->aio, &s->cfg.aio, err);
-        if (st == SPW_EIO || st == SPW_ENOSPC) /* a limit, a quota, no more files: what is free was asked before */
-            spw_error_wrap(err, "swap space in %s", cfg->paths[0]);
-        if (st == SPW_OK && cfg->aio_faults != NULL)
-            spw_test_aio_fault(s->aio, spw_test_aio_scheduled, cfg->aio_faults);
-        for (uint32_t i = 0; st == SPW_OK && i < cfg->path_count; i++)
-            st = spw_swap_open(&s->swaps[i], s->aio, cfg->paths[i], cfg->job != NULL ? cfg->job : job, cfg->rank,
-                               need.path_bytes[i] > 0 ? need.path_bytes[i] : 4096, err);
-        if (st == SPW_OK)
-            st = spw__in_place_open(s, err);
+    if (record && s->units[c->plan.unit_idx].plan.spills) {
+        c->grad_offset = *at;
+        *at += chunk_grad(&s->cfg, &c->plan);
     }
-out:
+}
+
+/* Where a chunk's weights are, or its record: in memory or in a swap file. */
+static void
+give_home(spw_store *s, chunk *c, bool record, room *r)
+{
+    const spw_tier tier = record ? c->plan.record_tier : c->plan.weight_tier;
+    const uint64_t bytes = page_up(chunk_bytes(&s->cfg, &c->plan, record));
+    const unit *u = &s->units[c->plan.unit_idx];
+    void *home = tier == SPW_TIER_NVME ? NULL : spw_carve_take(tier == SPW_TIER_HOST ? &r->host : &r->device, bytes);
+    if (record) {
+        uint64_t log_bytes = page_up(spw__log_bytes(&s->cfg, &c->plan));
+        c->log = log_bytes > 0 ? spw_carve_take(&r->logs, log_bytes) : NULL;
+        c->record = home;
+        c->r = tier == SPW_TIER_NVME ? R_EMPTY : R_READY;
+    } else {
+        c->weights = home;
+        SPW_ASSERT(!u->direct || c->idx == u->plan.chunk_first ||
+                   (char *)home == (char *)c[-1].weights + chunk_bytes(&s->cfg, &c[-1].plan, false));
+        c->w = tier == SPW_TIER_NVME ? W_EMPTY : W_CLEAN;
+    }
+    s->any_nvme = s->any_nvme || tier == SPW_TIER_NVME;
+    give_extent(s, c, record, bytes, r);
+}
+
+static spw_status
+open_swaps(spw_store *s, const uint64_t *path_bytes, spw_error *err)
+{
+    const spw_store_config *cfg = &s->cfg;
+    char job[64];
+    spw_status st;
+    snprintf(job, sizeof job, "%ld-%llx", (long)getpid(), (unsigned long long)spw_now_ns());
+    s->cfg.aio.fixed = &s->host;
+    if (s->cfg.aio.probe_dir == NULL)
+        s->cfg.aio.probe_dir = cfg->paths[0];
+    st = spw_aio_create(&s->aio, &s->cfg.aio, err);
+    if (st == SPW_EIO || st == SPW_ENOSPC) /* a limit, a quota, no more files: what is free was asked before */
+        spw_error_wrap(err, "swap space in %s", cfg->paths[0]);
+    if (st == SPW_OK && cfg->aio_faults != NULL)
+        spw_test_aio_fault(s->aio, spw_test_aio_scheduled, cfg->aio_faults);
+    for (uint32_t i = 0; st == SPW_OK && i < cfg->path_count; i++)
+        st = spw_swap_open(&s->swaps[i], s->aio, cfg->paths[i], cfg->job != NULL ? cfg->job : job, cfg->rank,
+                           path_bytes[i] > 0 ? path_bytes[i] : 4096, err);
+    return st == SPW_OK ? spw__in_place_open(s, err) : st;
+}
+
+/* What disks hold is asked first, for a large arena takes minutes to be there. Extents: all weights first, then all records. */
+static spw_status
+carve(spw_store *s, spw_store_need *need, spw_error *err)
+{
+    const spw_store_config *cfg = &s->cfg;
+    room r = {.path_bytes = need->path_bytes};
+    spw_store_compute_need(cfg, need);
+    SPW_TRY(spw_swap_check(cfg->paths, need->path_bytes, cfg->path_count, err));
+    SPW_TRY(take_memory(s, need, &r, err));
+    carve_buffers(s, &r);
+    memset(r.path_bytes, 0, cfg->path_count * sizeof *r.path_bytes);
+    for (uint32_t i = 0; i < s->chunk_count; i++)
+        give_home(s, &s->chunks[i], false, &r);
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        if (s->units[s->chunks[i].plan.unit_idx].plan.trainable)
+            give_home(s, &s->chunks[i], true, &r);
+    }
+    return s->any_nvme ? open_swaps(s, r.path_bytes, err) : SPW_OK;
+}
+
+spw_status
+spw__store_carve(spw_store *s, spw_error *err)
+{
+    spw_store_need need = {.path_bytes = spw_mem_calloc(s->cfg.path_count + 1, sizeof(uint64_t))};
+    spw_status st = need.path_bytes == NULL ? SPW_RAISE(err, SPW_ENOMEM, "store") : carve(s, &need, err);
     spw_mem_free(need.path_bytes);
     return st;
 }

@@ -151,17 +151,8 @@ rates_of(const search *s, const spw_plan *p)
 static void
 plan_it(search *s, tried *out)
 {
-    spw_engine_options o = *s->options;
-    spw_engine *e = NULL;
-    spw_error refused = {0};
     spw_rates r;
-    spw_status st;
-    o.config = &s->trial;
-    o.plan_only = o.unexplained = true;
-    o.plan_out = &s->plan;
-    st = spw_engine_create(&e, &o, &refused);
-    spw_engine_destroy(e);
-    if (st != SPW_OK)
+    if (spw__try_plan(s->options, &s->trial, &s->plan) != SPW_OK)
         return;
     r = rates_of(s, &s->plan);
     spw_plan_predict(&s->plan, &r, 0, &out->step);

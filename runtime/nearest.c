@@ -185,20 +185,27 @@ apply(spw_config *c, const spw_model *model, change what)
     }
 }
 
+spw_status
+spw__try_plan(const spw_engine_options *options, const spw_config *c, spw_plan *plan)
+{
+    spw_engine_options o = *options;
+    spw_engine *e = NULL;
+    spw_error refused = {0};
+    spw_status st;
+    memset(plan, 0, sizeof *plan);
+    o.config = c;
+    o.plan_only = o.unexplained = true;
+    o.plan_out = plan;
+    st = spw_engine_create(&e, &o, &refused);
+    spw_engine_destroy(e);
+    return st;
+}
+
 /* False: the configuration is refused for another reason. *lack_out says what it has too little of. */
 static bool
 try_plan(const spw_engine_options *options, const spw_config *c, spw_plan *plan, spw_lack *lack_out)
 {
-    spw_engine_options o = *options;
-    spw_engine *e = NULL;
-    spw_error err = {0};
-    spw_status st;
-    memset(plan, 0, sizeof *plan);
-    o.config = c;
-    o.plan_only = o.unexplained = o.uncounted = true;
-    o.plan_out = plan;
-    st = spw_engine_create(&e, &o, &err);
-    spw_engine_destroy(e);
+    const spw_status st = spw__try_plan(options, c, plan);
     *lack_out = plan->lack;
     return st == SPW_OK || st == SPW_ENOFIT;
 }
@@ -414,6 +421,7 @@ spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_err
     } else {
         uint64_t process = own.process_bytes > 0 ? own.process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20);
         own.process_bytes = process + process / 16 + (1 << 20); /* the process that follows may be a little larger */
+        own.uncounted = true;
         out->found = find(&s, options->config);
         if (out->found) {
             say_difference(options->config, s.trial, out);

@@ -432,6 +432,8 @@ typedef struct saved_model {
 saved_model *spw__engine_saved(spw_engine *e);
 /* The save under way; it points to NULL: none is. */
 const spw_checkpoint_job **spw__engine_saving(spw_engine *e);
+/* Plans another configuration with an engine's options, all but its reasons, and makes no engine (nearest.c, faster.c). Errors  as spw_engine_create(). */
+spw_status spw__try_plan(const spw_engine_options *options, const spw_config *c, spw_plan *plan);
 /* Enough for products of any width to fill a device: tokens by width take 64 MiB in bf16. By the model alone: it decides about rounding. */
 static inline uint64_t
 spw__tile_tokens(const spw_config *c, const spw_model *model)

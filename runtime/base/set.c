@@ -3,7 +3,6 @@
  * asked looks at a word or two of each level.
  */
 #include "spw_base.h"
-#include <string.h>
 
 enum { WORD = 64 };
 
@@ -33,13 +32,6 @@ spw_set_deinit(spw_set *set)
 {
     spw_mem_free(set->words);
     *set = (spw_set){.bound = 0};
-}
-
-void
-spw_set_clear(spw_set *set)
-{
-    for (uint32_t l = 0; l < set->level_count; l++)
-        memset(set->level[l], 0, set->word_count[l] * sizeof *set->words);
 }
 
 void

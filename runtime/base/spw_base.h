@@ -160,7 +160,6 @@ typedef struct spw_set {
 } spw_set;
 spw_status spw_set_init(spw_set *set, uint64_t bound, spw_error *err); /* it is empty */
 void spw_set_deinit(spw_set *set);
-void spw_set_clear(spw_set *set);
 void spw_set_add(spw_set *set, uint64_t n);
 void spw_set_remove(spw_set *set, uint64_t n);
 bool spw_set_has(const spw_set *set, uint64_t n);
