@@ -309,6 +309,78 @@ check_passes(const spw_engine *e, const spw_engine_options *o, uint32_t accumula
     return SPW_OK;
 }
 
+/* Of units, of blocks, and of what a pass holds. */
+static spw_status
+make_tables(spw_engine *e, const spw_engine_options *o, spw_error *err)
+{
+    const uint32_t units = e->layout.unit_count;
+    e->future_max = 4 * units + 64;
+    e->buffers = spw_mem_calloc(units + GRAD_KINDS * (2 + o->chain_extra), sizeof *e->buffers);
+    e->unit_partial = spw_mem_calloc(units + 1, sizeof *e->unit_partial);
+    e->chain = spw_mem_calloc(e->chain_max, sizeof *e->chain);
+    e->first_use = spw_mem_calloc(units, sizeof *e->first_use);
+    e->grad_begun = spw_mem_calloc(e->model->param_count, sizeof *e->grad_begun);
+    e->takes_part = spw_mem_calloc(units, sizeof *e->takes_part);
+    e->late.units = spw_mem_calloc(units, sizeof *e->late.units);
+    e->last_use = spw_mem_calloc(units, sizeof *e->last_use);
+    e->generations = spw_mem_calloc(units, sizeof *e->generations);
+    e->future = spw_mem_calloc(2 * (uint64_t)e->future_max, sizeof *e->future);
+    e->notes = spw_mem_calloc(units, sizeof *e->notes);
+    for (uint32_t b = 0; b < e->model->block_count && e->chain != NULL; b++)
+        e->chain[b] = b;
+    e->chain_count = e->model->block_count;
+    if (!o->inference && e->chain != NULL) /* another chain may train blocks that stand lower */
+        e->kept_slots =
+            spw__kept_blocks(o->chain_extra > 0 ? 0 : spw__lowest_trained(e, e->chain, e->chain_count), e->chain_max);
+    e->activation_places = spw_mem_calloc((uint64_t)e->kept_slots * e->group_max + 1, sizeof *e->activation_places);
+    e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
+    e->apart = spw_mem_calloc(e->shares_turns ? e->group_max : 1, sizeof *e->apart);
+    if (!e->buffers || !e->unit_partial || !e->chain || !e->first_use || !e->grad_begun || !e->takes_part ||
+        !e->late.units || !e->last_use || !e->generations || !e->future || !e->notes || !e->activation_places ||
+        !e->flow_lent || !e->apart)
+        return SPW_RAISE(err, SPW_ENOMEM, "engine");
+    for (uint32_t u = 0; u < units; u++)
+        e->unit_partial[u + 1] =
+            e->unit_partial[u] + (e->layout.units[u].trainable ? e->layout.units[u].elems / 4096 : 0);
+    return SPW_OK;
+}
+
+/* What batches bring and give, in host memory, where the device has its own or the batch is more than tokens. */
+static spw_status
+make_batch_tables(spw_engine *e, spw_error *err)
+{
+    bool there = true;
+    if (!e->host_addressable)
+        there = (e->losses_host = spw_mem_zalloc(spw__losses_bytes(e))) != NULL;
+    if (spw__documents_bytes(e) > 0)
+        there = (e->window = spw_mem_zalloc(spw__documents_bytes(e))) != NULL && there;
+    if (e->hides_targets) {
+        e->targeted_host = spw_mem_calloc(e->rows, sizeof *e->targeted_host);
+        e->targeted_counts = spw_mem_calloc(e->micro_max, sizeof *e->targeted_counts);
+        there = there && e->targeted_host != NULL && e->targeted_counts != NULL;
+    }
+    if (e->prefers) {
+        e->pairs_host = spw_mem_zalloc(spw__pairs_bytes(e));
+        e->pair_counts = spw_mem_calloc(e->micro_max, sizeof *e->pair_counts);
+        there = there && e->pairs_host != NULL && e->pair_counts != NULL;
+    }
+    return there ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "engine");
+}
+
+/* Of the uses of one step in each mode. */
+static spw_status
+make_traces(spw_engine *e, const spw_engine_options *o, uint32_t accumulation, spw_error *err)
+{
+    const uint32_t passes = accumulation / (e->may_hold ? 1 : e->group_max) + 1;
+    const uint32_t pass_uses = 8 * e->chain_max + (e->in_turns ? 2 * e->layout.unit_count : 0);
+    for (int k = 0; k < MODE_COUNT; k++)
+        SPW_TRY(spw_trace_init(&e->traces[k],
+                               passes * pass_uses + (accumulation + 1) * piece_uses(e) + 64 +
+                                   (o->inference ? e->layout.unit_count : 0),
+                               err));
+    return SPW_OK;
+}
+
 /*
  * turns: into how many a layer's experts are cut, each for at most so many micro-batches of a pass; 1: they come with what else the layer
  * has.
@@ -395,49 +467,9 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, uint32_t micro
     SPW_TRY(spw_tape_create(&e->tape, e->compute, spw_gpu_get_info(e->gpu), err));
     if (e->cache_slots == 0) /* of this size for shorter contexts too, which then need no more memory */
         spw_tape_in_tiles(e->tape, spw_nn_tile_rows(e->B, e->T, spw__tile_tokens(&e->config, e->model)));
-    e->future_max = 4 * e->layout.unit_count + 64;
-    e->buffers = spw_mem_calloc(e->layout.unit_count + GRAD_KINDS * (2 + o->chain_extra), sizeof *e->buffers);
-    e->unit_partial = spw_mem_calloc(e->layout.unit_count + 1, sizeof *e->unit_partial);
-    e->chain = spw_mem_calloc(e->chain_max, sizeof *e->chain);
-    e->first_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->first_use);
-    e->grad_begun = spw_mem_calloc(e->model->param_count, sizeof *e->grad_begun);
-    e->takes_part = spw_mem_calloc(e->layout.unit_count, sizeof *e->takes_part);
-    e->late.units = spw_mem_calloc(e->layout.unit_count, sizeof *e->late.units);
-    e->last_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->last_use);
-    e->generations = spw_mem_calloc(e->layout.unit_count, sizeof *e->generations);
-    e->future = spw_mem_calloc(2 * (uint64_t)e->future_max, sizeof *e->future);
-    e->notes = spw_mem_calloc(e->layout.unit_count, sizeof *e->notes);
-    for (uint32_t b = 0; b < e->model->block_count && e->chain != NULL; b++)
-        e->chain[b] = b;
-    e->chain_count = e->model->block_count;
-    if (!o->inference && e->chain != NULL) /* another chain may train blocks that stand lower */
-        e->kept_slots =
-            spw__kept_blocks(o->chain_extra > 0 ? 0 : spw__lowest_trained(e, e->chain, e->chain_count), e->chain_max);
-    e->activation_places = spw_mem_calloc((uint64_t)e->kept_slots * e->group_max + 1, sizeof *e->activation_places);
-    e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
-    e->apart = spw_mem_calloc(e->shares_turns ? e->group_max : 1, sizeof *e->apart);
-    e->losses_host = e->host_addressable ? NULL : spw_mem_zalloc(spw__losses_bytes(e));
-    e->window = spw__documents_bytes(e) > 0 ? spw_mem_zalloc(spw__documents_bytes(e)) : NULL;
-    e->targeted_host = e->hides_targets ? spw_mem_calloc(e->rows, sizeof *e->targeted_host) : NULL;
-    e->targeted_counts = e->hides_targets ? spw_mem_calloc(e->micro_max, sizeof *e->targeted_counts) : NULL;
-    e->pairs_host = e->prefers ? spw_mem_zalloc(spw__pairs_bytes(e)) : NULL;
-    e->pair_counts = e->prefers ? spw_mem_calloc(e->micro_max, sizeof *e->pair_counts) : NULL;
-    if (!e->flow_lent || !e->apart || (!e->host_addressable && e->losses_host == NULL) ||
-        (spw__documents_bytes(e) > 0 && e->window == NULL) ||
-        (e->prefers && (e->pairs_host == NULL || e->pair_counts == NULL)) ||
-        (e->hides_targets && (e->targeted_host == NULL || e->targeted_counts == NULL)) || !e->activation_places ||
-        !e->notes || !e->buffers || !e->unit_partial || !e->chain || !e->first_use || !e->last_use || !e->grad_begun ||
-        !e->takes_part || !e->late.units || !e->generations || !e->future)
-        return SPW_RAISE(err, SPW_ENOMEM, "engine");
-    for (uint32_t u = 0; u < e->layout.unit_count; u++)
-        e->unit_partial[u + 1] =
-            e->unit_partial[u] + (e->layout.units[u].trainable ? e->layout.units[u].elems / 4096 : 0);
-    for (int k = 0; k < MODE_COUNT; k++)
-        SPW_TRY(spw_trace_init(&e->traces[k],
-                               (accumulation / (e->may_hold ? 1 : e->group_max) + 1) *
-                                       (8 * e->chain_max + (turns > 1 ? 2 * e->layout.unit_count : 0)) +
-                                   (accumulation + 1) * piece_uses(e) + 64 + (o->inference ? e->layout.unit_count : 0),
-                               err));
+    SPW_TRY(make_tables(e, o, err));
+    SPW_TRY(make_batch_tables(e, err));
+    SPW_TRY(make_traces(e, o, accumulation, err));
     spw__note_uses(e);
     SPW_TRY(check_frozen(e, err));
     SPW_TRY(spw__engine_make_plan(e, o, err));
