@@ -123,22 +123,22 @@ late_seconds(const spw_plan *p, const spw_rates *r, const spw_prediction *x)
 /*
  * Records, and gradients that wait on nvme, are read when the norm is known, beside the next forward pass and its share of weights. What
  * memory of gradients and slots can hold of them is written beside the next backward pass. Of updates ahead of the norm, where there are any,
- * as many as the backward pass has time for are done by then, and those for which windows wait in any case. Of several passes the first goes
- * forward beside updates, and in the last one gradients leave and updates begin. Ranks gather with each of them, and sum up before the norm.
+ * as many as the backward pass has time for are done by then, and those for which windows wait in any case. Of several passes, each of which reads
+ * weights forward and backward, the first goes forward beside updates, and in the last one gradients leave and updates begin. Ranks gather with each of them, and sum up before the norm.
  */
 static double
 gated_seconds(const spw_plan *p, const spw_rates *r, const spw_prediction *x, bool ahead)
 {
     const double *s = x->seconds, reads = (double)x->traffic.nvme_read, writes = (double)x->traffic.nvme_write;
-    const double records = share((double)(p->record_nvme + (ahead ? 0 : p->grad_nvme)), reads),
-                 weights = (1 - records) / 2;
     const double held = share((double)(p->grad_host + p->slots_host), (double)p->record_nvme);
     const double passes = p->passes > 1 ? p->passes : 1;
+    const double records = share((double)(p->record_nvme + (ahead ? 0 : p->grad_nvme)), reads);
+    const double weights = (1 - records) / (2 * passes), later = 1 - records - weights;
     const double leave = s[SPW_RESOURCE_D2H] * share((double)(p->grad_host + p->grad_nvme), (double)x->traffic.d2h);
     const double all_forward = forward_seconds(p, x), forward = all_forward / passes;
     const double computed = forward + x->orthogonal_s, after = fmax(computed, ranks_seconds(p, r, true));
     const double before =
-        fmax(fmax(s[SPW_RESOURCE_COMPUTE] - computed, s[SPW_RESOURCE_NVME_READ] * weights), ranks_seconds(p, r, false));
+        fmax(fmax(s[SPW_RESOURCE_COMPUTE] - computed, s[SPW_RESOURCE_NVME_READ] * later), ranks_seconds(p, r, false));
     const double last = (before - (all_forward - forward)) / passes;
     const double backward = before + fmax(0, leave - last);
     const double disk =

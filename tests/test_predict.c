@@ -65,6 +65,21 @@ test_prediction_passes(void **state)
     r.d2h = 4e9;
     spw_plan_predict(&p, &r, 0, &x);
     assert_true(fabs(x.step_s - (3.75 + 0.25 + 1.75)) < 1e-9);
+    make_plan(
+        &p); /* weights alone are read, in each pass forward and backward: the first time beside updates, in 0.25 s or in 0.4 s */
+    p.gated = p.clips = true;
+    p.passes = 4;
+    p.path_count = 1;
+    r = plan_some_rates();
+    r.optimizer = 100e9;
+    r.nvme_read[0] = r.nvme_write[0] = r.nvme_mixed[0] = 8e9;
+    for (int k = 0; k < SPW_PACE_COUNT; k++)
+        p.traffic[k] = (spw_traffic){.nvme_read = 16000000000u, .path_read = {16000000000u}};
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.bound_s - 4) < 1e-9 && fabs(x.step_s - 4) < 1e-9);
+    r.nvme_read[0] = r.nvme_mixed[0] = 5e9;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.bound_s - 4) < 1e-9 && fabs(x.step_s - (3.75 + 0.4)) < 1e-9);
 }
 
 /*
