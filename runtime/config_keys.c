@@ -423,9 +423,10 @@ const key_row spw__config_rows[] = {
      "checkpoints of activations: device, host, nvme (any nvme_path) or auto: on the device while they fit, then those "
      "needed last to host, then to nvme",
      NULL},
-    TEXT("spillway.recompute", run.recompute, "\"auto\"", "auto|always",
-         "auto: device memory that is left keeps what blocks computed between checkpoints of activations; always: the "
-         "backward pass computes all of it again"),
+    TEXT("spillway.recompute", run.recompute, "\"auto\"", "auto|least|always",
+         "auto: device memory that is left keeps what blocks computed between checkpoints of activations, and where "
+         "experts' turns serve several micro-batches what they read is one more checkpoint of a layer if a step is "
+         "shorter so; least: it is in any case; always: the backward pass computes all of it again"),
     TEXT("spillway.gradients", run.gradients, "\"auto\"", "auto|host|nvme",
          "where they wait for their update; auto: host memory, or what it does not hold on nvme, if offload_optimizer "
          "is there"),

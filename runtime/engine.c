@@ -331,7 +331,7 @@ make_tables(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->chain_count = e->model->block_count;
     if (!o->inference && e->chain != NULL) /* another chain may train blocks that stand lower */
         e->kept_slots =
-            spw__kept_blocks(o->chain_extra > 0 ? 0 : spw__lowest_trained(e, e->chain, e->chain_count), e->chain_max);
+            spw__kept_slots(e, e->chain, o->chain_extra > 0 ? 0 : spw__lowest_trained(e, e->chain, e->chain_count), e->chain_max);
     e->activation_places = spw_mem_calloc((uint64_t)e->kept_slots * e->group_max + 1, sizeof *e->activation_places);
     e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
     e->apart = spw_mem_calloc(e->shares_turns ? e->group_max : 1, sizeof *e->apart);
@@ -381,13 +381,10 @@ make_traces(spw_engine *e, const spw_engine_options *o, uint32_t accumulation, s
     return SPW_OK;
 }
 
-/*
- * turns: into how many a layer's experts are cut, each for at most so many micro-batches of a pass; 1: they come with what else the layer
- * has.
- */
 static spw_status
-build(spw_engine *e, const spw_engine_options *o, uint32_t turns, uint32_t micros, spw_error *err)
+build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err)
 {
+    const uint32_t turns = way.turns;
     const char *table = e->model->config.family == SPW_FAMILY_GPT2 ? "n_positions"
                         : e->model->config.learned_places          ? "max_position_embeddings"
                                                                    : NULL;
@@ -426,10 +423,11 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, uint32_t micro
                 : (uint32_t)c->run.micro_batches_per_pass;
     piece_rows = o->inference ? 0 : spw_model_piece_rows(&e->model->config, c->run.tile_vocab);
     find_pieces(e, piece_rows, &shared);
-    if (turns > 1 && group > micros)
-        group = micros;
+    if (turns > 1 && group > way.micros)
+        group = way.micros;
     e->in_turns = turns > 1;
     e->shares_turns = turns > 1 && group > 1;
+    e->read_kept_from = way.read_kept_from;
     e->turn_experts = (experts + turns - 1) / turns;
     e->micro_max = accumulation > c->run.eval_batches ? accumulation : (uint32_t)c->run.eval_batches;
     e->group_max = group;
@@ -496,7 +494,7 @@ note_targeted(spw_engine *e, const spw_engine_options *o)
 }
 
 spw_status
-spw__engine_build(spw_engine **out, const spw_engine_options *o, uint32_t turns, uint32_t micros, spw_error *err)
+spw__engine_build(spw_engine **out, const spw_engine_options *o, expert_way way, spw_error *err)
 {
     spw_engine *e = spw_mem_zalloc(sizeof *e);
     uint32_t asked = o->config->run.ranks > 0 ? o->config->run.ranks : 1;
@@ -531,7 +529,7 @@ spw__engine_build(spw_engine **out, const spw_engine_options *o, uint32_t turns,
     spw_loss_scale_init(&e->scaler, &e->config);
     e->rates = (spw_rates){.shared_cores = spw_cpu_allowed_count()};
     e->optimizer = o->config->optimizer.type[0] != '\0' ? spw_optimizer_find(o->config->optimizer.type) : &spw_opt_adam;
-    st = e->optimizer != NULL ? build(e, o, turns, micros, err)
+    st = e->optimizer != NULL ? build(e, o, way, err)
                               : SPW_RAISE(err, SPW_ECONFIG, "there is no optimizer %s", o->config->optimizer.type);
     if (st != SPW_OK)
         spw_engine_destroy(e);

@@ -147,21 +147,35 @@ settle_rates(search *s)
     s->e->measured = all;
 }
 
-/* How long a step of this plan would take. A training's first steps clip, and later ones mostly do not: the mean of both. */
+/* A training's first steps clip, and later ones mostly do not: the mean of both. */
+static double
+mean_step(const spw_prediction *x)
+{
+    return x->timed ? (x->step_s + x->clipped_s) / 2 : INFINITY;
+}
+
+/* How long a step of this plan would take. */
 static double
 estimated_seconds(const search *s)
 {
     spw_prediction x;
     spw_plan_predict(&s->e->plan, &s->rates, 0, &x);
-    return x.timed ? (x.step_s + x.clipped_s) / 2 : INFINITY;
+    return mean_step(&x);
 }
 
 double
-spw__engine_seconds(spw_engine *e, const spw_engine_options *o)
+spw__engine_seconds(spw_engine *e, const spw_engine_options *o, double *uncomputed)
 {
     search s = {.e = e, .o = o};
+    spw_prediction x;
     settle_rates(&s);
-    return estimated_seconds(&s);
+    spw_plan_predict(&e->plan, &s.rates, 0, &x);
+    *uncomputed = 0;
+    for (int k = 0; k < SPW_RESOURCE_COUNT; k++) {
+        if (k != SPW_RESOURCE_COMPUTE && k != SPW_RESOURCE_CPU)
+            *uncomputed = fmax(*uncomputed, x.seconds[k]);
+    }
+    return mean_step(&x);
 }
 
 /* ---------------------------------------------------------------- plans beside each other */

@@ -113,6 +113,7 @@ struct spw_engine {
     bool in_pieces;          /* matrices with a row for each token come piece by piece, while their block is computed */
     uint32_t turn_experts;   /* in which there are so many; without turns all of a layer */
     bool shares_turns;       /* each serves all micro-batches of a pass */
+    uint32_t read_kept_from; /* the block from which on what experts read is then kept as the block's input is */
     bool host_addressable;   /* device memory can be read in place, and the thread itself computes */
     bool device_updates;     /* state may be on a device apart from the host, and is updated there */
     bool may_fill;           /* whether it is, though it is offloaded, is a matter of time (engine_choose.c) */
@@ -383,12 +384,22 @@ spw_status spw__raise_nonfinite(void *ctx, uint32_t chunk_idx, uint64_t bad, spw
 
 /* ---------------------------------------------------------------- engine_turns.c: in how many turns experts come */
 
-/* engine.c; micros: how many micro-batches a turn serves at most. */
-spw_status
-spw__engine_build(spw_engine **out, const spw_engine_options *o, uint32_t turns, uint32_t micros, spw_error *err);
+/*
+ * Into how many turns a layer's experts are cut (1: they come with what else the layer has), how many micro-batches each serves at most, and
+ * from which block on what they read is kept for the backward pass; READ_NOT_KEPT: of none.
+ */
+typedef struct expert_way {
+    uint32_t turns, micros, read_kept_from;
+} expert_way;
+enum { READ_NOT_KEPT = INT32_MAX };
+/* engine.c */
+spw_status spw__engine_build(spw_engine **out, const spw_engine_options *o, expert_way way, spw_error *err);
 spw_status spw__engine_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err);
-/* engine_choose.c: seconds of a step by its plan, by the rates that choices go by; INFINITY: not known. */
-double spw__engine_seconds(spw_engine *e, const spw_engine_options *o);
+/*
+ * engine_choose.c: seconds of a step by its plan, by the rates that choices go by (INFINITY: not known); uncomputed: those that it takes at
+ * least, however little is computed.
+ */
+double spw__engine_seconds(spw_engine *e, const spw_engine_options *o, double *uncomputed);
 
 /* ---------------------------------------------------------------- engine_units.c: which units blocks use */
 
@@ -397,6 +408,8 @@ uint32_t spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out
 bool spw__in_turns(const spw_engine *e, uint32_t unit_idx);
 /* Has the block experts whose turns serve all micro-batches of a pass? */
 bool spw__shares_turns(const spw_engine *e, uint32_t block_idx);
+/* And is what these read kept for the backward pass? */
+bool spw__keeps_read(const spw_engine *e, uint32_t block_idx);
 /*
  * Gradients that are made at the same time have buffers of different kinds: what comes at once, what comes in turns, and beside either's
  * matrices that are taken whole the rest of what is trained.
@@ -418,6 +431,8 @@ void spw__note_uses(spw_engine *e); /* after a change of the chain */
 uint32_t spw__lowest_trained(const spw_engine *e, const uint32_t *chain, uint32_t count);
 /* Of how many blocks the inputs are kept for the backward pass of such a chain. */
 uint32_t spw__kept_blocks(uint32_t lowest, uint32_t count);
+/* Checkpoints of a micro-batch: of those blocks' inputs and, behind each, of what its experts read if that is kept. */
+uint32_t spw__kept_slots(const spw_engine *e, const uint32_t *chain, uint32_t lowest, uint32_t count);
 
 /* ---------------------------------------------------------------- engine_block.c: one use of a block */
 

@@ -83,11 +83,13 @@ measure_parts(spw_engine *e, uint32_t block_idx, const spw_batch *batch, uint64_
     note_most(bytes_out, spw_tape_arena_used(e->tape));
     for (spw_part part = SPW_PART_BEFORE; part <= SPW_PART_BACK; part++) {
         const bool back = part >= SPW_PART_BACK_TURN;
+        if (part == (spw__keeps_read(e, block_idx) ? SPW_PART_BACK_BEFORE : SPW_PART_BACK_READ))
+            continue;
         SPW_TRY(dry_part(e, block_idx, batch, part, back ? TO_INPUT : FORWARD, err));
         note_most(bytes_out, spw_tape_arena_used(e->tape));
         if (block_idx == e->lowest && back)
             SPW_TRY(dry_part(e, block_idx, batch, part, TO_WEIGHTS, err));
-        if (block_idx >= e->lowest && (part == SPW_PART_BACK_BEFORE || part == SPW_PART_BACK))
+        if (block_idx >= e->lowest && part >= SPW_PART_BACK_BEFORE && part != SPW_PART_BACK_TURN)
             e->again_flops += (double)spw_tape_linear_flops(e->tape);
     }
     return SPW_OK;
@@ -357,9 +359,10 @@ count_flops(const spw_engine *e, plan_input *in)
     for (uint64_t l = 0; l < m->layers; l++) {
         double product = attention_flops(m, l, (double)e->T);
         const bool trained = l + 1 >= e->lowest; /* the first block has the embeddings */
-        attention += (!trained ? 1 : e->shares_turns && spw_model_experts(m, l) > 0 ? 3 : 2) * product;
+        const bool twice_more = e->shares_turns && l + 1 < e->read_kept_from && spw_model_experts(m, l) > 0;
+        attention += (!trained ? 1 : twice_more ? 3 : 2) * product;
         attention += l + 1 < e->model->block_count && (e->back[l + 1] & SPW_PASSED_ATTENTION) ? 2 * product : 0;
-        attention_again += !trained ? 0 : e->shares_turns && spw_model_experts(m, l) > 0 ? 2 * product : product;
+        attention_again += !trained ? 0 : twice_more ? 2 * product : product;
     }
     in->recompute_flops = tokens * (again + attention_again);
     in->flops = tokens * (forward + again + backward + attention);
@@ -700,6 +703,8 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .made_there = spw__made_there(e),
         .micro_batches = (uint32_t)e->config.accumulation,
         .expert_turns = e->in_turns ? ((uint32_t)e->model->config.experts + e->turn_experts - 1) / e->turn_experts : 0,
+        .read_kept =
+            spw__kept_slots(e, e->chain, e->lowest, e->chain_count) - spw__kept_blocks(e->lowest, e->chain_count),
         .future_max = e->future_max,
         .optimizer_threads = spw__engine_workers(e),
         .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
@@ -722,7 +727,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.twice_flops += logit_flops(e);
     in.orthogonal_flops = spw__orthogonal_flops(e);
     in.activation_slots = e->kept_slots;
-    in.activation_slots_used = e->inference ? 0 : spw__kept_blocks(e->lowest, e->chain_count);
+    in.activation_slots_used = e->inference ? 0 : spw__kept_slots(e, e->chain, e->lowest, e->chain_count);
     in.activation_micros = e->group_max;
     in.activation_places = e->activation_places;
     in.activation_tables = activation_tables(e);

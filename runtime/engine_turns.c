@@ -53,18 +53,41 @@ fewer_micros(const spw_engine_options *o, uint32_t micros)
     return micros == 1 || o->config->run.micro_batches_per_pass > 0 ? 0 : micros / 2;
 }
 
-static bool
-fits_in(const spw_engine_options *o, uint32_t turns, uint32_t micros)
+/* The way in which what experts read is kept in all layers if that is asked for, or in none. */
+static expert_way
+way_of(const spw_engine_options *o, uint32_t turns, uint32_t micros)
+{
+    const bool least = strcmp(o->config->run.recompute, "least") == 0;
+    return (expert_way){turns, micros, least ? 0 : READ_NOT_KEPT};
+}
+
+/* What is asked of a way's plan: the plan, without what it moves, or how long a step takes, and at least however little is computed. */
+typedef struct outlook {
+    spw_plan plan;
+    double seconds, uncomputed;
+} outlook;
+
+static spw_status
+look_at(const spw_engine_options *o, expert_way way, bool fit_only, outlook *out)
 {
     spw_engine_options own = *o;
     spw_error ignored = {0};
     spw_engine *e = NULL;
     spw_status st;
-    own.plan_only = own.fit_only = own.unexplained = true;
-    own.plan_out = NULL;
-    st = spw__engine_build(&e, &own, turns, micros, &ignored);
+    own.plan_only = own.unexplained = true;
+    own.fit_only = fit_only;
+    own.plan_out = &out->plan;
+    st = spw__engine_build(&e, &own, way, &ignored);
+    out->seconds = st == SPW_OK && !fit_only ? spw__engine_seconds(e, &own, &out->uncomputed) : INFINITY;
     spw_engine_destroy(e);
-    return st != SPW_ENOFIT;
+    return st;
+}
+
+static bool
+fits_in(const spw_engine_options *o, uint32_t turns, uint32_t micros)
+{
+    outlook found;
+    return look_at(o, way_of(o, turns, micros), true, &found) != SPW_ENOFIT;
 }
 
 /*
@@ -86,41 +109,71 @@ fewest_turns(const spw_engine_options *o, uint32_t most, uint32_t micros, bool s
     return turns < most ? turns : most;
 }
 
-static double
-seconds_of(const spw_engine_options *o, uint32_t turns, uint32_t micros)
+/* How much shorter a step has to be for more passes, and for checkpoints of what experts read. */
+static const double WORTH = 0.99, WORTH_KEEPING = 0.95;
+
+/* Whether the way fits and has no more checkpoints on nvme than so many. */
+static bool
+spares_disk(const spw_engine_options *o, expert_way way, uint32_t most)
 {
-    spw_engine_options own = *o;
-    spw_error ignored = {0};
-    spw_engine *e = NULL;
-    double s = INFINITY;
-    own.plan_only = own.unexplained = true;
-    own.plan_out = NULL;
-    if (spw__engine_build(&e, &own, turns, micros, &ignored) == SPW_OK)
-        s = spw__engine_seconds(e, &own);
-    spw_engine_destroy(e);
-    return s;
+    outlook found;
+    return look_at(o, way, true, &found) == SPW_OK && found.plan.activation_count[SPW_TIER_NVME] <= most;
 }
 
-typedef struct way {
-    uint32_t turns, micros;
-} way;
+/*
+ * The way with what experts read kept in as many layers, the last ones, as memory is left for: a disk wears, so no more checkpoints go to one
+ * than without, nvme.
+ */
+static expert_way
+keeping(const spw_engine_options *o, expert_way way, uint32_t nvme)
+{
+    const uint32_t head = o->model->block_count - 1;
+    uint32_t low = 1, high = head;
+    way.read_kept_from = 0; /* nothing is held for layers without it then */
+    if (spares_disk(o, way, nvme))
+        return way;
+    while (low < high) {
+        way.read_kept_from = low + (high - low) / 2;
+        if (spares_disk(o, way, nvme))
+            high = way.read_kept_from;
+        else
+            low = way.read_kept_from + 1;
+    }
+    way.read_kept_from = high < head ? high : READ_NOT_KEPT;
+    return way;
+}
 
-/* How much shorter a step has to be for more passes. */
-static const double WORTH = 0.99;
+/* Seconds of a step, in which what experts read is kept where that is worth it. */
+static double
+shorter_of_both(const spw_engine_options *o, expert_way *way)
+{
+    expert_way other;
+    outlook plain, kept;
+    if (look_at(o, *way, false, &plain) != SPW_OK || way->micros == 1 ||
+        strcmp(o->config->run.recompute, "auto") != 0 || !(plain.uncomputed < WORTH_KEEPING * plain.seconds))
+        return plain.seconds;
+    other = keeping(o, *way, plain.plan.activation_count[SPW_TIER_NVME]);
+    if (other.read_kept_from == READ_NOT_KEPT || look_at(o, other, false, &kept) != SPW_OK ||
+        !(kept.seconds < WORTH_KEEPING * plain.seconds))
+        return plain.seconds;
+    *way = other;
+    return kept.seconds;
+}
 
 /*
  * The best of those that fit, of a process that need ask nobody; where bytes are not counted, that with the most micro-batches. turns 0: none
  * does.
  */
-static way
+static expert_way
 best_way(const spw_engine_options *o, uint32_t asked, uint32_t least_micros)
 {
     const char *why;
-    way best = {0, 0};
+    expert_way best = {0};
     double least = INFINITY;
     for (uint32_t micros = most_micros(o); micros > 0; micros = fewer_micros(o, micros)) {
         const uint32_t most = most_turns(o, micros, &why);
         uint32_t turns = 0;
+        expert_way w;
         double s;
         if (most > 1 && asked > 0)
             turns = fits_in(o, asked, micros) ? asked : 0;
@@ -128,10 +181,11 @@ best_way(const spw_engine_options *o, uint32_t asked, uint32_t least_micros)
             turns = fewest_turns(o, most, micros, micros == least_micros);
         if (turns == 0)
             continue;
-        s = o->uncounted || (micros == 1 && best.turns == 0) ? 0 : seconds_of(o, turns, micros);
+        w = way_of(o, turns, micros);
+        s = o->uncounted || (micros == 1 && best.turns == 0) ? 0 : shorter_of_both(o, &w);
         if (best.turns != 0 && !(s < WORTH * least))
             break; /* fewer take no less: weights come more often */
-        best = (way){turns, micros};
+        best = w;
         if (o->uncounted)
             break;
         least = s;
@@ -176,10 +230,10 @@ typedef struct miss {
 } miss;
 
 static spw_status
-attempt(spw_engine **out, const spw_engine_options *o, way w, miss *m)
+attempt(spw_engine **out, const spw_engine_options *o, expert_way w, miss *m)
 {
     spw_error now = {0};
-    spw_status st = spw__engine_build(out, o, w.turns, w.micros, &now);
+    spw_status st = spw__engine_build(out, o, w, &now);
     if (st != SPW_ENOFIT || !m->any || least_bytes(o->plan_out) <= least_bytes(&m->plan)) {
         m->plan = *o->plan_out;
         m->err = now;
@@ -204,7 +258,7 @@ attempt_together(spw_engine **out, const spw_engine_options *o, uint32_t asked, 
             miss between = {.any = false};
             if (o->plan_only && !last && !fits_in(o, turns, micros))
                 continue;
-            st = attempt(out, o, (way){turns < most ? turns : most, micros}, last ? m : &between);
+            st = attempt(out, o, way_of(o, turns < most ? turns : most, micros), last ? m : &between);
             if (st != SPW_ENOFIT && !last)
                 *m = between;
             if (st != SPW_ENOFIT)
@@ -224,8 +278,8 @@ attempt_most(spw_engine **out, const spw_engine_options *o, uint32_t turns, uint
     const uint32_t most = most_micros(o);
     spw_status st = SPW_ENOFIT;
     if (most > least && most_turns(o, most, &why) > 1)
-        st = attempt(out, o, (way){turns, most}, m);
-    return st == SPW_ENOFIT ? attempt(out, o, (way){turns, least}, m) : st;
+        st = attempt(out, o, way_of(o, turns, most), m);
+    return st == SPW_ENOFIT ? attempt(out, o, way_of(o, turns, least), m) : st;
 }
 
 /* Where nothing fits, the plan and the error are those of the way that needs the least memory. */
@@ -240,16 +294,16 @@ spw__engine_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *e
     spw_engine_options own = *o;
     miss m = {.any = false};
     spw_status st = SPW_ENOFIT;
-    way w = {0, 0};
+    expert_way w = {0};
     *out = NULL;
     SPW_TRY(spw_model_check(o->model, err));
     if (asked > 1 && least == 0)
         return SPW_RAISE(err, SPW_ECONFIG, "spillway.expert_turns is %u: %s", asked, why);
     if (asked == 1 || least == 0)
-        return spw__engine_build(out, o, 1, 1, err);
+        return spw__engine_build(out, o, way_of(o, 1, 1), err);
     own.plan_out = o->plan_out != NULL ? o->plan_out : &plan;
     if (asked == 0)
-        st = attempt(out, &own, (way){1, 1}, &m);
+        st = attempt(out, &own, way_of(o, 1, 1), &m);
     if (st == SPW_ENOFIT && !together && !o->fit_only) /* a search asks whether anything fits at all */
         w = best_way(&own, given, least);
     if (st == SPW_ENOFIT && w.turns > 0)

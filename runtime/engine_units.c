@@ -20,6 +20,12 @@ spw__shares_turns(const spw_engine *e, uint32_t block_idx)
     return e->shares_turns && k < b->param_count;
 }
 
+bool
+spw__keeps_read(const spw_engine *e, uint32_t block_idx)
+{
+    return block_idx >= e->read_kept_from && spw__shares_turns(e, block_idx);
+}
+
 uint64_t
 spw__piece_leaves(const spw_engine *e, uint32_t unit_idx)
 {
@@ -182,6 +188,15 @@ spw__kept_blocks(uint32_t lowest, uint32_t count)
 {
     uint32_t first = lowest > 0 ? lowest : 1;
     return count - 1 > first ? count - 1 - first : 0;
+}
+
+uint32_t
+spw__kept_slots(const spw_engine *e, const uint32_t *chain, uint32_t lowest, uint32_t count)
+{
+    uint32_t slots = spw__kept_blocks(lowest, count);
+    for (uint32_t c = lowest > 0 ? lowest : 1; e->shares_turns && c + 1 < count; c++)
+        slots += spw__keeps_read(e, chain[c]);
+    return slots;
 }
 
 void

@@ -19,11 +19,11 @@ spw_engine_set_chain(spw_engine *e, const uint32_t *blocks, uint32_t count, spw_
             return SPW_RAISE(err, SPW_EINVAL,
                              "block %u at position %u of the chain does not exist or cannot stand there", blocks[i], i);
     }
-    if (!e->inference && spw__kept_blocks(spw__lowest_trained(e, blocks, count), count) > e->kept_slots)
+    if (!e->inference && spw__kept_slots(e, blocks, spw__lowest_trained(e, blocks, count), count) > e->kept_slots)
         return SPW_RAISE(err, SPW_EINVAL,
                          "this chain keeps %u blocks' inputs for its backward pass, and the plan, which ends it at the "
                          "model's lowest trained block, has room for %u: make the engine with chain_extra",
-                         spw__kept_blocks(spw__lowest_trained(e, blocks, count), count), e->kept_slots);
+                         spw__kept_slots(e, blocks, spw__lowest_trained(e, blocks, count), count), e->kept_slots);
     e->grads_there = false; /* another chain may leave out what has one */
     memcpy(e->chain, blocks, count * sizeof *blocks);
     e->chain_count = count;

@@ -13,7 +13,7 @@ spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro)
 
 /* ---------------------------------------------------------------- what is held between the parts of a block */
 
-/* Of a micro-batch: sums, its block's input, and a routing. */
+/* Of a micro-batch: sums, its block's input, where it is read twice and then again behind the turns, and a routing. */
 typedef struct held_layout {
     uint64_t sums, input, routing, bytes;
 } held_layout;
@@ -24,7 +24,7 @@ held_of(const spw_engine *e)
     const spw_model_config *m = &e->model->config;
     held_layout h = {.sums = 0};
     h.input = spw_round_up(e->rows * m->width * sizeof(float), 256);
-    h.routing = h.input + spw_round_up(e->rows * m->width * e->compute_bytes, 256);
+    h.routing = h.input + (e->read_kept_from > 0 ? spw_round_up(e->rows * m->width * e->compute_bytes, 256) : 0);
     h.bytes = h.routing + spw_tape_routing_bytes(e->rows, m->choices, m->experts);
     return h;
 }
@@ -48,18 +48,17 @@ held_input(const spw_engine *e, uint32_t i)
     return e->flow + flow_only_bytes(e) + i * h.bytes + h.input;
 }
 
-/* What experts read lies in the turn of the flow that the block's output goes to, or the gradient of its input. */
-static spw_apart *
-apart_of(const spw_engine *e, uint32_t c, uint32_t i)
+/* Where a block's experts read, read; what is held besides is where it always is. */
+static void
+hold_apart(const spw_engine *e, uint32_t c, uint32_t i, char *read)
 {
     const held_layout h = held_of(e);
     char *at = e->flow + flow_only_bytes(e) + i * h.bytes;
     spw_apart *a = &e->apart[i];
-    a->read = spw__flow(e, c + 1, i);
+    a->read = read;
     a->sums = (float *)(void *)(at + h.sums);
     a->routing = at + h.routing;
     a->dy = spw__flow(e, c + 2, i);
-    return a;
 }
 
 /* x[c] is a checkpoint; the last block's input goes straight into its backward pass, and some blocks have none. */
@@ -72,7 +71,14 @@ kept(const spw_engine *e, uint32_t c)
 static uint32_t
 checkpoint_of(const spw_engine *e, uint32_t c, uint32_t micro)
 {
-    return (c - (e->lowest > 0 ? e->lowest : 1)) * e->group_max + micro;
+    return spw__kept_slots(e, e->chain, e->lowest, c + 1) * e->group_max + micro;
+}
+
+/* What experts of a block read that is kept comes right behind its input. */
+static uint32_t
+read_checkpoint(const spw_engine *e, uint32_t c, uint32_t micro)
+{
+    return checkpoint_of(e, c, micro) + e->group_max;
 }
 
 /* Memory in which what this block computes for a micro-batch is kept for the backward pass; NULL: it is computed again. */
@@ -82,7 +88,7 @@ tape_of(const spw_engine *e, uint32_t c, uint32_t micro)
     uint32_t after; /* checkpoints from this one on, in the order of the forward pass */
     if (!kept(e, c))
         return NULL;
-    after = spw__kept_blocks(e->lowest, e->chain_count) * e->group_max - checkpoint_of(e, c, micro);
+    after = spw__kept_slots(e, e->chain, e->lowest, e->chain_count) * e->group_max - checkpoint_of(e, c, micro);
     return after <= e->plan.tape_count ? e->tapes + (after - 1) * e->tape_bytes : NULL;
 }
 
@@ -222,7 +228,7 @@ call_part(spw_engine *e, block_run *run, uint32_t micro, uint32_t i, void *data,
     const bool back = part == SPW_PART_BACK_TURN;
     spw_value *x;
     spw_tape_reset(e->tape, e->arena, e->arena_bytes, back);
-    spw_tape_call_part(e->tape, part, apart_of(e, run->at, i), first, end);
+    spw_tape_call_part(e->tape, part, &e->apart[i], first, end);
     x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, back && run->at > e->lowest);
     *y = call_block(e, run, micro, i, x, run->mode == MODE_TRAIN);
     return spw_tape_check(e->tape, err);
@@ -245,17 +251,33 @@ run_turn(spw_engine *e, block_run *run, uint32_t micro, uint32_t count, spw_part
     return spw__take_turn(run, first, end, SPW_TURN_OVER, err);
 }
 
+/* Gives what experts read to those that are kept; it stays where it is while they read it. */
+static spw_status
+keep_read(spw_engine *e, uint32_t c, uint32_t i, spw_error *err)
+{
+    const uint32_t idx = read_checkpoint(e, c, i);
+    if (e->apart[i].read == spw__flow(e, c + 1, i))
+        e->flow_lent[(c + 1) % 2 * e->group_max + i] = idx;
+    return spw_act_put(e->act, idx, e->apart[i].read, e->compute, err);
+}
+
+/* What experts read lies at its home, or in the turn of the flow that the block's output goes to. */
 static spw_status
 forward_shared(spw_engine *e, block_run *run, uint32_t first, uint32_t count, bool keep, spw_error *err)
 {
     const uint64_t experts = e->model->config.experts, each = e->turn_experts;
     const uint32_t c = run->at;
+    const bool keeps_read = keep && kept(e, c) && spw__keeps_read(e, run->block_idx);
     spw_value *y;
     for (uint32_t i = 0; i < count; i++) {
+        char *home = keeps_read ? spw_act_home(e->act, read_checkpoint(e, c, i)) : NULL;
+        hold_apart(e, c, i, home != NULL ? home : spw__flow(e, c + 1, i));
         if (keep)
             SPW_TRY(settle_flow(e, c + 1, i, err));
         SPW_TRY(call_part(e, run, first + i, i, keep ? input_of(e, c, i) : spw__flow(e, c, i), SPW_PART_BEFORE, 0, 0,
                           &y, err));
+        if (keeps_read)
+            SPW_TRY(keep_read(e, c, i, err));
     }
     for (uint64_t at = 0; at < experts; at += each)
         SPW_TRY(run_turn(e, run, first, count, SPW_PART_TURN, at, at + each < experts ? at + each : experts, err));
@@ -301,16 +323,32 @@ grad_of(const spw_engine *e, uint32_t c, uint32_t micro, uint32_t first)
                                : spw__flow(e, c + 1, micro - first);
 }
 
-/* The block's input of a micro-batch, once more, where it is held. */
+/* A checkpoint, once more, where it is held. */
 static spw_status
-hold_input(spw_engine *e, uint32_t c, uint32_t i, spw_error *err)
+hold_kept(spw_engine *e, uint32_t idx, void *to, spw_error *err)
 {
     void *data;
-    SPW_TRY(spw_act_get(e->act, checkpoint_of(e, c, i), &data, err));
-    spw_gpu_copy_d2d(e->compute, held_input(e, i), e->compute_dtype, data, e->compute_dtype,
-                     e->rows * e->model->config.width, NULL);
-    spw_act_release(e->act, checkpoint_of(e, c, i), e->compute);
-    return settle_flow(e, c + 1, i, err);
+    SPW_TRY(spw_act_get(e->act, idx, &data, err));
+    spw_gpu_copy_d2d(e->compute, to, e->compute_dtype, data, e->compute_dtype, e->rows * e->model->config.width, NULL);
+    spw_act_release(e->act, idx, e->compute);
+    return SPW_OK;
+}
+
+/* Before the turns of the backward pass: what experts read, and who of them, from what is kept of it or of the block's input. */
+static spw_status
+back_before(spw_engine *e, block_run *run, uint32_t micro, uint32_t i, spw_error *err)
+{
+    const uint32_t c = run->at;
+    char *read = spw__flow(e, c + 1, i); /* where the gradient of the block's input is to be */
+    spw_value *y;
+    hold_apart(e, c, i, read);
+    SPW_TRY(settle_flow(e, c + 1, i, err));
+    if (spw__keeps_read(e, run->block_idx)) {
+        SPW_TRY(hold_kept(e, read_checkpoint(e, c, i), read, err));
+        return call_part(e, run, micro, i, e->flow, SPW_PART_BACK_READ, 0, 0, &y, err);
+    }
+    SPW_TRY(hold_kept(e, checkpoint_of(e, c, i), held_input(e, i), err));
+    return call_part(e, run, micro, i, held_input(e, i), SPW_PART_BACK_BEFORE, 0, 0, &y, err);
 }
 
 static spw_status
@@ -318,27 +356,31 @@ backward_shared(spw_engine *e, block_run *run, uint32_t first, uint32_t count, s
 {
     const uint64_t experts = e->model->config.experts, each = e->turn_experts;
     const uint32_t c = run->at;
-    const bool on = c > e->lowest; /* below it nothing asks for a gradient */
+    const bool on = c > e->lowest,
+               keeps_read = spw__keeps_read(e, run->block_idx); /* below it nothing asks for a gradient */
     spw_value *y;
-    for (uint32_t i = 0; i < count; i++) {
-        SPW_TRY(hold_input(e, c, i, err));
-        SPW_TRY(call_part(e, run, first + i, i, held_input(e, i), SPW_PART_BACK_BEFORE, 0, 0, &y, err));
-    }
+    for (uint32_t i = 0; i < count; i++)
+        SPW_TRY(back_before(e, run, first + i, i, err));
     for (uint64_t end = experts, at; end > 0; end = at) {
         at = (end - 1) / each * each;
         SPW_TRY(run_turn(e, run, first, count, SPW_PART_BACK_TURN, at, end, err));
     }
     for (uint32_t i = 0; i < count; i++) {
         spw_value *x;
+        void *data = held_input(e, i);
+        if (keeps_read)
+            SPW_TRY(spw_act_get(e->act, checkpoint_of(e, c, i), &data, err));
         spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
-        spw_tape_call_part(e->tape, SPW_PART_BACK, apart_of(e, c, i), 0, 0);
-        x = spw_tape_input(e->tape, held_input(e, i), e->rows, e->model->config.width, on);
+        spw_tape_call_part(e->tape, SPW_PART_BACK, &e->apart[i], 0, 0);
+        x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, on);
         x->grad = on ? grad_of(e, c, first + i, first) : NULL;
         y = call_block(e, run, first + i, i, x, true);
         if (y != NULL)
             y->grad = grad_of(e, c + 1, first + i, first);
         spw_tape_backward(e->tape, y);
         SPW_TRY(spw_tape_check(e->tape, err));
+        if (keeps_read)
+            spw_act_release(e->act, checkpoint_of(e, c, i), e->compute);
     }
     return SPW_OK;
 }

@@ -268,6 +268,11 @@ explain_device(spw_plan *p, const plan_input *in)
                    ? "; micro-batches come one by one, each with all weights: larger ones bring them less often"
                : in->activation_micros > 1 ? "; each turn serves all micro-batches of a pass"
                                            : "");
+    if (in->read_kept > 0)
+        decide(p, "spillway.recompute", "less",
+               "what experts read in %u layers is one more checkpoint: what lies before them is computed again once, "
+               "not twice",
+               in->read_kept);
     if (c->run.micro_batches_per_pass == 0 && in->expert_turns > 1 && in->passes > 1 && in->activation_micros > 1)
         decide(p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->activation_micros),
                "weights come once per pass; what is held of more micro-batches takes longer to move, or has no room");

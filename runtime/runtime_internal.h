@@ -86,6 +86,7 @@ typedef struct plan_input {
     bool
         made_there; /* those of state that is there are then made where they stay; between ranks they are summed first */
     uint32_t expert_turns; /* in which a layer's experts come; 1 or 0: all at once */
+    uint32_t read_kept;    /* in so many layers what they read is one more checkpoint */
     uint32_t future_max;   /* uses that the store is told at most */
     uint32_t optimizer_threads;
     bool update_reads_weights;

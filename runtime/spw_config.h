@@ -135,7 +135,7 @@ typedef struct spw_config {
         uint32_t ranks;      /* of the world; train_batch_size is over all of them */
         char device[32];
         char collectives[16];                /* auto, host, nccl */
-        char recompute[16];                  /* auto, always */
+        char recompute[16];                  /* auto, least, always */
         char gradients[8];                   /* auto, host, nvme: where they wait for their update */
         char update_ahead[8];                /* auto, always, never: before the norm is known */
         uint64_t delayed_update;             /* updates after so many are made a step late; 0: none is */

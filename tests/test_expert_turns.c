@@ -4,6 +4,7 @@
  */
 #include "lib_rig.h"
 #include "lib_worlds.h"
+#include "engine_internal.h"
 #include "runtime_internal.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,20 +18,30 @@ typedef struct variant {
     spw_tier param, optimizer;
     uint64_t chunk;
     uint32_t slots;
-    bool no_prefetch, spills, again;
+    bool no_prefetch, spills;
+    const char *recompute;
+    spw_tier checkpoints; /* SPW_TIER_COUNT: where there is room */
     uint64_t chaos;
 } variant;
 
 static const variant variants[] = {
-    {"all at once", 1, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, false, 0},
-    {"two turns", 2, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, false, 0},
-    {"two turns, computed again", 2, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, true, 0},
-    {"four turns, on the device", 4, SPW_TIER_DEVICE, SPW_TIER_DEVICE, 4096, 0, false, false, true, 0},
-    {"each alone, records on nvme", 64, SPW_TIER_HOST, SPW_TIER_NVME, 8192, 0, false, true, true, 0},
-    {"two turns, nvme", 2, SPW_TIER_NVME, SPW_TIER_NVME, 4096, 0, false, true, false, 0},
-    {"four turns, nvme, one slot", 4, SPW_TIER_NVME, SPW_TIER_NVME, 4096, 1, true, false, true, 0},
-    {"each alone, nvme, chaos", 64, SPW_TIER_NVME, SPW_TIER_NVME, 4096, 2, false, true, true, 31},
-    {"two turns, host, chaos", 2, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, false, 32},
+    {"all at once", 1, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, "auto", SPW_TIER_COUNT, 0},
+    {"two turns", 2, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, "auto", SPW_TIER_COUNT, 0},
+    {"two turns, computed again", 2, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, "always", SPW_TIER_COUNT, 0},
+    {"four turns, on the device", 4, SPW_TIER_DEVICE, SPW_TIER_DEVICE, 4096, 0, false, false, "always", SPW_TIER_COUNT,
+     0},
+    {"each alone, records on nvme", 64, SPW_TIER_HOST, SPW_TIER_NVME, 8192, 0, false, true, "always", SPW_TIER_COUNT,
+     0},
+    {"two turns, nvme", 2, SPW_TIER_NVME, SPW_TIER_NVME, 4096, 0, false, true, "auto", SPW_TIER_COUNT, 0},
+    {"four turns, nvme, one slot", 4, SPW_TIER_NVME, SPW_TIER_NVME, 4096, 1, true, false, "always", SPW_TIER_COUNT, 0},
+    {"each alone, nvme, chaos", 64, SPW_TIER_NVME, SPW_TIER_NVME, 4096, 2, false, true, "always", SPW_TIER_COUNT, 31},
+    {"two turns, host, chaos", 2, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, "auto", SPW_TIER_COUNT, 32},
+    {"two turns, what they read kept", 2, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, "least", SPW_TIER_COUNT,
+     0},
+    {"four turns, it on the host, chaos", 4, SPW_TIER_NVME, SPW_TIER_NVME, 4096, 2, false, true, "least", SPW_TIER_HOST,
+     33},
+    {"two turns, it on nvme, chaos", 2, SPW_TIER_HOST, SPW_TIER_NVME, 8192, 0, false, false, "least", SPW_TIER_NVME,
+     34},
 };
 
 static void
@@ -45,7 +56,8 @@ configure(rig *r, const variant *v, spw_family family, spw_state_format format, 
     r->c.run.weight_slots = r->c.run.record_slots = v->slots;
     r->c.run.prefetch = !v->no_prefetch;
     r->c.run.chaos_seed = v->chaos;
-    snprintf(r->c.run.recompute, sizeof r->c.run.recompute, "%s", v->again ? "always" : "auto");
+    r->c.run.activations = v->checkpoints;
+    snprintf(r->c.run.recompute, sizeof r->c.run.recompute, "%s", v->recompute);
     if (change != NULL)
         change(r);
     if (v->spills && (r->c.accumulation == 1 || r->c.run.micro_batches_per_pass == 0))
@@ -552,6 +564,156 @@ test_bytes(void **state)
     }
 }
 
+/* Three micro-batches in each of two turns of four layers' experts, checkpoints in a tier. */
+static void
+open_way(rig *r, spw_family family, spw_tier checkpoints, uint32_t read_kept_from, uint64_t chaos)
+{
+    rig_config(r, family, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    r->c.model.layers = 4;
+    r->c.accumulation = 3;
+    r->c.run.activations = checkpoints;
+    r->c.run.chaos_seed = chaos;
+    rig_need(r, spw_model_from_config(&r->model, &r->c, &r->err));
+    rig_need(r, spw__engine_build(
+                    &r->e,
+                    &(spw_engine_options){
+                        .config = &r->c, .model = r->model, .resumes = true, .process_bytes = TINY_PROCESS_BYTES},
+                    (expert_way){2, 3, read_kept_from}, &r->err));
+    rig_need(r, spw_engine_init_params(r->e, 7, &r->err));
+}
+
+/* One plan moves so much more than another over the link and of a disk, each way. */
+static void
+planned_more(const spw_plan *p, const spw_plan *other, uint64_t link, uint64_t disk)
+{
+    const spw_traffic *less = &p->traffic[SPW_PACE_DEFAULT], *more = &other->traffic[SPW_PACE_DEFAULT];
+    assert_int_equal(more->h2d - less->h2d, link);
+    assert_int_equal(more->d2h - less->d2h, link);
+    assert_int_equal(more->nvme_read - less->nvme_read, disk);
+    assert_int_equal(more->nvme_write - less->nvme_write, disk);
+}
+
+/*
+ * What experts read is kept in the upper layers, in all or in none, wherever checkpoints lie: the same bits, as many checkpoints more as that
+ * has layers, the bytes that were planned, and less to compute by what lies before the experts of each.
+ */
+static void
+test_read_kept(void **state)
+{
+    static const uint32_t from[] = {READ_NOT_KEPT, 4, 3, 0};
+    static const spw_family families[] = {SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_DEEPSEEK_V3};
+    (void)state;
+    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+        for (spw_tier tier = 0; tier < SPW_TIER_COUNT; tier++) {
+            double flops = 0;
+            uint64_t flow = 0;
+            uint32_t all = 0;
+            rig none;
+            for (size_t k = 0; k < sizeof from / sizeof from[0]; k++) {
+                rig own, *r = k == 0 ? &none : &own;
+                spw_act_stats before, after;
+                const spw_plan *p;
+                uint64_t bytes, pages;
+                uint32_t count, layers;
+                open_way(r, families[f], tier, from[k], k == 0 ? 0 : 50 + k);
+                p = spw_engine_plan(r->e);
+                count = p->activation_count[0] + p->activation_count[1] + p->activation_count[2];
+                layers = k == 0 ? 0 : k < 3 ? (uint32_t)k : families[f] == SPW_FAMILY_QWEN3_MOE ? 4 : 3;
+                all = k == 0 ? count : all;
+                assert_int_equal(count, all + 3 * layers);
+                assert_int_equal(count, p->activation_count[tier]);
+                assert_true(k == 0 || p->flops < flops);
+                assert_true(k == 0 || (k < 3 ? spw__flow_bytes(r->e) == flow : spw__flow_bytes(r->e) < flow));
+                flops = p->flops;
+                flow = spw__flow_bytes(r->e);
+                rig_train(r, 0, RIG_STEPS - 1);
+                spw_act_get_stats(r->e->act, &before);
+                rig_train(r, RIG_STEPS - 1, RIG_STEPS);
+                spw_act_get_stats(r->e->act, &after);
+                bytes = tier == SPW_TIER_DEVICE ? 0 : r->e->rows * r->c.model.width * r->e->compute_bytes;
+                pages = tier == SPW_TIER_NVME ? spw_round_up(bytes, 4096) : 0;
+                assert_int_equal(after.d2h_bytes - before.d2h_bytes, count * bytes);
+                assert_int_equal(after.h2d_bytes - before.h2d_bytes, count * bytes);
+                assert_int_equal(after.nvme_write_bytes - before.nvme_write_bytes, count * pages);
+                assert_int_equal(after.nvme_read_bytes - before.nvme_read_bytes, count * pages);
+                if (k == 0)
+                    continue;
+                planned_more(&none.e->plan, p, 3 * layers * bytes, 3 * layers * pages);
+                assert_memory_equal(none.losses, r->losses, sizeof none.losses);
+                assert_memory_equal(none.norms, r->norms, sizeof none.norms);
+                rig_same_state(&none, r, "what experts read is kept");
+                rig_remove(r);
+            }
+            rig_remove(&none);
+        }
+    }
+}
+
+/* What is planned of four layers, four micro-batches and two turns, by rates of computing and of the link, with so much host memory and nvme beside it. */
+static void
+plan_kept(spw_plan *p, const char *recompute, double flops, double link, uint64_t host)
+{
+    spw_rates rates = {.flops = flops, .optimizer = 1e12, .h2d = link, .d2h = link, .shared_cores = 0};
+    rig r;
+    large_layers(&r);
+    for (int k = 0; k < SPW_PATHS_MAX; k++)
+        rates.nvme_read[k] = rates.nvme_write[k] = rates.nvme_mixed[k] = 1e12;
+    r.c.model.layers = 4;
+    r.c.model.mlp_width = 16; /* so that much is computed before them */
+    r.c.accumulation = 4;
+    r.c.run.micro_batches_per_pass = 4;
+    r.c.run.host_memory = host;
+    r.c.run.activations = SPW_TIER_HOST;
+    r.c.run.expert_turns = 4;
+    snprintf(r.c.run.recompute, sizeof r.c.run.recompute, "%s", recompute);
+    rig_need(&r, spw_model_from_config(&r.model, &r.c, &r.err));
+    rig_need(&r, spw_engine_create(&r.e,
+                                   &(spw_engine_options){.config = &r.c,
+                                                         .model = r.model,
+                                                         .plan_only = true,
+                                                         .rates = &rates,
+                                                         .plan_out = p,
+                                                         .process_bytes = TINY_PROCESS_BYTES,
+                                                         .room_bytes = 1ull << 40},
+                                   &r.err));
+    rig_remove(&r);
+}
+
+static uint32_t
+checkpoints(const spw_plan *p)
+{
+    return p->activation_count[SPW_TIER_DEVICE] + p->activation_count[SPW_TIER_HOST] +
+           p->activation_count[SPW_TIER_NVME];
+}
+
+/* It is kept where a step is shorter so, in as many layers as there is room for. */
+static void
+test_read_chosen(void **state)
+{
+    spw_plan plain, kept, some, p;
+    uint64_t room, each;
+    (void)state;
+    plan_kept(&plain, "always", 1e6, 1e12, SPW_AUTO);
+    plan_kept(&kept, "least", 1e6, 1e12, SPW_AUTO);
+    assert_int_equal(checkpoints(&plain), 4 * 4);
+    assert_int_equal(checkpoints(&kept), 2 * 4 * 4);
+    assert_null(decision_of(&plain, "spillway.recompute"));
+    plan_kept(&p, "auto", 1e6, 1e12, SPW_AUTO);
+    print_message("operations: %g, and %g where what experts read is kept\n", plain.flops, kept.flops);
+    assert_true(kept.flops < 0.92 * plain.flops);
+    assert_int_equal(checkpoints(&p), checkpoints(&kept));
+    assert_non_null(decision_of(&p, "spillway.recompute"));
+    plan_kept(&p, "auto", 1e15, 1e6, SPW_AUTO); /* the link has more to do already */
+    assert_int_equal(checkpoints(&p), checkpoints(&plain));
+    assert_null(decision_of(&p, "spillway.recompute"));
+    each = (kept.activations_host - plain.activations_host) / (checkpoints(&kept) - checkpoints(&plain));
+    room = plain.host_bytes + (kept.host_bytes - plain.host_bytes) / 2 + each;
+    plan_kept(&some, "auto", 1e6, 1e12, room);
+    print_message("checkpoints: %u, with all that experts read %u, and %u with %llu bytes of host memory\n",
+                  checkpoints(&plain), checkpoints(&kept), checkpoints(&some), (unsigned long long)room);
+    assert_true(checkpoints(&some) > checkpoints(&plain) && checkpoints(&some) < checkpoints(&kept));
+}
+
 /* ---------------------------------------------------------------- what cannot be */
 
 static void
@@ -600,6 +762,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_shared),      cmocka_unit_test(test_resume),
         cmocka_unit_test(test_ranks),        cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_fewest_turns),
-        cmocka_unit_test(test_fewer_tables), cmocka_unit_test(test_bytes),       cmocka_unit_test(test_refusals)};
+        cmocka_unit_test(test_fewer_tables), cmocka_unit_test(test_bytes),       cmocka_unit_test(test_read_kept),
+        cmocka_unit_test(test_read_chosen),  cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests_name("expert turns", tests, NULL, NULL);
 }

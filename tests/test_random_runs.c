@@ -246,7 +246,8 @@ draw_placement(uint64_t at, rig *r)
     c->aio.backend = random_pick(at, 17, 2) == 0 ? SPW_AIO_THREADS : SPW_AIO_AUTO;
     c->aio.block_size = 4096ull << random_pick(at, 18, 8);
     c->aio.queue_depth = 1 + (uint32_t)random_pick(at, 19, 16);
-    snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 20, 2) == 0 ? "always" : "auto");
+    snprintf(c->run.recompute, sizeof c->run.recompute, "%s",
+             (const char *[]){"always", "auto", "least"}[random_pick(at, 20, 3)]);
     if (c->zero.offload_optimizer == SPW_TIER_NVME && whole)
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[random_pick(at, 21, 3)]);
     if (c->run.delayed_update > 0) { /* what the host updates, with gradients in its memory */

@@ -181,7 +181,8 @@ draw_placement(uint64_t at, spw_config *c, world *w)
         snprintf(c->run.fill_device, sizeof c->run.fill_device, "auto");
         snprintf(c->run.gradients, sizeof c->run.gradients, "auto");
     }
-    snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 17, 2) == 0 ? "always" : "auto");
+    snprintf(c->run.recompute, sizeof c->run.recompute, "%s",
+             (const char *[]){"always", "auto", "least"}[random_pick(at, 17, 3)]);
     w->least_device = c->zero.stage == 3 && random_pick(at, 18, 3) == 0;
     /* In codes come sums of other hosts, so whose an element is decides about bits, and turns decide about that. */
     if (!c->zero.quantized_gradients && has_experts(w))

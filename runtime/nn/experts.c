@@ -42,7 +42,7 @@ held_dweights(const spw_tape *t, const spw_routed *routed)
 static bool
 is_before(const spw_tape *t)
 {
-    return t->part == SPW_PART_BEFORE || t->part == SPW_PART_BACK_BEFORE;
+    return t->part == SPW_PART_BEFORE || t->part == SPW_PART_BACK_BEFORE || t->part == SPW_PART_BACK_READ;
 }
 
 static bool
@@ -69,6 +69,15 @@ take_routing(spw_tape *t, spw_routed *routed, bool scaled)
     r->pairs = spw__tape_take(t, pairs * sizeof(int32_t));
     r->ends = spw__tape_take(t, r->E * sizeof(int32_t));
     return r->weights != NULL && r->choices != NULL && r->places != NULL && r->pairs != NULL && r->ends != NULL;
+}
+
+void
+spw_nn_read(spw_tape *t, spw_value *x)
+{
+    if (t->part != SPW_PART_BACK_READ || x == NULL)
+        return;
+    x->data = t->apart->read;
+    spw__tape_wake(t);
 }
 
 spw_value *
@@ -184,7 +193,7 @@ dispatch(spw_tape *t, spw_value *x, spw_value *routing, bool weighed)
         routing->routed->piece_rows = t->rows_each;
     else if (t->apart != NULL)
         routing->routed->piece_rows = x->rows * routing->cols;
-    if (is_before(t) && !t->dry)
+    if (is_before(t) && t->part != SPW_PART_BACK_READ && !t->dry)
         spw_gpu_copy_d2d(t->queue, t->apart->read, t->act_dtype, x->data, t->act_dtype, x->rows * x->cols, NULL);
     else if (t->asleep)
         x->data = t->apart->read;
@@ -503,6 +512,7 @@ forward_part(spw_tape *t, spw_value *y, const spw_value *onto, const spw_routed 
     switch (t->part) {
     case SPW_PART_BEFORE:
     case SPW_PART_BACK_BEFORE:
+    case SPW_PART_BACK_READ:
         spw__tape_begin_sums(t, t->apart->sums, n, t->part == SPW_PART_BEFORE ? onto->data : NULL);
         spw__tape_sleep(t);
         return;

@@ -378,7 +378,7 @@ beside_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_v
     out[0] = mlp(call, at, x, c->parallel_norm ? spw__nn_norm(call, at, in[0]) : in[2]);
 }
 
-/* What attention gives is added to the block's input; what experts read of the sum, and the logits of who reads it. */
+/* What attention gives is added to the block's input; what experts read of the sum. */
 static void
 before_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
@@ -386,8 +386,14 @@ before_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_val
     out[0] = linear_onto(call, at, in[0], let_through(call, at, in), c->out_bias, true);
     spw_nn_into(call->tape, 1);
     out[1] = spw__nn_norm(call, at, out[0]);
-    spw_nn_into(call->tape, 2);
-    out[2] = linear(call, at, out[1], c->experts_paired);
+}
+
+/* The logits of who reads it. */
+static void
+who_reads(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    spw_nn_into(call->tape, 0);
+    out[0] = linear(call, at, in[0], call->model->config.experts_paired);
 }
 
 /* Of what they give, and of what they have read. */
@@ -444,9 +450,11 @@ mixture_beside(const spw_call *call, uint32_t *at, spw_value *x, spw_value *atte
 static spw_value *
 mixture(const spw_call *call, uint32_t *at, spw_value *x, spw_value *attended, spw_value *gate)
 {
-    spw_value *v[3], *y;
-    spw_nn_rows(call, at, before_experts, (spw_value *[]){x, attended, gate}, gate != NULL ? 3 : 2, v, 3);
-    y = experts(call, at, v[0], v[1], v[2]);
+    spw_value *v[2], *logits, *y;
+    spw_nn_rows(call, at, before_experts, (spw_value *[]){x, attended, gate}, gate != NULL ? 3 : 2, v, 2);
+    spw_nn_read(call->tape, v[1]);
+    spw_nn_rows(call, at, who_reads, &v[1], 1, &logits, 1);
+    y = experts(call, at, v[0], v[1], logits);
     if (call->model->config.shared_width > 0)
         spw_nn_rows(call, at, after_experts, (spw_value *[]){y, v[1]}, 2, &y, 1);
     return y;

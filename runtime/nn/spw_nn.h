@@ -133,6 +133,7 @@ void spw_tape_on_turn(spw_tape *tape, uint64_t experts, spw_turn_fn fn, void *ct
  *   TURN         forward of experts [first, end), whose weights are there
  *   AFTER        forward of what is behind them, and what the block gives
  *   BACK_BEFORE  forward up to the experts once more
+ *   BACK_READ    the same where what they read is held: only who reads it is found out once more (spw_nn_read)
  *   BACK_TURN    recorded: spw_tape_backward() goes through experts [first, end), turns downwards, for the gradient dy of what the block gives
  *   BACK         recorded: spw_tape_backward() goes through all the rest, the block's output's gradient being dy
  */
@@ -142,15 +143,16 @@ typedef enum spw_part {
     SPW_PART_TURN,
     SPW_PART_AFTER,
     SPW_PART_BACK_BEFORE,
+    SPW_PART_BACK_READ,
     SPW_PART_BACK_TURN,
     SPW_PART_BACK
 } spw_part;
 /* What is held of a micro-batch, in device memory of the caller's. */
 typedef struct spw_apart {
-    act *read;                     /* (rows, width) what experts read; not looked at by BACK */
-    float *sums;                   /* (rows, width) what they give, or the gradient of what they read */
-    void *routing;                 /* spw_tape_routing_bytes() */
-    act *dy;                       /* (rows, width) */
+    act *read;     /* (rows, width) what experts read: made by BEFORE and BACK_BEFORE; not looked at by BACK */
+    float *sums;   /* (rows, width) what they give, or the gradient of what they read */
+    void *routing; /* spw_tape_routing_bytes() */
+    act *dy;       /* (rows, width) */
     int32_t ends[SPW_EXPERTS_MAX]; /* on the host, the tape's */
 } spw_apart;
 uint64_t spw_tape_routing_bytes(uint64_t rows, uint64_t choices, uint64_t experts);
@@ -232,6 +234,8 @@ spw_value *spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x);
  * piece's, whose memory is shared by all pieces, sums are formed in fp32 by place, and a recorded forward leaves the experts out as with turns. Forward waits for the device once for each routing, to learn how many rows each expert has. balance:
  * backward adds the gradient of balance times experts times the sum over experts of (share of the pairs times mean probability).
  */
+/* Tells that x is what experts will read, before anything is made of it: where a part's caller holds it, the call computes from here on. */
+void spw_nn_read(spw_tape *t, spw_value *x);
 spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing_rule *rule, float balance);
 /* The same with the rule's factors, a parameter (1, experts); NULL: none. */
 spw_value *spw_nn_route_scaled(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing_rule *rule,

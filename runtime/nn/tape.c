@@ -82,7 +82,7 @@ spw_tape_call_part(spw_tape *t, spw_part part, spw_apart *apart, uint64_t first,
     t->apart = apart;
     t->part_first = first;
     t->part_end = end;
-    if (part == SPW_PART_TURN || part == SPW_PART_AFTER || part == SPW_PART_BACK_TURN)
+    if (part == SPW_PART_TURN || part == SPW_PART_AFTER || part == SPW_PART_BACK_READ || part == SPW_PART_BACK_TURN)
         spw__tape_sleep(t);
 }
 
