@@ -39,8 +39,8 @@ backward(device_bench *b, const device_row *r)
 {
     spw_delta_inputs in = inputs(b, r);
     void *db = (void *)(uintptr_t)behind(b, r->a[DAB], r->rule.B * r->rule.T * r->rule.Hv);
-    spw_gpu_delta_backward(b->queue, r->a[DQKV], r->a[DAB], db, NULL, NULL, r->a[DOUT], r->a[DELTA], r->a[SCRATCH], &in,
-                           &r->rule);
+    spw_gpu_delta_backward(b->queue, r->a[DQKV], r->a[DAB], db, NULL, NULL, NULL, r->a[DOUT], r->a[DELTA],
+                           r->a[SCRATCH], &in, &r->rule);
 }
 
 static double

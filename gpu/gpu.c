@@ -461,11 +461,11 @@ spw_gpu_conv(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_con
 }
 
 void
-spw_gpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, const act *dy, const act *x, const act *w,
+spw_gpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, float *dbias, const act *dy, const act *x, const act *w,
                       const spw_conv_shape *shape, unsigned flags)
 {
     check_conv(shape);
-    q->calls->conv_backward(q, dx, dw, dy, x, w, shape, flags);
+    q->calls->conv_backward(q, dx, dw, dbias, dy, x, w, shape, flags);
 }
 
 void
@@ -489,6 +489,7 @@ void
 spw_gpu_delta(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inputs *in, const spw_delta_shape *shape)
 {
     check_delta(shape);
+    SPW_ASSERT(!shape->mamba || delta == NULL);
     q->calls->delta(q, out, delta, in, shape);
 }
 
@@ -498,22 +499,26 @@ delta_heads_each(const spw_delta_shape *s)
     return s->heads_each > 0 && s->heads_each < s->Hk ? s->heads_each : s->Hk;
 }
 
-/* The gradients of delta, of a head's queries, and of its keys by what wrote the state and by what read it; then three numbers of each row and head. */
+/*
+ * The gradients of delta, of a head's queries, and of its keys by what wrote the state and by what read it; then three numbers of each row and
+ * head. Of Mamba-2 nothing reads, and there are two more numbers.
+ */
 uint64_t
 spw_gpu_delta_scratch(const spw_delta_shape *shape)
 {
     uint64_t heads = delta_heads_each(shape) * (shape->Hv / shape->Hk);
-    return shape->B * shape->T * heads * (shape->Dv + 3 * shape->Dk + 3);
+    return shape->B * shape->T * heads * (shape->Dv + (shape->mamba ? 2 * shape->Dk + 5 : 3 * shape->Dk + 3));
 }
 
 void
-spw_gpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
-                       const float *delta, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *shape)
+spw_gpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, float *dskip,
+                       const act *dout, const float *delta, float *scratch, const spw_delta_inputs *in,
+                       const spw_delta_shape *shape)
 {
     spw_delta_shape s = *shape;
     check_delta(shape);
     s.heads_each = delta_heads_each(shape);
-    q->calls->delta_backward(q, dqkv, da, db, dlog_a, ddt_bias, dout, delta, scratch, in, &s);
+    q->calls->delta_backward(q, dqkv, da, db, dlog_a, ddt_bias, dskip, dout, delta, scratch, in, &s);
 }
 
 void

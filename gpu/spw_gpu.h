@@ -375,20 +375,21 @@ void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, cons
 void spw_gpu_chunks(spw_gpu_queue *q, int32_t *to_begins, int32_t *to_ends, const int32_t *begins, const int32_t *ends,
                     const int32_t *starts, uint64_t B, uint64_t T, uint64_t chunk);
 /*
- * Linear attention by the gated delta rule (Yang et al. 2024, 2412.06464), and the short convolution in front of it.
+ * Linear attention by the gated delta rule (Yang et al. 2024, 2412.06464) or as Mamba-2 has it, and the short convolution in front of it.
  *
- * The convolution is depthwise and causal, with K taps for each channel, then SiLU: y[t,c] = silu(sum over j < K of w[c,j] x[t - (K-1) + j, c]),
+ * The convolution is depthwise and causal, with K taps for each channel, then SiLU: y[t,c] = silu(bias[c] + sum over j < K of w[c,j] x[t - (K-1) + j, c]),
  * where rows before a sequence's, or a document's, first are 0. Arrays (B T, C), w (C,K); begins and ends as in spw_attention_shape.
  */
 typedef struct spw_conv_shape {
     uint64_t B, T, C, K;          /* K <= SPW_TAPS_MAX */
     const int32_t *begins, *ends; /* both NULL: a sequence is one document. Not with a cache. */
+    const act *bias;              /* (C) NULL: none */
 } spw_conv_shape;
 enum { SPW_TAPS_MAX = 8, SPW_DELTA_DIM_MAX = 256 };
 void spw_gpu_conv(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_conv_shape *shape);
-/* dx is written, or ACC_DX; dw (C,K) fp32 is added to; either may be NULL. */
-void spw_gpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, const act *dy, const act *x, const act *w,
-                           const spw_conv_shape *shape, unsigned flags);
+/* dx is written, or ACC_DX; dw (C,K) and dbias (C) fp32 are added to; each may be NULL. */
+void spw_gpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, float *dbias, const act *dy, const act *x,
+                           const act *w, const spw_conv_shape *shape, unsigned flags);
 /*
  * Each of Hv heads has a state S (Dk,Dv), 0 at first, that its rows read and write in turn. With q and k of length one (times 1 / sqrt(sum of
  * squares + 1e-6)), q / sqrt(Dk) besides, beta = sigmoid(b) and a decay of gamma = exp(-exp(log_a) softplus(a + dt_bias)):
@@ -400,18 +401,23 @@ void spw_gpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, const act *dy, 
  *   out     (M, Hv Dv)
  *   delta   (M, Hv Dv) fp32 out, for backward; NULL: not wanted
  * The state begins anew with each document.
+ *
+ * mamba: Mamba-2's recurrence (Dao and Gu 2024, 2405.21060), which corrects nothing. q and k are as they come, its C and B, and v is its x:
+ *   beta = softplus(a + dt_bias)    gamma = exp(-exp(log_a) beta)    delta = beta v    S[t] = gamma S[t-1] + k delta^T    out = S[t]^T q + skip v
+ * There a row of qkv has v of all heads, k of all, q of all; skip is (Hv); b, db and delta are NULL.
  */
 typedef struct spw_delta_shape {
     uint64_t B, T, Hk, Hv, Dk, Dv; /* Hv a multiple of Hk; Dk and Dv multiples of 8, at most SPW_DELTA_DIM_MAX */
     const int32_t *begins, *ends;  /* both NULL: a sequence is one document. Not with a cache. */
     uint64_t heads_each; /* backward: heads of keys, with those that read them, that are taken at a time; 0: all */
+    bool mamba;
 } spw_delta_shape;
 typedef struct spw_delta_inputs {
-    const act *qkv, *a, *b, *log_a, *dt_bias;
+    const act *qkv, *a, *b, *log_a, *dt_bias, *skip;
 } spw_delta_inputs;
 void spw_gpu_delta(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inputs *in, const spw_delta_shape *shape);
 /*
- * Writes dqkv, da and db, with the strides of qkv, a and b; dlog_a and ddt_bias (Hv) fp32 are added to, or NULL: not wanted.
+ * Writes dqkv, da and db, with the strides of qkv, a and b; dlog_a, ddt_bias and dskip (Hv) fp32 are added to, or NULL: not wanted.
  * scratch (spw_gpu_delta_scratch(), for heads_each heads) fp32; bits are the same whatever heads_each is.
  * With dS the gradient of S[t] when row t comes, backwards in time, and dS += q dout^T:
  *   ddelta = dS^T k     dm = - beta ddelta     dq = S[t] dout     dk = dS delta + S' dm     dv = beta ddelta
@@ -420,10 +426,11 @@ void spw_gpu_delta(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inp
  * leave of such sums is cut off at what it cannot exceed: the product of the lengths of S' and dS + k dm^T, which are at most
  *   |S'| = gamma |S[t-1]|,   |S[t]| = |S'| + |delta|,   |dS + k dm^T| = gamma[t+1] that of row t + 1 + |q| |dout|
  * (dS + k dm^T = (I - beta k k^T) dS is no longer than dS, because k is no longer than one).
+ * Mamba-2's are the same with dm = 0 and |k| |delta| for |delta|; its dv has skip dout besides, and da beta's gradient, <ddelta, v>.
  */
-void
-spw_gpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
-                       const float *delta, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *shape);
+void spw_gpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, float *dskip,
+                            const act *dout, const float *delta, float *scratch, const spw_delta_inputs *in,
+                            const spw_delta_shape *shape);
 uint64_t spw_gpu_delta_scratch(const spw_delta_shape *shape); /* elements */
 /*
  * New tokens of running sequences, as spw_attention_cache has them: sequence b has T, at positions starts[b] on; what is kept of those before

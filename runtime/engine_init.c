@@ -33,7 +33,9 @@ spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed
         draw_log_uniform(out, param_id, seed, at, n);
         return;
     }
-    for (uint64_t i = 0; i < n; i++)
+    for (uint64_t i = 0; i < n && p->init == SPW_INIT_LOG_COUNT; i++)
+        out[i] = (float)log((double)(at + i + 1));
+    for (uint64_t i = 0; i < n && p->init != SPW_INIT_LOG_COUNT; i++)
         out[i] = p->init == SPW_INIT_ONES && (!p->in_terms || (at + i) % SPW_TERMS == 0) ? 1.0f : 0.0f;
 }
 

@@ -317,12 +317,12 @@ keys_read(const spw_model_config *m, uint64_t layer_idx, double T)
     return W == 0 || W > T ? T / 2 : W - W * W / (2 * T);
 }
 
-/* Of a row in a layer; linear attention reads a state twice and writes it. */
+/* Of a row in a layer; linear attention reads a state twice and writes it, Mamba-2 reads it once. */
 static double
 attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
 {
     if (spw_model_is_linear(m, layer_idx))
-        return 6.0 * (double)(m->linear_heads * m->linear_key_dim * m->linear_value_dim);
+        return (m->linear_mamba ? 4.0 : 6.0) * (double)(m->linear_heads * m->linear_key_dim * m->linear_value_dim);
     return 2.0 * (double)(m->heads * (spw_model_head_dim(m, layer_idx) + spw_model_value_dim(m, layer_idx))) *
            keys_read(m, layer_idx, T);
 }

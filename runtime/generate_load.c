@@ -73,11 +73,11 @@ default_config(spw_config *c, const char *folder, spw_error *err)
     return SPW_OK;
 }
 
-/* Linear attention's A_log and norm, which Qwen3.5 has in fp32 beside weights in bf16: for them alone all would take twice its bytes. */
+/* Linear attention's A_log and norm, and Mamba-2's vectors, which Qwen3.5 and others have in fp32 beside weights in bf16: for them alone all would take twice its bytes. */
 static bool
 may_be_rounded(const spw_param *p)
 {
-    return p->ndim == 1 && strstr(p->name, ".linear_attn.") != NULL;
+    return p->ndim == 1 && (strstr(p->name, ".linear_attn.") != NULL || strstr(p->name, ".mamba.") != NULL);
 }
 
 /*

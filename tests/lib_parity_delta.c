@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-/* ---------------------------------------------------------------- convolution: d = B, T, C, K, documents' length or 0, which gradient is not wanted */
+/* ---------------------------------------------------------------- convolution: d = B, T, C, K, documents' length or 0, which gradient is not wanted, whether a bias is behind w */
 
 static spw_conv_shape
 conv_of(const subject *s)
@@ -23,9 +23,10 @@ run_conv(const subject *s, spw_gpu_queue *q, void **p)
     spw_conv_shape shape = conv_of(s);
     shape.begins = s->d[4] > 0 ? p[6] : NULL;
     shape.ends = s->d[4] > 0 ? p[7] : NULL;
+    shape.bias = s->d[6] > 0 ? subject_elem(p[1], shape.C * shape.K) : NULL;
     spw_gpu_conv(q, p[2], p[0], p[1], &shape);
-    spw_gpu_conv_backward(q, s->d[5] == 1 ? NULL : p[4], s->d[5] == 2 ? NULL : p[5], p[3], p[0], p[1], &shape,
-                          s->flags);
+    spw_gpu_conv_backward(q, s->d[5] == 1 ? NULL : p[4], s->d[5] == 2 ? NULL : p[5],
+                          s->d[6] > 0 ? (float *)p[5] + shape.C * shape.K : NULL, p[3], p[0], p[1], &shape, s->flags);
 }
 
 static void
@@ -36,7 +37,9 @@ reference_of_conv(const subject *s, spw_dtype type, unsigned way, float **a, int
     (void)way;
     shape.begins = s->d[4] > 0 ? ints[6] : NULL;
     shape.ends = s->d[4] > 0 ? ints[7] : NULL;
-    reference_conv(&shape, a[2], s->d[5] == 1 ? NULL : a[4], s->d[5] == 2 ? NULL : a[5], a[3], a[0], a[1]);
+    shape.bias = s->d[6] > 0 ? a[1] + shape.C * shape.K : NULL;
+    reference_conv(&shape, a[2], s->d[5] == 1 ? NULL : a[4], s->d[5] == 2 ? NULL : a[5],
+                   s->d[6] > 0 ? a[5] + shape.C * shape.K : NULL, a[3], a[0], a[1]);
 }
 
 static void
@@ -59,17 +62,17 @@ parity_conv(const parity *p)
     for (size_t i = 0; i < (p->large ? 16 : 13); i++)
         for (unsigned f = 0; f < 3; f++) {
             const uint64_t *d = sizes[i];
-            uint64_t rows = d[0] * d[1], n = rows * d[2];
+            uint64_t rows = d[0] * d[1], n = rows * d[2], biased = (i + f) % 2;
             subject_examine(p, &(subject){.name = "convolution",
                                           .a = {{ACT, n, 0, 0},
-                                                {ACT, d[2] * d[3], 0, 0},
+                                                {ACT, d[2] * (d[3] + biased), 0, 0},
                                                 {ACT_OUT, n, 0, 0},
                                                 {ACT, n, 0, 0},
                                                 {f == 1 ? ACT : ACT_OUT, n, 0, 0},
-                                                {FP32, d[2] * d[3], 0, 0},
+                                                {FP32, d[2] * (d[3] + biased), 0, 0},
                                                 {INT, rows, 1, 0},
                                                 {INT, rows, 1, 0}},
-                                          .d = {d[0], d[1], d[2], d[3], d[4], f == 2 ? 1 + i % 2 : 0},
+                                          .d = {d[0], d[1], d[2], d[3], d[4], f == 2 ? 1 + i % 2 : 0, biased},
                                           .flags = f == 1 ? SPW_OP_ACC_DX : 0,
                                           .reference = n < 1000000 ? reference_of_conv : NULL,
                                           .ways = 1,
@@ -83,6 +86,7 @@ run_conv_cached(const subject *s, spw_gpu_queue *q, void **p)
 {
     spw_conv_shape shape = conv_of(s);
     spw_delta_cache cache = {.before = p[3], .slots = p[4], .starts = p[5]};
+    shape.bias = subject_elem(p[1], shape.C * shape.K);
     spw_gpu_conv_cached(q, p[2], p[0], p[1], &cache, &shape);
 }
 
@@ -92,6 +96,7 @@ reference_of_conv_cached(const subject *s, spw_dtype type, unsigned way, float *
     spw_conv_shape shape = conv_of(s);
     (void)type;
     (void)way;
+    shape.bias = a[1] + shape.C * shape.K;
     reference_conv_cached(&shape, a[2], a[0], a[1], a[3], ints[4], ints[5]);
 }
 
@@ -113,12 +118,13 @@ fill_conv_cache(const subject *s, float **host, int32_t **ints)
     fill_slots(s, host[3], (s->d[3] - 1) * s->d[2], ints[4], ints[5]);
 }
 
-/* ---------------------------------------------------------------- the rule: d = B, T, Hk, Hv, Dk, Dv, documents' length or 0, which sum is not wanted */
+/* ---------------------------------------------------------------- the rule: d = B, T, Hk, Hv, Dk, Dv, documents' length or 0, which sum is not wanted; flags 1: Mamba-2's */
 
 static spw_delta_shape
 rule_of(const subject *s)
 {
-    return (spw_delta_shape){.B = s->d[0], .T = s->d[1], .Hk = s->d[2], .Hv = s->d[3], .Dk = s->d[4], .Dv = s->d[5]};
+    return (spw_delta_shape){
+        .B = s->d[0], .T = s->d[1], .Hk = s->d[2], .Hv = s->d[3], .Dk = s->d[4], .Dv = s->d[5], .mamba = s->flags};
 }
 
 static uint64_t
@@ -127,11 +133,11 @@ row_width(const uint64_t *d)
     return 2 * d[2] * d[4] + d[3] * d[5];
 }
 
-/* a, b (M,Hv), log_a, dt_bias (Hv), in one array. */
+/* a, b (M,Hv), log_a, dt_bias, skip (Hv), in one array. */
 static uint64_t
 gate_count(const uint64_t *d)
 {
-    return 2 * d[3] * (d[0] * d[1] + 1);
+    return d[3] * (2 * d[0] * d[1] + 3);
 }
 
 static spw_delta_inputs
@@ -142,7 +148,8 @@ inputs_of(const uint64_t *d, const void *qkv, void *gates)
                               .a = gates,
                               .b = subject_elem(gates, n),
                               .log_a = subject_elem(gates, 2 * n),
-                              .dt_bias = subject_elem(gates, 2 * n + d[3])};
+                              .dt_bias = subject_elem(gates, 2 * n + d[3]),
+                              .skip = subject_elem(gates, 2 * n + 2 * d[3])};
 }
 
 static void
@@ -152,9 +159,15 @@ run_delta(const subject *s, spw_gpu_queue *q, void **p)
     spw_delta_inputs in = inputs_of(s->d, p[0], p[1]);
     shape.begins = s->d[6] > 0 ? p[9] : NULL;
     shape.ends = s->d[6] > 0 ? p[10] : NULL;
-    spw_gpu_delta(q, p[2], p[3], &in, &shape);
-    spw_gpu_delta_backward(q, p[5], p[6], p[11], s->d[7] & 1 ? NULL : p[7],
-                           s->d[7] & 2 ? NULL : (float *)p[7] + shape.Hv, p[4], p[3], p[8], &in, &shape);
+    spw_gpu_delta(q, p[2], shape.mamba ? NULL : p[3], &in, &shape);
+    spw_gpu_delta_backward(q, p[5], p[6], shape.mamba ? NULL : p[11], s->d[7] & 1 ? NULL : p[7],
+                           s->d[7] & 2 ? NULL : (float *)p[7] + shape.Hv,
+                           shape.mamba && s->d[7] == 0 ? (float *)p[7] + 2 * shape.Hv : NULL, p[4],
+                           shape.mamba ? NULL : p[3], p[8], &in, &shape);
+    if (shape.mamba) { /* nothing is written */
+        spw_gpu_zero(q, p[3], s->a[3].n * 4);
+        spw_gpu_zero(q, p[11], s->a[11].n * spw_dtype_bytes(subject_type()));
+    }
     spw_gpu_zero(q, p[8], s->a[8].n * 4); /* scratch: nothing to compare */
 }
 
@@ -162,8 +175,13 @@ static reference_delta_arrays
 arrays_of(const subject *s, float **a)
 {
     uint64_t n = s->d[0] * s->d[1] * s->d[3];
-    return (reference_delta_arrays){
-        .qkv = a[0], .a = a[1], .b = a[1] + n, .log_a = a[1] + 2 * n, .dt_bias = a[1] + 2 * n + s->d[3], .out = a[2]};
+    return (reference_delta_arrays){.qkv = a[0],
+                                    .a = a[1],
+                                    .b = a[1] + n,
+                                    .log_a = a[1] + 2 * n,
+                                    .dt_bias = a[1] + 2 * n + s->d[3],
+                                    .skip = a[1] + 2 * n + 2 * s->d[3],
+                                    .out = a[2]};
 }
 
 static void
@@ -182,7 +200,12 @@ reference_of_delta(const subject *s, spw_dtype type, unsigned way, float **a, in
     arrays.db = a[11];
     arrays.dlog_a = s->d[7] & 1 ? NULL : a[7];
     arrays.ddt_bias = s->d[7] & 2 ? NULL : a[7] + shape.Hv;
+    arrays.dskip = shape.mamba && s->d[7] == 0 ? a[7] + 2 * shape.Hv : NULL;
     reference_delta(&shape, &arrays);
+    if (shape.mamba) {
+        memset(a[3], 0, s->a[3].n * sizeof *a[3]);
+        memset(a[11], 0, s->a[11].n * sizeof *a[11]);
+    }
     memset(a[8], 0, s->a[8].n * sizeof *a[8]);
 }
 
@@ -204,8 +227,8 @@ fill_delta(const subject *s, float **host, int32_t **ints)
 }
 
 /* One row, heads of their own and in groups, lines that are cut off and blocks of several, blocks of rows; documents. */
-void
-parity_delta(const parity *p)
+static void
+examine_delta(const parity *p, bool mamba)
 {
     static const uint64_t sizes[][7] = {
         {1, 1, 1, 1, 8, 8},        {2, 7, 2, 2, 8, 16},           {1, 70, 1, 3, 16, 8},
@@ -217,9 +240,9 @@ parity_delta(const parity *p)
     for (size_t i = 0; i < (p->large ? 18 : 15); i++) {
         const uint64_t *d = sizes[i];
         uint64_t rows = d[0] * d[1], n = rows * d[3], wide = rows * row_width(d), pieces = row_width(d) / 8;
-        spw_delta_shape shape = {.B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5]};
+        spw_delta_shape shape = {.B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5], .mamba = mamba};
         subject_examine(p,
-                        &(subject){.name = "gated delta rule",
+                        &(subject){.name = mamba ? "Mamba-2" : "gated delta rule",
                                    .a = {{ACT, wide, 0, 0},
                                          {ACT, gate_count(d), 0, 0},
                                          {ACT_OUT, n * d[5], 0, 0},
@@ -227,14 +250,15 @@ parity_delta(const parity *p)
                                          {ACT, n * d[5], 0, 0},
                                          {ACT_OUT, wide, 0, 0},
                                          {ACT_OUT, n, 0, 0},
-                                         {FP32, 2 * d[3], 0, 0},
+                                         {FP32, 3 * d[3], 0, 0},
                                          {FP32_OUT, spw_gpu_delta_scratch(&shape), 0, 0},
                                          {INT, rows, 1, 0},
                                          {INT, rows, 1, 0},
                                          {ACT_OUT, n, 0, 0}},
                                    .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], i % 4},
                                    .row = {[2] = d[5], [3] = d[5], [5] = 8, [7] = d[3]},
-                                   .heads = {[2] = d[3], [3] = d[3], [5] = pieces <= HEADS_MAX ? pieces : 1, [7] = 2},
+                                   .heads = {[2] = d[3], [3] = d[3], [5] = pieces <= HEADS_MAX ? pieces : 1, [7] = 3},
+                                   .flags = mamba,
                                    .row_least = 1,
                                    .more = {[6] = 16, [7] = 64}, /* of decays: what is left of larger sums */
                                    .reference = rows * d[3] * d[4] * d[5] < 4000000 ? reference_of_delta : NULL,
@@ -242,6 +266,13 @@ parity_delta(const parity *p)
                                    .run = run_delta,
                                    .prepare = fill_delta});
     }
+}
+
+void
+parity_delta(const parity *p)
+{
+    examine_delta(p, false);
+    examine_delta(p, true);
 }
 
 static void
@@ -280,7 +311,7 @@ examine_conv_cached(const parity *p)
         const uint64_t *d = sizes[i];
         subject_examine(p, &(subject){.name = "convolution, cached",
                                       .a = {{ACT, d[0] * d[1] * d[2], 0, 0},
-                                            {ACT, d[2] * d[3], 0, 0},
+                                            {ACT, d[2] * (d[3] + 1), 0, 0},
                                             {ACT_OUT, d[0] * d[1] * d[2], 0, 0},
                                             {ACT, (d[0] + 1) * (d[3] - 1) * d[2], 0, 0},
                                             {INT, d[0], 1, 0},
@@ -300,9 +331,10 @@ parity_delta_cached(const parity *p)
                                         {3, 50, 1, 2, 16, 16},   {2, 20, 1, 1, 136, 8}, {1, 2, 1, 1, 256, 256},
                                         {8, 1, 16, 32, 128, 128}};
     examine_conv_cached(p);
-    for (size_t i = 0; i < (p->large ? 7 : 6); i++) {
-        const uint64_t *d = sizes[i], n = d[0] * d[1] * d[3];
-        subject_examine(p, &(subject){.name = "gated delta rule, cached",
+    for (size_t i = 0; i < 2 * (p->large ? 7 : 6); i++) {
+        const uint64_t *d = sizes[i / 2], n = d[0] * d[1] * d[3];
+        subject_examine(p, &(subject){.name = i % 2 ? "Mamba-2, cached" : "gated delta rule, cached",
+                                      .flags = i % 2,
                                       .a = {{ACT, d[0] * d[1] * row_width(d), 0, 0},
                                             {ACT, gate_count(d), 0, 0},
                                             {ACT_OUT, n * d[5], 0, 0},
@@ -349,17 +381,18 @@ on_device(layer *l, uint64_t n, unsigned turn, bool nan, spw_dtype type)
 }
 
 static void
-open_layer(layer *l, spw_gpu *gpu, const uint64_t *d)
+open_layer(layer *l, spw_gpu *gpu, const uint64_t *d, bool mamba)
 {
     spw_dtype type = spw_gpu_get_info(gpu)->compute_dtype;
     const uint64_t T = d[1], C = row_width(d);
     *l = (layer){.gpu = gpu,
                  .conv = {.B = 1, .T = T, .C = C, .K = d[6]},
-                 .rule = {.B = 1, .T = T, .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5]}};
+                 .rule = {.B = 1, .T = T, .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5], .mamba = mamba}};
     subject_use(gpu);
     assert_int_equal(spw_gpu_queue_create(&l->q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
     l->x = on_device(l, T * C, 1, false, type);
-    l->w = on_device(l, C * l->conv.K, 2, false, type);
+    l->w = on_device(l, C * (l->conv.K + 1), 2, false, type);
+    l->conv.bias = mamba ? subject_elem(l->w, C * l->conv.K) : NULL;
     l->gates = on_device(l, gate_count(d), 3, false, type);
     l->c = on_device(l, T * C, 4, true, type);
     l->out = on_device(l, T * d[3] * d[5], 5, true, type);
@@ -412,13 +445,13 @@ parity_delta_bits(const parity *p)
                                         {1, 20, 1, 1, 136, 40, 2},
                                         {1, 40, 1, 1, 128, 32, 4},
                                         {1, 700, 2, 4, 128, 128, 4}};
-    for (size_t i = 0; i < (p->large ? 5 : 4); i++) {
-        const uint64_t *d = sizes[i], T = d[1], values = d[3] * d[5], states = d[3] * d[4] * d[5] * 4;
+    for (size_t i = 0; i < 2 * (p->large ? 5 : 4); i++) {
+        const uint64_t *d = sizes[i / 2], T = d[1], values = d[3] * d[5], states = d[3] * d[4] * d[5] * 4;
         uint64_t bytes = spw_dtype_bytes(spw_gpu_get_info(p->gpu)->compute_dtype);
         char *want = subject_need(T * values * bytes), *got = subject_need(T * values * bytes);
         char *state = subject_need(states), *other = subject_need(states);
         layer l;
-        open_layer(&l, p->gpu, d);
+        open_layer(&l, p->gpu, d, i % 2);
         go_on(&l, d, 0, T, false, want);
         for (uint64_t piece = T; piece > 0; piece = piece > 40 ? piece / 3 : piece > 4 ? piece / 2 : piece - 1) {
             for (uint64_t t = 0, n; t < T; t += n) {
@@ -508,7 +541,7 @@ bounded_run(spw_gpu *gpu, bounded *n)
     in = inputs_of(d, p[QKV], p[GATES]);
     spw_gpu_delta(l.q, p[OUT], p[DELTA], &in, &shape);
     spw_gpu_delta_backward(l.q, p[DQKV], p[DAB], subject_elem(p[DAB], T * heads), p[SUMS], (float *)p[SUMS] + heads,
-                           p[DOUT], p[DELTA], p[SCRATCH], &in, &shape);
+                           NULL, p[DOUT], p[DELTA], p[SCRATCH], &in, &shape);
     spw_gpu_copy_d2h(l.q, n->da, SPW_F32, p[DAB], type, T * heads, NULL);
     spw_gpu_copy_d2h(l.q, n->sums, SPW_F32, p[SUMS], SPW_F32, 2 * heads, NULL);
     spw_gpu_queue_sync(l.q);
@@ -599,26 +632,27 @@ enum { T_QKV, T_GATES, T_DOUT, T_OUT, T_DELTA, T_DQKV, T_DA, T_DB, T_SUMS, T_SCR
 
 /* What backward gives with so many heads of keys at a time, one array behind the other; scratch begins as NaN. */
 static char *
-in_turns(spw_gpu *gpu, const uint64_t *d, uint64_t heads_each, uint64_t *bytes)
+in_turns(spw_gpu *gpu, const uint64_t *d, uint64_t heads_each, bool mamba, uint64_t *bytes)
 {
     const uint64_t rows = d[0] * d[1], wide = rows * row_width(d), values = rows * d[3] * d[5], n = rows * d[3];
     const spw_dtype type = spw_gpu_get_info(gpu)->compute_dtype;
     spw_delta_shape shape = {
-        .B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5], .heads_each = heads_each};
+        .B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5], .heads_each = heads_each, .mamba = mamba};
     const uint64_t counts[T_COUNT] = {
-        wide, gate_count(d), values, values, values, wide, n, n, 2 * d[3], spw_gpu_delta_scratch(&shape)};
+        wide, gate_count(d), values, values, values, wide, n, n, 3 * d[3], spw_gpu_delta_scratch(&shape)};
     layer l = {.gpu = gpu};
     spw_delta_inputs in;
     void *p[T_COUNT];
-    char *all = subject_need((wide + 2 * n + 2 * d[3]) * 4);
+    char *all = subject_need((wide + 2 * n + 3 * d[3]) * 4);
     subject_use(gpu);
     assert_int_equal(spw_gpu_queue_create(&l.q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
     for (unsigned k = 0; k < T_COUNT; k++)
         p[k] = on_device(&l, counts[k], k, k > T_DOUT && k != T_SUMS, k == T_DELTA || k >= T_SUMS ? SPW_F32 : type);
     in = inputs_of(d, p[T_QKV], p[T_GATES]);
-    spw_gpu_delta(l.q, p[T_OUT], p[T_DELTA], &in, &shape);
-    spw_gpu_delta_backward(l.q, p[T_DQKV], p[T_DA], p[T_DB], p[T_SUMS], (float *)p[T_SUMS] + d[3], p[T_DOUT],
-                           p[T_DELTA], p[T_SCRATCH], &in, &shape);
+    spw_gpu_delta(l.q, p[T_OUT], mamba ? NULL : p[T_DELTA], &in, &shape);
+    spw_gpu_delta_backward(l.q, p[T_DQKV], p[T_DA], mamba ? NULL : p[T_DB], p[T_SUMS], (float *)p[T_SUMS] + d[3],
+                           (float *)p[T_SUMS] + 2 * d[3], p[T_DOUT], mamba ? NULL : p[T_DELTA], p[T_SCRATCH], &in,
+                           &shape);
     *bytes = 0;
     for (unsigned k = T_DQKV; k <= T_SUMS; k++) {
         uint64_t size = counts[k] * (k == T_SUMS ? 4 : spw_dtype_bytes(type));
@@ -636,14 +670,14 @@ void
 parity_delta_turns(const parity *p)
 {
     static const uint64_t sizes[][6] = {{2, 33, 3, 6, 16, 24}, {1, 150, 2, 2, 8, 8}, {1, 21, 5, 5, 40, 136}};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        const uint64_t *d = sizes[i];
+    for (size_t i = 0; i < 2 * (sizeof sizes / sizeof sizes[0]); i++) {
+        const uint64_t *d = sizes[i / 2];
         uint64_t bytes, same;
-        char *want = in_turns(p->gpu, d, 0, &bytes);
-        spw_delta_shape shape = {.B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5]};
+        char *want = in_turns(p->gpu, d, 0, i % 2, &bytes);
+        spw_delta_shape shape = {.B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5], .mamba = i % 2};
         const uint64_t scratch = spw_gpu_delta_scratch(&shape);
         for (uint64_t each = 1; each < d[2]; each++) {
-            char *got = in_turns(p->gpu, d, each, &same);
+            char *got = in_turns(p->gpu, d, each, i % 2, &same);
             shape.heads_each = each;
             assert_int_equal(spw_gpu_delta_scratch(&shape) * d[2], scratch * each);
             assert_memory_equal(want, got, bytes);

@@ -663,7 +663,7 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
         &(spw_attention_shape){.B = 1, .T = 1, .Hq = 1, .Hk = 1, .D = C, .q_stride = C, .kv_stride = C, .scale = 1});
     spw_gpu_gate_mul(q, SPW_GATE_SIGMOID, subject_elem(p[2], 6 * C), p[0], p[1], 1, C, C);
     spw_gpu_conv(q, subject_elem(p[2], 7 * C), p[0], p[1], &(spw_conv_shape){.B = 1, .T = C, .C = 1, .K = 4});
-    spw_gpu_delta(q, subject_elem(p[2], 8 * C), NULL, &(spw_delta_inputs){p[0], p[1], p[1], p[1], p[1]},
+    spw_gpu_delta(q, subject_elem(p[2], 8 * C), NULL, &(spw_delta_inputs){p[0], p[1], p[1], p[1], p[1], NULL},
                   &(spw_delta_shape){.B = 1, .T = 1, .Hk = 1, .Hv = 1, .Dk = 8, .Dv = 24}); /* in one of its values */
 }
 

@@ -22,11 +22,11 @@ void reference_loss(const subject *s, spw_dtype type, unsigned way, float **a, i
 
 /* Linear attention as spw_gpu.h has it. dx, where it is NaN, begins as 0; dx, dw and what delta's backward writes may be NULL. */
 typedef struct reference_delta_arrays {
-    const float *qkv, *a, *b, *log_a, *dt_bias, *dout;
-    float *out, *delta, *dqkv, *da, *db, *dlog_a, *ddt_bias;
+    const float *qkv, *a, *b, *log_a, *dt_bias, *skip, *dout;
+    float *out, *delta, *dqkv, *da, *db, *dlog_a, *ddt_bias, *dskip;
 } reference_delta_arrays;
-void reference_conv(const spw_conv_shape *s, float *y, float *dx, float *dw, const float *dy, const float *x,
-                    const float *w);
+void reference_conv(const spw_conv_shape *s, float *y, float *dx, float *dw, float *dbias, const float *dy,
+                    const float *x, const float *w);
 void reference_conv_cached(const spw_conv_shape *s, float *y, const float *x, const float *w, float *before,
                            const int32_t *slots, const int32_t *starts);
 void reference_delta(const spw_delta_shape *s, const reference_delta_arrays *a); /* forward and back */

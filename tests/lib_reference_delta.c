@@ -24,22 +24,25 @@ conv_input(const spw_conv_shape *s, const float *x, const float *kept, uint64_t 
 static double
 conv_sum(const spw_conv_shape *s, const float *x, const float *w, const float *kept, uint64_t b, uint64_t t, uint64_t c)
 {
-    double u = 0;
+    double u = s->bias != NULL ? (double)((const float *)s->bias)[c] : 0;
     for (uint64_t j = 0; j < s->K; j++)
         u += (double)w[c * s->K + j] * conv_input(s, x, kept, b, t, j, c);
     return u;
 }
 
 void
-reference_conv(const spw_conv_shape *s, float *y, float *dx, float *dw, const float *dy, const float *x, const float *w)
+reference_conv(const spw_conv_shape *s, float *y, float *dx, float *dw, float *dbias, const float *dy, const float *x,
+               const float *w)
 {
     double *sum_dx = calloc(s->B * s->T * s->C + 1, sizeof *sum_dx), *sum_dw = calloc(s->C * s->K, sizeof *sum_dw);
-    if (sum_dx == NULL || sum_dw == NULL)
+    double *sum_dbias = calloc(s->C, sizeof *sum_dbias);
+    if (sum_dx == NULL || sum_dw == NULL || sum_dbias == NULL)
         abort();
     for (uint64_t i = 0; i < s->B * s->T * s->C; i++) {
         uint64_t row = i / s->C, b = row / s->T, t = row % s->T, c = i % s->C;
         double u = conv_sum(s, x, w, NULL, b, t, c), g = sigmoid(u), du = (double)dy[i] * (g + u * g * (1 - g));
         y[i] = (float)(u * g);
+        sum_dbias[c] += du;
         for (uint64_t j = 0; j < s->K; j++) {
             int64_t at = (int64_t)(t + j) - (int64_t)(s->K - 1);
             sum_dw[c * s->K + j] += du * conv_input(s, x, NULL, b, t, j, c);
@@ -51,6 +54,9 @@ reference_conv(const spw_conv_shape *s, float *y, float *dx, float *dw, const fl
         dx[i] = (float)((isnan(dx[i]) ? 0 : (double)dx[i]) + sum_dx[i]);
     for (uint64_t i = 0; dw != NULL && i < s->C * s->K; i++)
         dw[i] = (float)((double)dw[i] + sum_dw[i]);
+    for (uint64_t c = 0; dbias != NULL && c < s->C; c++)
+        dbias[c] = (float)((double)dbias[c] + sum_dbias[c]);
+    free(sum_dbias);
     free(sum_dx);
     free(sum_dw);
 }
@@ -84,7 +90,7 @@ typedef struct head {
     const spw_delta_shape *s;
     const reference_delta_arrays *a;
     uint64_t b, h;
-    double *states, *q, *k, *delta, *seen; /* q, k (T,Dk) of length one; delta, and k S' (T,Dv) */
+    double *states, *q, *k, *delta, *seen; /* q, k (T,Dk) of length one; delta, and k S' (T,Dv), of Mamba-2 0 */
     double *gamma, *beta;                  /* (T) gamma 0 where a document begins */
 } head;
 
@@ -115,6 +121,8 @@ place_of(const head *r, int which)
 {
     const spw_delta_shape *s = r->s;
     uint64_t key_head = r->h / (s->Hv / s->Hk);
+    if (s->mamba)
+        return which == 2 ? r->h * s->Dv : s->Hv * s->Dv + ((uint64_t)(1 - which) * s->Hk + key_head) * s->Dk;
     return which == 2 ? 2 * s->Hk * s->Dk + r->h * s->Dv : ((uint64_t)which * s->Hk + key_head) * s->Dk;
 }
 
@@ -155,11 +163,11 @@ open_head(head *r, const spw_delta_shape *s, const reference_delta_arrays *a, ui
         const float *q = a->qkv + row * width_of(s) + place_of(r, 0), *k = a->qkv + row * width_of(s) + place_of(r, 1);
         bool anew = s->begins != NULL && (uint64_t)s->begins[row] == t;
         for (uint64_t i = 0; i < s->Dk; i++) {
-            r->q[t * s->Dk + i] = (double)q[i] / root_of(q, s->Dk) / sqrt((double)s->Dk);
-            r->k[t * s->Dk + i] = (double)k[i] / root_of(k, s->Dk);
+            r->q[t * s->Dk + i] = s->mamba ? (double)q[i] : (double)q[i] / root_of(q, s->Dk) / sqrt((double)s->Dk);
+            r->k[t * s->Dk + i] = s->mamba ? (double)k[i] : (double)k[i] / root_of(k, s->Dk);
         }
         r->gamma[t] = anew ? 0 : exp(rate_of(r) * log1p(exp(gate_input(r, t))));
-        r->beta[t] = sigmoid((double)a->b[row * s->Hv + h]);
+        r->beta[t] = s->mamba ? log1p(exp(gate_input(r, t))) : sigmoid((double)a->b[row * s->Hv + h]);
     }
 }
 
@@ -186,8 +194,8 @@ go_forward(head *r)
         const float *v = r->a->qkv + row_of(r, t) * width_of(s) + place_of(r, 2);
         for (uint64_t j = 0; j < s->Dv; j++) {
             uint64_t at = (row_of(r, t) * s->Hv + r->h) * s->Dv + j;
-            double seen = 0, out = 0, delta;
-            for (uint64_t i = 0; i < s->Dk; i++)
+            double seen = 0, out = s->mamba ? (double)r->a->skip[r->h] * (double)v[j] : 0, delta;
+            for (uint64_t i = 0; i < s->Dk && !s->mamba; i++)
                 seen += r->gamma[t] * old[i * s->Dv + j] * k[i];
             delta = r->beta[t] * ((double)v[j] - seen);
             for (uint64_t i = 0; i < s->Dk; i++) {
@@ -205,10 +213,10 @@ go_forward(head *r)
 
 /* Gradients of all heads, before they are rounded. */
 typedef struct gradients {
-    double *qkv, *a, *b, *log_a, *dt_bias;
+    double *qkv, *a, *b, *log_a, *dt_bias, *skip;
 } gradients;
 
-/* x / root(x x) times factor, back. */
+/* x / root(x x) times factor, back; factor 0: of x as it is. */
 static void
 back_through_length(double *dx, const double *dy, const float *x, double factor, uint64_t n)
 {
@@ -216,7 +224,7 @@ back_through_length(double *dx, const double *dy, const float *x, double factor,
     for (uint64_t i = 0; i < n; i++)
         along += (double)x[i] * dy[i];
     for (uint64_t i = 0; i < n; i++)
-        dx[i] += factor * (dy[i] / root - (double)x[i] * along / (root * root * root));
+        dx[i] += factor == 0 ? dy[i] : factor * (dy[i] / root - (double)x[i] * along / (root * root * root));
 }
 
 /* Row t, where `state` is the gradient of what it leaves; that of what it found afterwards. */
@@ -238,17 +246,23 @@ step_back(const head *r, uint64_t t, double *state, double *dq, double *dk, cons
             ddelta += *ds * k[i];
         }
         g->qkv[values + j] = r->beta[t] * ddelta;
+        if (s->mamba) {
+            g->qkv[values + j] += (double)r->a->skip[r->h] * dout;
+            g->skip[r->h] += dout * (double)r->a->qkv[values + j];
+        }
         dbeta += ddelta * ((double)r->a->qkv[values + j] - r->seen[t * s->Dv + j]);
         for (uint64_t i = 0; i < s->Dk; i++) {
             double *ds = &state[i * s->Dv + j];
-            dk[i] -= r->gamma[t] * old[i * s->Dv + j] * r->beta[t] * ddelta;
-            *ds -= k[i] * r->beta[t] * ddelta;
+            if (!s->mamba) {
+                dk[i] -= r->gamma[t] * old[i * s->Dv + j] * r->beta[t] * ddelta;
+                *ds -= k[i] * r->beta[t] * ddelta;
+            }
             dgamma += *ds * old[i * s->Dv + j];
             *ds *= r->gamma[t];
         }
     }
     g->b[at] = dbeta * r->beta[t] * (1 - r->beta[t]);
-    g->a[at] = dgamma * r->gamma[t] * rate_of(r) * sigmoid(x);
+    g->a[at] = (dgamma * r->gamma[t] * rate_of(r) + (s->mamba ? dbeta : 0)) * sigmoid(x);
     g->dt_bias[r->h] += g->a[at];
     g->log_a[r->h] += dgamma * r->gamma[t] * rate_of(r) * softplus;
 }
@@ -263,8 +277,9 @@ go_back(const head *r, const gradients *g)
         uint64_t row = row_of(r, t) * width_of(s);
         step_back(r, t, state, dq, dk, g);
         back_through_length(g->qkv + row + place_of(r, 0), dq, r->a->qkv + row + place_of(r, 0),
-                            1 / sqrt((double)s->Dk), s->Dk);
-        back_through_length(g->qkv + row + place_of(r, 1), dk, r->a->qkv + row + place_of(r, 1), 1, s->Dk);
+                            s->mamba ? 0 : 1 / sqrt((double)s->Dk), s->Dk);
+        back_through_length(g->qkv + row + place_of(r, 1), dk, r->a->qkv + row + place_of(r, 1), s->mamba ? 0 : 1,
+                            s->Dk);
         free(dq);
         free(dk);
     }
@@ -283,7 +298,7 @@ void
 reference_delta(const spw_delta_shape *s, const reference_delta_arrays *a)
 {
     const uint64_t rows = s->B * s->T, heads = rows * s->Hv;
-    gradients g = {zeros(rows * width_of(s)), zeros(heads), zeros(heads), zeros(s->Hv), zeros(s->Hv)};
+    gradients g = {zeros(rows * width_of(s)), zeros(heads), zeros(heads), zeros(s->Hv), zeros(s->Hv), zeros(s->Hv)};
     for (uint64_t i = 0; i < s->B * s->Hv; i++) {
         head r;
         open_head(&r, s, a, i / s->Hv, i % s->Hv);
@@ -296,11 +311,13 @@ reference_delta(const spw_delta_shape *s, const reference_delta_arrays *a)
     hand_out(a->db, g.b, heads, false);
     hand_out(a->dlog_a, g.log_a, s->Hv, true);
     hand_out(a->ddt_bias, g.dt_bias, s->Hv, true);
+    hand_out(a->dskip, g.skip, s->Hv, true);
     free(g.qkv);
     free(g.a);
     free(g.b);
     free(g.log_a);
     free(g.dt_bias);
+    free(g.skip);
 }
 
 void

@@ -156,7 +156,8 @@ read_small(spw_model_config *m, spw_family family)
                              "\"index_head_dim\":8,\"indexer_types\":[\"full\",\"shared\",\"full\"],\"index_topk\":36"},
         {SPW_FAMILY_GRANITE_HYBRID,
          "\"intermediate_size\":128,\"shared_intermediate_size\":128,\"num_local_experts\":0,"
-         "\"residual_multiplier\":0.5,\"layers_block_type\":[\"attention\",\"attention\",\"attention\"]"}};
+         "\"residual_multiplier\":0.5,\"mamba_n_heads\":4,\"mamba_d_head\":16,\"mamba_d_state\":8,"
+         "\"layers_block_type\":[\"mamba\",\"attention\",\"mamba\"]"}};
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++) {
         char text[800];
         spw_error err = {0};

@@ -262,8 +262,17 @@ def granite_keys(folder):
     older_rope(folder)
     path = os.path.join(folder, "config.json")
     c = json.load(open(path))
-    c |= {"layer_types": ["attention"] * c["num_hidden_layers"], "init_method": "mup", "normalization_function": "rmsnorm"}
+    c |= {"layer_types": ["attention" if t == "full_attention" else "mamba" for t in c["layer_types"]], "init_method": "mup", "normalization_function": "rmsnorm"}
     json.dump(c, open(path, "w"), indent=2)
+
+
+# And of those with mamba layers: their rope is said, and not used.
+def mamba_keys(folder):
+    granite_keys(folder)
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    del c["time_step_limit"]
+    json.dump(c | {"position_embedding_type": "nope", "mamba_d_head": "auto"}, open(path, "w"), indent=2)
 
 
 # As Scout's folder has it: no list of layers, but numbers that stand for one.
@@ -598,11 +607,14 @@ def random_case(rng, family):
                                 attention_chunk_size=rng.choice([None, window, 30]), attn_temperature_tuning=rng.random() < 0.7, floor_scale=rng.choice([1, 3, 8192]),
                                 attn_scale=rng.choice([0.1, 0.7]))
     if family == "granitemoehybrid":  # without rope a bias of the keys changes nothing
-        turned = rng.random() < 0.6
+        turned, expand, head = rng.random() < 0.6, rng.choice([1, 2, 3]), rng.choice([8, 16, 24])
+        more["hidden_size"] = heads * 2 * head
         return GraniteMoeHybridConfig(**more, pad_token_id=None, attention_bias=turned and rng.random() < 0.3, embedding_multiplier=rng.choice([1, 12.0]),
                                       residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]),
                                       shared_intermediate_size=rng.randrange(3, 60), position_embedding_type="rope" if turned else None, num_local_experts=0,
-                                      num_experts_per_tok=0, layer_types=["full_attention"] * layers, mamba_n_heads=2 * more["hidden_size"])
+                                      num_experts_per_tok=0, layer_types=[rng.choice(["full_attention", "linear_attention"]) for _ in range(layers)],
+                                      mamba_n_heads=expand * more["hidden_size"] // head, mamba_d_head=head, mamba_expand=expand, mamba_d_state=8 * rng.randrange(1, 5),
+                                      mamba_d_conv=rng.randrange(2, 7), mamba_conv_bias=rng.random() < 0.6)
     if family == "granite":
         return GraniteConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, embedding_multiplier=rng.choice([1, 12.0]),
                              residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]))
@@ -981,6 +993,10 @@ elif __name__ == "__main__":
     make("granitemoehybrid", GraniteMoeHybridConfig(**granite, position_embedding_type="rope", tie_word_embeddings=True, rope_parameters=rope(1000.0)), bf16,
          rewrite=granite_keys)
     make("granitemoehybrid_nope", GraniteMoeHybridConfig(**granite | dict(num_key_value_heads=1, residual_multiplier=1.3)), f32)
+    mamba = granite | dict(num_hidden_layers=4, embedding_multiplier=1.5, residual_multiplier=0.7, mamba_n_heads=6, mamba_d_head=8, mamba_d_state=16, layer_types=["linear_attention"] * 2 + ["full_attention", "linear_attention"])
+    make("granitemoehybrid_mamba", GraniteMoeHybridConfig(**mamba, tie_word_embeddings=True), bf16, double=True, rewrite=mamba_keys)
+    make("granitemoehybrid_mamba_rope", GraniteMoeHybridConfig(**mamba | dict(num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"], mamba_n_heads=3, mamba_d_head=24, mamba_expand=3, mamba_d_state=24, mamba_d_conv=3),
+                                                                position_embedding_type="rope", attention_bias=True, mamba_conv_bias=False, rope_parameters=rope(1000.0)), f32, double=True, seed=13)
     llama4 = common | dict(pad_token_id=None, head_dim=8, intermediate_size=11, intermediate_size_mlp=31, num_local_experts=5)
     scout = rope(1000.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=48)
     make("llama4", Llama4TextConfig(**llama4 | dict(num_hidden_layers=4), interleave_moe_layer_step=2, no_rope_layer_interval=4, attention_chunk_size=5, floor_scale=3,

@@ -436,6 +436,7 @@ test_lora_merged(void **state)
     merged(SPW_FAMILY_NEOX, rig_lora);
     merged(SPW_FAMILY_OPT, rig_lora);
     merged(SPW_FAMILY_QWEN3_5, rig_lora);
+    merged(SPW_FAMILY_GRANITE_HYBRID, rig_lora);
     merged(TINY_GEMMA4_SMALL, rig_lora);
     merged(SPW_FAMILY_QWEN3_MOE, rig_lora_experts); /* gate and up apart */
     merged(SPW_FAMILY_GPT_OSS, rig_lora_experts);   /* (in, out), in pairs, with biases */

@@ -227,9 +227,9 @@ test_linear_attention(void **state)
         assert_int_equal(spw_gpu_alloc(gpu, &p[k], N * 4, NULL), SPW_OK);
         spw_gpu_zero(c.q, p[k], N * 4);
     }
-    in = (spw_delta_inputs){p[0], p[1], p[1], p[1], p[1]};
+    in = (spw_delta_inputs){p[0], p[1], p[1], p[1], p[1], NULL};
     cache = (spw_delta_cache){p[2], p[3], p[4], p[4]};
-    spw_gpu_conv_backward(c.q, p[5], p[6], p[0], p[0], p[1], &conv, 0); /* takes the scratch memory */
+    spw_gpu_conv_backward(c.q, p[5], p[6], NULL, p[0], p[0], p[1], &conv, 0); /* takes the scratch memory */
     before = tiny_emulated_counts();
     spw_gpu_conv_cached(c.q, p[5], p[0], p[1], &cache, &one_conv);
     spw_gpu_delta_cached(c.q, p[5], &in, &cache, &one_rule);
@@ -239,11 +239,11 @@ test_linear_attention(void **state)
     spw_gpu_delta_cached(c.q, p[5], &in, &cache, &rule);
     expect_counts(&before, "many tokens", 3, 0, 0, 0);
     before = tiny_emulated_counts();
-    spw_gpu_conv_backward(c.q, p[5], p[6], p[0], p[0], p[1], &conv, 0);
-    spw_gpu_conv_backward(c.q, p[5], NULL, p[0], p[0], p[1], &conv, 0);
+    spw_gpu_conv_backward(c.q, p[5], p[6], NULL, p[0], p[0], p[1], &conv, 0);
+    spw_gpu_conv_backward(c.q, p[5], NULL, NULL, p[0], p[0], p[1], &conv, 0);
     expect_counts(&before, "the convolution backward, with its taps' and without", 3, 0, 0, 0);
     before = tiny_emulated_counts();
-    spw_gpu_delta_backward(c.q, p[5], p[6], p[6], p[7], p[7], p[0], p[2], c.device, &in, &rule);
+    spw_gpu_delta_backward(c.q, p[5], p[6], p[6], p[7], p[7], NULL, p[0], p[2], c.device, &in, &rule);
     expect_counts(&before, "the rule backward", 6, 0, 0, 0);
     spw_gpu_queue_sync(c.q);
     for (int k = 0; k < 8; k++)

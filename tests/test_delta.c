@@ -1,5 +1,5 @@
 /*
- * Linear attention of the cpu device: the short convolution and the gated delta rule against their definitions in double, row after row
+ * Linear attention of the cpu device: the short convolution, the gated delta rule and Mamba-2's recurrence against their definitions in double, row after row
  * with whole states, and their backward against central differences of those; with a cache, in pieces; with the kernels of every
  * instruction set of this CPU.
  */
@@ -28,7 +28,7 @@ documents(uint64_t B, uint64_t T, uint64_t length, const int32_t **begins, const
     return true;
 }
 
-/* ---------------------------------------------------------------- convolution: d = B, T, C, K, length of documents or 0 */
+/* ---------------------------------------------------------------- convolution: d = B, T, C, K, length of documents or 0; in: x, w, perhaps a bias */
 
 static spw_conv_shape
 conv_shape(const ops_subject *s)
@@ -45,7 +45,7 @@ conv_ref(const ops_subject *s, double *const *in, double *out)
     for (uint64_t i = 0; i < h.B * h.T * h.C; i++) {
         uint64_t row = i / h.C, c = i % h.C, t = row % h.T;
         uint64_t first = h.begins != NULL ? (uint64_t)h.begins[row] : 0;
-        double sum = 0;
+        double sum = s->inputs > 2 ? in[2][c] : 0;
         for (uint64_t j = 0; j < h.K; j++)
             if (t + j + 1 >= h.K + first)
                 sum += in[1][c * h.K + j] * in[0][(row + j + 1 - h.K) * h.C + c];
@@ -57,6 +57,7 @@ static void
 conv_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
     spw_conv_shape h = conv_shape(s);
+    h.bias = s->inputs > 2 ? in[2] : NULL;
     spw_gpu_conv(q, out, in[0], in[1], &h);
 }
 
@@ -65,7 +66,8 @@ conv_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *
 {
     spw_conv_shape h = conv_shape(s);
     (void)out;
-    spw_gpu_conv_backward(q, g[0], g[1], dout, in[0], in[1], &h, s->flags);
+    h.bias = s->inputs > 2 ? in[2] : NULL;
+    spw_gpu_conv_backward(q, g[0], g[1], h.bias != NULL ? g[2] : NULL, dout, in[0], in[1], &h, s->flags);
 }
 
 /* One row, fewer rows than taps, blocks of channels cut off, one tap and the most; documents of one row, of fewer than taps, of more. */
@@ -77,14 +79,14 @@ test_conv(void **state)
                                         {1, 50, 9, 8, 7}, {2, 30, 5, 3, 11}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        for (unsigned acc = 0; acc < 2; acc++) {
+        for (unsigned way = 0; way < 4; way++) {
             uint64_t n = sizes[i][0] * sizes[i][1] * sizes[i][2];
             ops_examine(&(ops_subject){"convolution",
-                                       2,
-                                       {n, sizes[i][2] * sizes[i][3]},
+                                       2 + way / 2,
+                                       {n, sizes[i][2] * sizes[i][3], sizes[i][2]},
                                        n,
                                        {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4]},
-                                       acc ? SPW_OP_ACC_DX : 0,
+                                       way % 2 ? SPW_OP_ACC_DX : 0,
                                        conv_ref,
                                        conv_fwd,
                                        conv_bwd});
@@ -182,7 +184,7 @@ rule_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *
     (void)out;
     for (uint64_t i = 0; i < n; i++)
         scratch[i] = NAN;
-    spw_gpu_delta_backward(q, g[0], g[1], g[2], g[3], g[3] + h.Hv, dout, ops_saved[0], scratch, &inputs, &h);
+    spw_gpu_delta_backward(q, g[0], g[1], g[2], g[3], g[3] + h.Hv, NULL, dout, ops_saved[0], scratch, &inputs, &h);
     for (uint64_t i = 0; i < h.Hv; i++)
         g[3][i] *= (float)s->d[7];
     free(scratch);
@@ -236,13 +238,116 @@ test_turns(void **state)
     spw_gpu_close(p.gpu);
 }
 
+/* ---------------------------------------------- Mamba-2: the same d; in: qkv, a, and log_a with dt_bias and skip behind it */
+
+static spw_delta_shape
+mamba_shape(const ops_subject *s)
+{
+    spw_delta_shape h = rule_shape(s);
+    h.mamba = true;
+    return h;
+}
+
+/* One head of one sequence. */
+static void
+mamba_of_head(const ops_subject *s, const spw_delta_shape *h, double *const *in, uint64_t b, uint64_t head, double *out)
+{
+    double *state = calloc(h->Dk * h->Dv, sizeof *state);
+    assert_non_null(state);
+    for (uint64_t t = 0; t < h->T; t++) {
+        uint64_t row = b * h->T + t, at = row * h->Hv + head;
+        const double *v = in[0] + row * row_width(h) + head * h->Dv;
+        const double *k = in[0] + row * row_width(h) + h->Hv * h->Dv + head / (h->Hv / h->Hk) * h->Dk;
+        const double *q = k + h->Hk * h->Dk;
+        double dt = log1p(exp(in[1][at] + in[2][h->Hv + head])), decay = exp(-exp((double)s->d[7] * in[2][head]) * dt);
+        if (h->begins != NULL && (uint64_t)h->begins[row] == t)
+            memset(state, 0, h->Dk * h->Dv * sizeof *state);
+        for (uint64_t j = 0; j < h->Dv; j++) {
+            double sum = in[2][2 * h->Hv + head] * v[j];
+            for (uint64_t i = 0; i < h->Dk; i++) {
+                state[i * h->Dv + j] = decay * state[i * h->Dv + j] + k[i] * dt * v[j];
+                sum += state[i * h->Dv + j] * q[i];
+            }
+            out[at * h->Dv + j] = sum;
+        }
+    }
+    free(state);
+}
+
+static void
+mamba_ref(const ops_subject *s, double *const *in, double *out)
+{
+    spw_delta_shape h = mamba_shape(s);
+    for (uint64_t i = 0; i < h.B * h.Hv; i++)
+        mamba_of_head(s, &h, in, i / h.Hv, i % h.Hv, out);
+}
+
+static spw_delta_inputs
+mamba_inputs(const ops_subject *s, const spw_delta_shape *h, float *const *in)
+{
+    for (uint64_t i = 0; i < h->Hv; i++)
+        log_a[i] = (float)s->d[7] * in[2][i];
+    return (spw_delta_inputs){
+        .qkv = in[0], .a = in[1], .log_a = log_a, .dt_bias = in[2] + h->Hv, .skip = in[2] + 2 * h->Hv};
+}
+
+static void
+mamba_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_delta_shape h = mamba_shape(s);
+    spw_delta_inputs inputs = mamba_inputs(s, &h, in);
+    spw_gpu_delta(q, out, NULL, &inputs, &h);
+}
+
+static void
+mamba_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout,
+          float *const *g)
+{
+    spw_delta_shape h = mamba_shape(s);
+    spw_delta_inputs inputs = mamba_inputs(s, &h, in);
+    uint64_t n = spw_gpu_delta_scratch(&h);
+    float *scratch = malloc(n * sizeof *scratch);
+    assert_non_null(scratch);
+    (void)out;
+    for (uint64_t i = 0; i < n; i++)
+        scratch[i] = NAN;
+    spw_gpu_delta_backward(q, g[0], g[1], NULL, g[2], g[2] + h.Hv, g[2] + 2 * h.Hv, dout, NULL, scratch, &inputs, &h);
+    for (uint64_t i = 0; i < h.Hv; i++)
+        g[2][i] *= (float)s->d[7];
+    free(scratch);
+}
+
+static void
+test_mamba(void **state)
+{
+    static const uint64_t sizes[][8] = {
+        {1, 1, 1, 1, 8, 8, 0, 1},    {2, 7, 2, 2, 8, 16, 0, 1},   {1, 20, 1, 3, 16, 8, 0, 1},
+        {1, 33, 2, 4, 24, 40, 0, 2}, {1, 12, 1, 1, 72, 8, 0, 1},  {2, 9, 1, 2, 8, 72, 0, 1},
+        {2, 9, 1, 2, 8, 8, 1, 1},    {2, 40, 2, 2, 8, 8, 7, 1},   {1, 50, 1, 2, 16, 16, 13, 3},
+        {1, 60, 4, 4, 8, 8, 0, 6},   {1, 3, 1, 1, 256, 256, 0, 1}};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const uint64_t *d = sizes[i];
+        uint64_t rows = d[0] * d[1], Hk = d[2], Hv = d[3], Dk = d[4], Dv = d[5];
+        ops_examine(&(ops_subject){"Mamba-2",
+                                   3,
+                                   {rows * (2 * Hk * Dk + Hv * Dv), rows * Hv, 3 * Hv},
+                                   rows * Hv * Dv,
+                                   {d[0], d[1], Hk, Hv, Dk, Dv, d[6], d[7]},
+                                   0,
+                                   mamba_ref,
+                                   mamba_fwd,
+                                   mamba_bwd});
+    }
+}
+
 /* ---------------------------------------------------------------- with a cache */
 
 typedef struct layer {
     spw_conv_shape conv;
     spw_delta_shape rule;
     float *x, *c, *out; /* inputs, what the convolution gives, and what the rule does: (T, ...) of one sequence */
-    float *w, *a, *b, *log_a, *dt_bias;
+    float *w, *a, *b, *log_a, *dt_bias, *skip;
 } layer;
 
 static float *
@@ -262,7 +367,8 @@ layer_inputs(const layer *l, uint64_t row)
                               .a = l->a + row * l->rule.Hv,
                               .b = l->b + row * l->rule.Hv,
                               .log_a = l->log_a,
-                              .dt_bias = l->dt_bias};
+                              .dt_bias = l->dt_bias,
+                              .skip = l->skip};
 }
 
 /* Rows [t, t + count) of the sequence. */
@@ -279,19 +385,18 @@ go_on(spw_gpu_queue *q, layer *l, const spw_delta_cache *cache, uint64_t t, uint
 
 /* In pieces of every size a sequence has the bits that it has at once, in a slot that another one has used; its neighbors stay. */
 static void
-test_cached(void **state)
+examine_cached(bool mamba)
 {
     enum { T = 23, SLOTS = 3 };
     uint64_t seed = 5, kept, states;
     layer l = {.conv = {.B = 1, .T = T, .C = 56, .K = 4},
-               .rule = {.B = 1, .T = T, .Hk = 1, .Hv = 2, .Dk = 8, .Dv = 16}};
+               .rule = {.B = 1, .T = T, .Hk = 1, .Hv = 2, .Dk = 8, .Dv = 16, .mamba = mamba}};
     spw_delta_inputs in;
     spw_delta_cache cache = {0};
     float *want, *first;
     spw_gpu *gpu = NULL;
     spw_gpu_queue *q = NULL;
     int32_t slot = 1, start = 0;
-    (void)state;
     l.conv.C = row_width(&l.rule);
     l.x = drawn(T * l.conv.C, &seed);
     l.c = drawn(T * l.conv.C, &seed);
@@ -301,6 +406,8 @@ test_cached(void **state)
     l.b = drawn(T * 2, &seed);
     l.log_a = drawn(2, &seed);
     l.dt_bias = drawn(2, &seed);
+    l.skip = drawn(2, &seed);
+    l.conv.bias = mamba ? l.x : NULL;
     kept = 3 * l.conv.C;
     states = 2 * 8 * 16;
     cache = (spw_delta_cache){drawn(SLOTS * states, &seed), drawn(SLOTS * kept, &seed), &slot, &start};
@@ -338,6 +445,15 @@ test_cached(void **state)
     free(l.b);
     free(l.log_a);
     free(l.dt_bias);
+    free(l.skip);
+}
+
+static void
+test_cached(void **state)
+{
+    (void)state;
+    examine_cached(false);
+    examine_cached(true);
 }
 
 /* ---------------------------------------------------------------- on the tape */
@@ -355,7 +471,7 @@ test_sequences(void **state)
     float *dx = drawn(ROWS * WIDTH, &seed), *da = drawn(ROWS * HEADS, &seed), *db = drawn(ROWS * HEADS, &seed);
     float sums[2][2 * HEADS] = {{0}};
     char *arena = malloc(ARENA);
-    spw_delta_inputs in = {x, a, b, params, params + HEADS};
+    spw_delta_inputs in = {x, a, b, params, params + HEADS, NULL};
     spw_tape *tape = NULL;
     spw_value *v[5], *y;
     spw_gpu *gpu = NULL;
@@ -366,14 +482,14 @@ test_sequences(void **state)
     assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
     assert_int_equal(spw_tape_create(&tape, q, spw_gpu_get_info(gpu), NULL), SPW_OK);
     spw_gpu_delta(q, out, delta, &in, &shape);
-    spw_gpu_delta_backward(q, dx, da, db, sums[0], sums[0] + HEADS, dout, delta, scratch, &in, &shape);
+    spw_gpu_delta_backward(q, dx, da, db, sums[0], sums[0] + HEADS, NULL, dout, delta, scratch, &in, &shape);
     spw_tape_reset(tape, arena, ARENA, true);
     v[0] = spw_tape_input(tape, x, ROWS, WIDTH, true);
     v[1] = spw_tape_input(tape, a, ROWS, HEADS, true);
     v[2] = spw_tape_input(tape, b, ROWS, HEADS, true);
     v[3] = spw_tape_param(tape, params, sums[1], NULL, 1, HEADS);
     v[4] = spw_tape_param(tape, params + HEADS, sums[1] + HEADS, NULL, 1, HEADS);
-    y = spw_nn_delta(tape, v[0], v[1], v[2], v[3], v[4], &shape);
+    y = spw_nn_delta(tape, v[0], v[1], v[2], v[3], v[4], NULL, &shape);
     assert_non_null(y);
     assert_memory_equal(out, y->data, ROWS * HEADS * 8 * 4);
     y->grad = dout;
@@ -439,7 +555,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_conv),      cmocka_unit_test(test_rule),         cmocka_unit_test(test_cached),
         cmocka_unit_test(test_sequences), cmocka_unit_test(test_sigmoid_gate), cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_turns),     cmocka_unit_test(test_mamba),
     };
     return ops_run_tests(tests, sizeof tests / sizeof tests[0]);
 }

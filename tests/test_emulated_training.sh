@@ -180,13 +180,15 @@ deepseek='"model_type": "deepseek_v3", "intermediate_size": 60, "moe_intermediat
 linear='"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 16, "full_attention_interval": 2, "head_dim": 8'
 qwen3_5='"model_type": "qwen3_5_text", "intermediate_size": 60, '$linear qwen3_5_more=', "tile_tokens": 14'
 next='"model_type": "qwen3_next", "moe_intermediate_size": 24, "shared_expert_intermediate_size": 36, "num_experts": 6, "num_experts_per_tok": 2, '$linear next_more=
+granite='"model_type": "granitemoehybrid", "intermediate_size": 60, "shared_intermediate_size": 60, "num_local_experts": 0, "residual_multiplier": 0.5, "mamba_n_heads": 4,
+  "mamba_d_head": 24, "mamba_d_state": 40, "layer_types": ["mamba", "attention", "mamba"]' granite_more=', "tile_tokens": 14'
 four='"model_type": "gemma4_text", "intermediate_size": 72, "enable_moe_block": true, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24, "sliding_window": 9,
   "head_dim": 8, "global_head_dim": 264, "attention_k_eq_v": true, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 2.0,
   "initializer_range": 0.1, "tie_word_embeddings": false, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]' four_more=
 small='"model_type": "gemma4_text", "intermediate_size": 36, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 256,
   "num_kv_shared_layers": 1, "use_double_wide_mlp": true, "layer_types": ["full_attention", "full_attention", "full_attention"]' small_more=', "tile_tokens": 14'
 first=host
-for family in experts shared phi3 gemma gemma2 oss deepseek qwen3_5 next four small; do
+for family in experts shared phi3 gemma gemma2 oss deepseek qwen3_5 next granite four small; do
     more=${family}_more kv_heads=2 lr=2e-3
     [ $family = four ] && lr=2e-4 # its scores, which nothing divides, make steps of roundings
     [ $family = deepseek ] && kv_heads=6

@@ -12,6 +12,7 @@
 
 /* What Gemma 4's larger sizes say, of three layers, and what its smaller ones do. */
 #define FOUR2 "\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]"
+#define MAMBA "\"mamba_n_heads\":3"
 #define FOUR                                                                                                           \
     "\"hidden_size_per_layer_input\":0,\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_"           \
     "attention\"]"
@@ -303,11 +304,21 @@ test_refusals(void **state)
         {"cohere", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
         {"cohere", "\"head_dim\":8", "not supported yet: head_dim 8"},
         {"cohere2", "\"sliding_window\":null", "sliding_window: expected integer, got null"},
-        {"granitemoehybrid", "", "layers_block_type: expected a list with one entry for each layer, got nothing"},
-        {"granitemoehybrid", "\"layer_types\":[\"attention\",\"mamba\",\"attention\"]",
-         "not supported yet: layer_types[1] \"mamba\": of Granite 4 the sizes whose layers are all attention's"},
-        {"granitemoehybrid", "\"layers_block_type\":[\"attention\",\"attention\",\"linear_attention\"]",
-         "not supported yet: layers_block_type[2] \"linear_attention\""},
+        {"granitemoehybrid", "\"layers_block_type\":[\"attention\"]",
+         "layers_block_type: expected a list with one entry for each layer, got [\"attention\"]"},
+        {"granitemoehybrid", "\"layer_types\":[\"attention\",\"sliding_attention\",\"mamba\"]",
+         "not supported yet: layer_types[1] \"sliding_attention\""},
+        {"granitemoehybrid", "",
+         "mamba_n_heads: expected heads of mamba_d_head that are mamba_expand times hidden_size together, got nothing"},
+        {"granitemoehybrid", MAMBA ",\"mamba_d_head\":16", "mamba_n_heads: expected heads of mamba_d_head that are"},
+        {"granitemoehybrid", MAMBA ",\"mamba_n_groups\":2", "not supported yet: mamba_n_groups 2"},
+        {"granitemoehybrid", MAMBA ",\"mamba_d_state\":12", "not supported yet: mamba_d_state 12"},
+        {"granitemoehybrid", MAMBA ",\"mamba_d_state\":512", "not supported yet: mamba_d_state 512"},
+        {"granitemoehybrid", MAMBA ",\"mamba_d_conv\":9", "not supported yet: mamba_d_conv 9"},
+        {"granitemoehybrid", MAMBA ",\"mamba_proj_bias\":true", "not supported yet: mamba_proj_bias true"},
+        {"granitemoehybrid", MAMBA ",\"time_step_limit\":[0.0,0.5]", "not supported yet: time_step_limit [0.0,0.5]"},
+        {"granitemoehybrid", MAMBA ",\"time_step_limit\":[0.001,{\"__float__\":\"Infinity\"}]",
+         "not supported yet: time_step_limit [0.001,"},
         {"granitemoehybrid", FOUR2, "not supported yet: num_local_experts nothing: of Granite 4 the sizes without"},
         {"granitemoehybrid", FOUR2 ",\"num_local_experts\":8", "not supported yet: num_local_experts 8: of Granite 4"},
         {"granitemoehybrid", FOUR2 ",\"num_local_experts\":0,\"position_embedding_type\":\"learned\"",
@@ -691,6 +702,14 @@ test_defaults(void **state)
     assert_true(spw_model_rope_tables(&m) == 0 && !spw_model_has_rope(&m, 0) && m.half_scale == 1);
     DONE(parse("granitemoehybrid", FOUR2 ",\"num_local_experts\":0,\"position_embedding_type\":\"rope\"", &m, &err));
     assert_true(m.rope_theta == 10000 && spw_model_has_rope(&m, 2) && m.score_scale == 1);
+    assert_true(!m.linear_mamba && !spw_model_is_linear(&m, 0));
+    DONE(parse("granitemoehybrid",
+               MAMBA ",\"num_local_experts\":0,\"layers_block_type\":[\"mamba\",\"attention\",\"linear_attention\"],"
+                     "\"time_step_limit\":[0.0,{\"__float__\":\"Infinity\"}]",
+               &m, &err));
+    assert_true(spw_model_is_linear(&m, 0) && !spw_model_is_linear(&m, 1) && spw_model_is_linear(&m, 2));
+    assert_true(m.linear_mamba && m.linear_bias && m.linear_heads == 3 && m.linear_key_heads == 1);
+    assert_true(m.linear_key_dim == 256 && m.linear_value_dim == 8 && m.linear_taps == 4);
     DONE(parse("llama4_text", "", &m, &err));
     assert_true(m.experts == 16 && m.choices == 1 && m.mlp_width == 7 && m.shared_width == 7 && m.dense_width == 0);
     assert_true(m.sigmoid && m.experts_weighed && m.qk_unit && m.rope_paired && m.rope_theta == 5e5 && !m.tied);

@@ -7,7 +7,7 @@ enum { BLOCK = 128 }; /* channels that a part takes */
 
 typedef struct conv {
     const cpu_kernels *k;
-    float *out, *dw;
+    float *out, *dw, *dbias;
     const float *x, *dy, *w;
     const spw_delta_cache *cache;
     spw_conv_shape s;
@@ -44,6 +44,15 @@ read_rows(const conv *a, uint64_t b, uint64_t t, uint64_t c0, const float **x)
     }
 }
 
+/* What goes into the SiLU. */
+static void
+sum_taps(const conv *a, const float *const *x, const float *taps, uint64_t c0, uint64_t n, float *u)
+{
+    a->k->conv(u, x, taps, a->s.K, n);
+    if (a->s.bias != NULL)
+        a->k->axpy(u, 1.0f, (const float *)a->s.bias + c0, n);
+}
+
 /* Rows are kept for those that come: the last ones of what was kept and what came. */
 static void
 keep_rows(const conv *a, uint64_t b, uint64_t c0, uint64_t n)
@@ -75,7 +84,7 @@ conv_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     turn_taps(a, c0, n, taps);
     for (uint64_t t = 0; t < s->T; t++) {
         read_rows(a, b, t, c0, x);
-        a->k->conv(u, x, taps, s->K, n);
+        sum_taps(a, x, taps, c0, n, u);
         a->k->silu(a->out + (b * s->T + t) * s->C + c0, u, n);
     }
     if (a->cache != NULL)
@@ -109,14 +118,15 @@ conv_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const conv *a = ctx;
     const spw_conv_shape *s = &a->s;
     uint64_t c0 = (uint64_t)part_idx * BLOCK, n = min_u64(BLOCK, s->C - c0);
-    float taps[SPW_TAPS_MAX * BLOCK], dtaps[SPW_TAPS_MAX * BLOCK] = {0}, u[BLOCK], du[BLOCK];
+    float taps[SPW_TAPS_MAX * BLOCK], dtaps[SPW_TAPS_MAX * BLOCK] = {0}, dbias[BLOCK] = {0}, u[BLOCK], du[BLOCK];
     const float *x[SPW_TAPS_MAX];
     (void)worker_idx;
     turn_taps(a, c0, n, taps);
     for (uint64_t row = 0; row < s->B * s->T; row++) {
         read_rows(a, row / s->T, row % s->T, c0, x);
-        a->k->conv(u, x, taps, s->K, n);
+        sum_taps(a, x, taps, c0, n, u);
         a->k->silu_backward(du, a->dy + row * s->C + c0, u, n);
+        a->k->axpy(dbias, 1.0f, du, n);
         if (a->out != NULL && !a->acc)
             memset(a->out + row * s->C + c0, 0, n * sizeof(float));
         for (uint64_t j = 0; j < s->K; j++) {
@@ -129,15 +139,18 @@ conv_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     }
     for (uint64_t i = 0; a->dw != NULL && i < n * s->K; i++)
         a->dw[(c0 + i / s->K) * s->K + i % s->K] += dtaps[i % s->K * n + i / s->K];
+    if (a->dbias != NULL)
+        a->k->axpy(a->dbias + c0, 1.0f, dbias, n);
 }
 
 void
-spw__cpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, const act *dy, const act *x, const act *w,
+spw__cpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, float *dbias, const act *dy, const act *x, const act *w,
                        const spw_conv_shape *shape, unsigned flags)
 {
     conv a = {.k = spw__cpu_kernels(q),
               .out = dx,
               .dw = dw,
+              .dbias = dbias,
               .x = x,
               .dy = dy,
               .w = w,

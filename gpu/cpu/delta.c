@@ -9,19 +9,21 @@
  *   reading         lanes are rows: gradients of queries, and of keys by what they read
  *   writing         lanes are rows, backwards: gradients of keys by what they wrote
  * and then a row's own gradients are put together, and the decays' carried from row to row.
+ * Mamba-2's recurrence is the same walks, to which nothing is what the state gives for a row's keys.
  */
 #include "cpu_internal.h"
 #include <math.h>
 
 typedef struct rule {
     const cpu_kernels *k;
-    const float *qkv, *a, *b, *log_a, *dt_bias; /* spw_delta_inputs */
+    const float *qkv, *a, *b, *log_a, *dt_bias, *skip; /* spw_delta_inputs */
     const float *dout;
     float *out, *delta;
     float *ddelta, *dq, *dk_read, *dk_write; /* scratch */
     float *share, *written, *asked;          /* too: a number of each row and head */
+    float *dbeta, *dskip_of;                 /* and these, of Mamba-2 alone */
     uint64_t head_first, heads;              /* of values, that are taken now; scratch has these alone */
-    float *dqkv, *da, *db, *dlog_a, *ddt_bias;
+    float *dqkv, *da, *db, *dlog_a, *ddt_bias, *dskip;
     const spw_delta_cache *cache;
     spw_delta_shape s;
 } rule;
@@ -40,18 +42,29 @@ width(const spw_delta_shape *s)
     return 2 * s->Hk * s->Dk + s->Hv * s->Dv;
 }
 
-static const float *
-keys(const rule *r, uint64_t row, uint64_t h)
+/* Where in a row a value head's queries are, its keys, and its values. */
+static uint64_t
+queries_at(const spw_delta_shape *s, uint64_t h)
 {
-    const spw_delta_shape *s = &r->s;
-    return r->qkv + row * width(s) + (s->Hk + h / (s->Hv / s->Hk)) * s->Dk;
+    return (s->mamba ? s->Hv * s->Dv + s->Hk * s->Dk : 0) + h / (s->Hv / s->Hk) * s->Dk;
+}
+
+static uint64_t
+keys_at(const spw_delta_shape *s, uint64_t h)
+{
+    return (s->mamba ? s->Hv * s->Dv : s->Hk * s->Dk) + h / (s->Hv / s->Hk) * s->Dk;
+}
+
+static uint64_t
+values_at(const spw_delta_shape *s, uint64_t h)
+{
+    return (s->mamba ? 0 : 2 * s->Hk * s->Dk) + h * s->Dv;
 }
 
 static const float *
 values(const rule *r, uint64_t row, uint64_t h)
 {
-    const spw_delta_shape *s = &r->s;
-    return r->qkv + row * width(s) + 2 * s->Hk * s->Dk + h * s->Dv;
+    return r->qkv + row * width(&r->s) + values_at(&r->s, h);
 }
 
 static float
@@ -67,9 +80,15 @@ sigmoid(float x)
 }
 
 static float
+gate_input(const rule *r, uint64_t row, uint64_t h)
+{
+    return r->a[row * r->s.Hv + h] + r->dt_bias[h];
+}
+
+static float
 log_decay(const rule *r, uint64_t row, uint64_t h)
 {
-    return -expf(r->log_a[h]) * softplus(r->a[row * r->s.Hv + h] + r->dt_bias[h]);
+    return -expf(r->log_a[h]) * softplus(gate_input(r, row, h));
 }
 
 static bool
@@ -93,11 +112,24 @@ static void
 take_turn(const rule *r, uint64_t row, uint64_t h, turn *t)
 {
     const spw_delta_shape *s = &r->s;
-    const float *k = keys(r, row, h);
-    t->q_scale = of_length_one(r, t->q, k - s->Hk * s->Dk, 1.0f / sqrtf((float)s->Dk));
-    t->k_scale = of_length_one(r, t->k, k, 1.0f);
+    const float *x = r->qkv + row * width(s), *q = x + queries_at(s, h), *k = x + keys_at(s, h);
     t->decay = r->cache == NULL && is_first(r, row) ? 0.0f : expf(log_decay(r, row, h));
+    if (s->mamba) {
+        memcpy(t->q, q, s->Dk * sizeof *q);
+        memcpy(t->k, k, s->Dk * sizeof *k);
+        t->beta = softplus(gate_input(r, row, h));
+        return;
+    }
+    t->q_scale = of_length_one(r, t->q, q, 1.0f / sqrtf((float)s->Dk));
+    t->k_scale = of_length_one(r, t->k, k, 1.0f);
     t->beta = sigmoid(r->b[row * s->Hv + h]);
+}
+
+/* What the state is asked for before a row writes: its keys, or nothing. */
+static const float *
+asks(const rule *r, const turn *t)
+{
+    return r->s.mamba ? zeros : t->k;
 }
 
 /* Of a head's slice of lanes: which one a part is, and where it begins among so many elements. */
@@ -169,7 +201,7 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     take_turn(r, b * s->T, h, &turns[0]);
     if (r->cache != NULL && r->cache->starts[b] > 0) {
         move_state(r, b, h, first, n, state, false);
-        r->k->state_forward(state, s->Dk, 1.0f, zeros, zeros, zeros, out, turns[0].k, seen);
+        r->k->state_forward(state, s->Dk, 1.0f, zeros, zeros, zeros, out, asks(r, &turns[0]), seen);
     }
     for (uint64_t i = 0; i < s->T; i++) {
         const turn *t = &turns[i % 2], *next = &turns[(i + 1) % 2];
@@ -177,7 +209,9 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         if (i + 1 < s->T)
             take_turn(r, row + 1, h, &turns[(i + 1) % 2]);
         correct(r, row, h, first, n, t, seen, delta);
-        r->k->state_forward(state, s->Dk, t->decay, t->k, delta, t->q, out, i + 1 < s->T ? next->k : zeros, seen);
+        r->k->state_forward(state, s->Dk, t->decay, t->k, delta, t->q, out, i + 1 < s->T ? asks(r, next) : zeros, seen);
+        if (s->mamba)
+            r->k->axpy(out, r->skip[h], values(r, row, h) + first, n);
         memcpy(r->out + (row * s->Hv + h) * s->Dv + first, out, n * sizeof *out);
     }
     if (r->cache != NULL)
@@ -194,6 +228,7 @@ run_forward(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inputs *in
               .b = in->b,
               .log_a = in->log_a,
               .dt_bias = in->dt_bias,
+              .skip = in->skip,
               .out = out,
               .delta = delta,
               .cache = cache,
@@ -235,16 +270,28 @@ values_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         r->k->state_backward(state, s->Dk, next->decay, next->k, dm, t->q, dout, t->k, ddelta);
         memcpy(r->ddelta + taken(r, row, h) * s->Dv + first, ddelta, n * sizeof *ddelta);
         for (uint64_t j = 0; j < CPU_STATE_LANES; j++)
-            dm[j] = -t->beta * ddelta[j];
+            dm[j] = s->mamba ? 0.0f : -t->beta * ddelta[j];
     }
 }
 
-/* dm of a row: what the sum over the state's rows has for a gradient. */
+/* A row's delta. buffer: of Mamba-2, of which none is kept. */
+static const float *
+delta_of(const rule *r, uint64_t row, uint64_t h, const turn *t, float *buffer)
+{
+    const float *v = values(r, row, h);
+    if (!r->s.mamba)
+        return r->delta + (row * r->s.Hv + h) * r->s.Dv;
+    for (uint64_t j = 0; j < r->s.Dv; j++)
+        buffer[j] = t->beta * v[j];
+    return buffer;
+}
+
+/* dm of a row: what the sum over the state's rows has for a gradient. Of Mamba-2 it stays 0. */
 static void
 read_gradients(const rule *r, uint64_t row, uint64_t h, float beta, float *dm)
 {
     const float *ddelta = r->ddelta + taken(r, row, h) * r->s.Dv;
-    for (uint64_t j = 0; j < r->s.Dv; j++)
+    for (uint64_t j = 0; !r->s.mamba && j < r->s.Dv; j++)
         dm[j] = -beta * ddelta[j];
 }
 
@@ -255,7 +302,7 @@ reading_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const rule *r = ctx;
     const spw_delta_shape *s = &r->s;
     uint64_t b, h, first = part_of(r, s->Dk, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dk - first);
-    float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0}, dm[SPW_DELTA_DIM_MAX];
+    float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0}, dm[SPW_DELTA_DIM_MAX] = {0}, own[SPW_DELTA_DIM_MAX];
     float k[CPU_STATE_LANES], dq[CPU_STATE_LANES], read[CPU_STATE_LANES] = {0};
     turn turns[2];
     (void)worker_idx;
@@ -263,14 +310,15 @@ reading_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     for (uint64_t i = 0; i < s->T; i++) {
         turn *t = &turns[i % 2], *next = &turns[(i + 1) % 2];
         uint64_t row = b * s->T + i, at = taken(r, row, h) * s->Dk + first, v = (row * s->Hv + h) * s->Dv;
-        for (uint64_t j = 0; j < n; j++)
+        for (uint64_t j = 0; !s->mamba && j < n; j++)
             r->dk_read[at + j] = t->decay * read[j];
         if (i + 1 < s->T) {
             take_turn(r, row + 1, h, next);
             read_gradients(r, row + 1, h, next->beta, dm);
         }
         lend(k, t->k + first, n);
-        r->k->state_forward(state, s->Dv, t->decay, r->delta + v, k, r->dout + v, dq, i + 1 < s->T ? dm : zeros, read);
+        r->k->state_forward(state, s->Dv, t->decay, delta_of(r, row, h, t, own), k, r->dout + v, dq,
+                            i + 1 < s->T ? dm : zeros, read);
         memcpy(r->dq + at, dq, n * sizeof *dq);
     }
 }
@@ -283,14 +331,14 @@ writing_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const spw_delta_shape *s = &r->s;
     uint64_t b, h, first = part_of(r, s->Dk, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dk - first);
     float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0}, dm[SPW_DELTA_DIM_MAX] = {0};
-    float k[CPU_STATE_LANES] = {0}, q[CPU_STATE_LANES], written[CPU_STATE_LANES], decay = 0;
+    float k[CPU_STATE_LANES] = {0}, q[CPU_STATE_LANES], written[CPU_STATE_LANES], decay = 0, own[SPW_DELTA_DIM_MAX];
     turn t;
     (void)worker_idx;
     for (uint64_t i = s->T; i-- > 0;) {
         uint64_t row = b * s->T + i, at = taken(r, row, h) * s->Dk + first, v = (row * s->Hv + h) * s->Dv;
         take_turn(r, row, h, &t);
         lend(q, t.q + first, n);
-        r->k->state_backward(state, s->Dv, decay, dm, k, r->dout + v, q, r->delta + v, written);
+        r->k->state_backward(state, s->Dv, decay, dm, k, r->dout + v, q, delta_of(r, row, h, &t, own), written);
         memcpy(r->dk_write + at, written, n * sizeof *written);
         lend(k, t.k + first, n);
         read_gradients(r, row, h, t.beta, dm);
@@ -314,6 +362,31 @@ length(const rule *r, const float *x)
     return sqrtf(r->k->dot(x, x, r->s.Dv));
 }
 
+/* What a head's row has of gamma's gradient, and of beta's; its values' gradient. */
+static void
+head_of_row(const rule *r, uint64_t row, uint64_t h, const turn *t, float *dv)
+{
+    const spw_delta_shape *s = &r->s;
+    uint64_t head = row * s->Hv + h, number = taken(r, row, h), at = number * s->Dk;
+    const float *ddelta = r->ddelta + number * s->Dv, *dout = r->dout + head * s->Dv, *v = values(r, row, h);
+    float own[SPW_DELTA_DIM_MAX];
+    const float *delta = delta_of(r, row, h, t, own);
+    r->share[number] = r->k->dot(t->q, r->dq + at, s->Dk) - r->k->dot(t->k, r->dk_write + at, s->Dk);
+    r->written[number] = length(r, delta);
+    r->asked[number] = sqrtf(r->k->dot(t->q, t->q, s->Dk)) * length(r, dout);
+    for (uint64_t j = 0; j < s->Dv; j++)
+        dv[j] = t->beta * ddelta[j];
+    if (!s->mamba) {
+        r->share[number] += r->k->dot(t->k, r->dk_read + at, s->Dk);
+        r->db[head] = (1.0f - t->beta) * r->k->dot(ddelta, delta, s->Dv);
+        return;
+    }
+    r->written[number] *= sqrtf(r->k->dot(t->k, t->k, s->Dk));
+    r->dbeta[number] = r->k->dot(ddelta, v, s->Dv);
+    r->dskip_of[number] = r->k->dot(dout, v, s->Dv);
+    r->k->axpy(dv, r->skip[h], dout, s->Dv);
+}
+
 /* A row's own gradients: of its values, of b, and of the queries and keys that its heads share. */
 static void
 row_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
@@ -325,27 +398,26 @@ row_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     turn t;
     (void)worker_idx;
     for (uint64_t h = r->head_first; h < r->head_first + r->heads; h++) {
-        uint64_t head = row * s->Hv + h, number = taken(r, row, h), at = number * s->Dk;
-        const float *ddelta = r->ddelta + number * s->Dv;
+        uint64_t at = taken(r, row, h) * s->Dk;
         if (h % group == 0) {
             memset(dq, 0, sizeof dq);
             memset(dk, 0, sizeof dk);
         }
         take_turn(r, row, h, &t);
         r->k->axpy(dq, 1.0f, r->dq + at, s->Dk);
-        r->k->axpy(dk, 1.0f, r->dk_read + at, s->Dk);
+        if (!s->mamba)
+            r->k->axpy(dk, 1.0f, r->dk_read + at, s->Dk);
         r->k->axpy(dk, 1.0f, r->dk_write + at, s->Dk);
-        r->share[number] = r->k->dot(t.q, r->dq + at, s->Dk) - r->k->dot(t.k, r->dk_write + at, s->Dk) +
-                           r->k->dot(t.k, r->dk_read + at, s->Dk);
-        r->written[number] = length(r, r->delta + head * s->Dv);
-        r->asked[number] = sqrtf(r->k->dot(t.q, t.q, s->Dk)) * length(r, r->dout + head * s->Dv);
-        r->db[head] = (1.0f - t.beta) * r->k->dot(ddelta, r->delta + head * s->Dv, s->Dv);
-        for (uint64_t j = 0; j < s->Dv; j++)
-            dx[2 * s->Hk * s->Dk + h * s->Dv + j] = t.beta * ddelta[j];
+        head_of_row(r, row, h, &t, dx + values_at(s, h));
         if (h % group < group - 1)
             continue;
-        lengthwise(r, dx + h / group * s->Dk, dq, t.q, t.q_scale, 1.0f / sqrtf((float)s->Dk));
-        lengthwise(r, dx + (s->Hk + h / group) * s->Dk, dk, t.k, t.k_scale, 1.0f);
+        if (s->mamba) {
+            memcpy(dx + queries_at(s, h), dq, s->Dk * sizeof *dq);
+            memcpy(dx + keys_at(s, h), dk, s->Dk * sizeof *dk);
+            continue;
+        }
+        lengthwise(r, dx + queries_at(s, h), dq, t.q, t.q_scale, 1.0f / sqrtf((float)s->Dk));
+        lengthwise(r, dx + keys_at(s, h), dk, t.k, t.k_scale, 1.0f);
     }
 }
 
@@ -378,7 +450,7 @@ decay_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const rule *r = ctx;
     const spw_delta_shape *s = &r->s;
     uint64_t h = r->head_first + part_idx;
-    double sum_a = 0, sum_log = 0;
+    double sum_a = 0, sum_log = 0, sum_skip = 0;
     float carried = 0, gradient = 0;
     (void)worker_idx;
     bound_states(r, h);
@@ -388,7 +460,11 @@ decay_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         gradient += r->asked[number];
         carried = within(carried + r->share[number], gradient * r->written[number]);
         gradient = is_first(r, row) ? 0.0f : gradient * expf(log);
-        r->da[at] = carried * -expf(r->log_a[h]) * sigmoid(r->a[at] + r->dt_bias[h]);
+        r->da[at] = carried * -expf(r->log_a[h]) * sigmoid(gate_input(r, row, h));
+        if (s->mamba) {
+            r->da[at] += r->dbeta[number] * sigmoid(gate_input(r, row, h));
+            sum_skip += (double)r->dskip_of[number];
+        }
         sum_a += (double)r->da[at];
         sum_log += (double)carried * (double)log;
     }
@@ -396,33 +472,41 @@ decay_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         r->ddt_bias[h] += (float)sum_a;
     if (r->dlog_a != NULL)
         r->dlog_a[h] += (float)sum_log;
+    if (r->dskip != NULL)
+        r->dskip[h] += (float)sum_skip;
 }
 
 void
-spw__cpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
-                        const float *delta, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *shape)
+spw__cpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, float *dskip,
+                        const act *dout, const float *delta, float *scratch, const spw_delta_inputs *in,
+                        const spw_delta_shape *shape)
 {
     const uint64_t group = shape->Hv / shape->Hk, heads = shape->B * shape->T * shape->heads_each * group;
+    float *numbers = scratch + heads * (shape->Dv + (shape->mamba ? 2 : 3) * shape->Dk);
     rule r = {.k = spw__cpu_kernels(q),
               .qkv = in->qkv,
               .a = in->a,
               .b = in->b,
               .log_a = in->log_a,
               .dt_bias = in->dt_bias,
+              .skip = in->skip,
               .dout = dout,
               .delta = (float *)(uintptr_t)delta,
               .ddelta = scratch,
               .dq = scratch + heads * shape->Dv,
-              .dk_read = scratch + heads * (shape->Dv + shape->Dk),
-              .dk_write = scratch + heads * (shape->Dv + 2 * shape->Dk),
-              .share = scratch + heads * (shape->Dv + 3 * shape->Dk),
-              .written = scratch + heads * (shape->Dv + 3 * shape->Dk + 1),
-              .asked = scratch + heads * (shape->Dv + 3 * shape->Dk + 2),
+              .dk_write = scratch + heads * (shape->Dv + shape->Dk),
+              .dk_read = scratch + heads * (shape->Dv + 2 * shape->Dk), /* not of Mamba-2, nor what follows of others */
+              .share = numbers,
+              .written = numbers + heads,
+              .asked = numbers + 2 * heads,
+              .dbeta = numbers + 3 * heads,
+              .dskip_of = numbers + 4 * heads,
               .dqkv = dqkv,
               .da = da,
               .db = db,
               .dlog_a = dlog_a,
               .ddt_bias = ddt_bias,
+              .dskip = dskip,
               .s = *shape};
     for (uint64_t head = 0; head < shape->Hk; head += shape->heads_each) {
         r.head_first = head * group;

@@ -12,6 +12,7 @@ args_of(const spw_conv_shape *s, const act *x, const act *w)
     memset(&args, 0, sizeof args);
     args.x = (const E *)x;
     args.w = (const E *)w;
+    args.bias = (const E *)s->bias;
     args.begins = s->begins;
     args.ends = s->ends;
     args.T = s->T;
@@ -97,8 +98,8 @@ conv_backward(cuda_queue *q, const conv_args<E> &args, unsigned pieces)
 
 template <class E>
 static void
-launch_backward(cuda_queue *q, act *dx, float *dw, const act *dy, const act *x, const act *w, const spw_conv_shape *s,
-                unsigned flags)
+launch_backward(cuda_queue *q, act *dx, float *dw, float *dbias, const act *dy, const act *x, const act *w,
+                const spw_conv_shape *s, unsigned flags)
 {
     conv_args<E> args = args_of<E>(s, x, w);
     args.rows = rows_per_piece(args.M, s->C, s->K);
@@ -107,8 +108,13 @@ launch_backward(cuda_queue *q, act *dx, float *dw, const act *dy, const act *x, 
     args.dy = (const E *)dy;
     args.add = (flags & SPW_OP_ACC_DX) != 0;
     args.wide = args.wide && spw__cuda_aligned(dx, dy);
-    if (dw != NULL && (args.partial = (float *)spw__cuda_scratch(q, pieces * s->C * s->K * sizeof *dw)) == NULL)
-        return;
+    if (dw != NULL || dbias != NULL) {
+        float *sums = (float *)spw__cuda_scratch(q, pieces * s->C * (s->K + 1) * sizeof *dw);
+        if (sums == NULL)
+            return;
+        args.partial = dw != NULL ? sums : NULL;
+        args.partial_bias = dbias != NULL ? sums + pieces * s->C * s->K : NULL;
+    }
     if (s->K == 4 && args.wide)
         conv_backward<E, 4, true>(q, args, pieces);
     else if (args.wide)
@@ -117,13 +123,15 @@ launch_backward(cuda_queue *q, act *dx, float *dw, const act *dy, const act *x, 
         conv_backward<E, SPW_TAPS_MAX, false>(q, args, pieces);
     if (dw != NULL)
         spw__cuda_add_slices(q, dw, args.partial, NULL, NULL, s->C * s->K, pieces);
+    if (dbias != NULL)
+        spw__cuda_add_slices(q, dbias, args.partial_bias, NULL, NULL, s->C, pieces);
 }
 
 void
-spw__cuda_conv_backward(spw_gpu_queue *queue, act *dx, float *dw, const act *dy, const act *x, const act *w,
-                        const spw_conv_shape *s, unsigned flags)
+spw__cuda_conv_backward(spw_gpu_queue *queue, act *dx, float *dw, float *dbias, const act *dy, const act *x,
+                        const act *w, const spw_conv_shape *s, unsigned flags)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    if (s->B * s->T * s->C > 0 && (dx != NULL || dw != NULL))
-        BY_TYPE(q, launch_backward<T>(q, dx, dw, dy, x, w, s, flags));
+    if (s->B * s->T * s->C > 0 && (dx != NULL || dw != NULL || dbias != NULL))
+        BY_TYPE(q, launch_backward<T>(q, dx, dw, dbias, dy, x, w, s, flags));
 }

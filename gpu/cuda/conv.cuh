@@ -16,9 +16,9 @@ enum {
 }; /* rows of a walk forward, and of a load */
 
 template <class E> struct conv_args {
-    const E *x, *w, *dy;
+    const E *x, *w, *dy, *bias; /* bias NULL: none */
     E *y, *dx;
-    float *partial; /* (pieces, C, K) of dw; NULL: not wanted */
+    float *partial, *partial_bias; /* (pieces, C, K) of dw, and (pieces, C) of dbias; NULL: not wanted */
     const int32_t *begins, *ends;
     E *before;                     /* (slots, K - 1, C) NULL: no cache */
     const int32_t *slots, *starts; /* (B) */
@@ -32,7 +32,7 @@ template <class E, int TAPS> struct conv_channels {
     uint64_t c;
     unsigned K;
     bool both;
-    float w[TAPS][CONV_CHANNELS];
+    float w[TAPS][CONV_CHANNELS], bias[CONV_CHANNELS];
 };
 
 /* Zeros where nothing is. */
@@ -84,6 +84,9 @@ my_channels(conv_channels<E, TAPS> *m, const conv_args<E> &g)
     if (m->c >= g.C)
         return false;
 #pragma unroll
+    for (unsigned i = 0; i < CONV_CHANNELS; i++)
+        m->bias[i] = g.bias != NULL && (i == 0 || m->both) ? widen(g.bias[m->c + i]) : 0.0f;
+#pragma unroll
     for (unsigned j = 0; j < TAPS; j++)
 #pragma unroll
         for (unsigned i = 0; i < CONV_CHANNELS; i++)
@@ -97,7 +100,7 @@ template <class E, int TAPS>
 SPW_DEVICE float
 taps_sum(const conv_channels<E, TAPS> &m, const float x[TAPS][CONV_CHANNELS], int i)
 {
-    float sum = 0.0f;
+    float sum = m.bias[i];
 #pragma unroll
     for (unsigned j = 0; j < TAPS; j++)
         if (j + m.K >= TAPS)
@@ -275,6 +278,7 @@ __launch_bounds__(CONV_THREADS) conv_backward_kernel(conv_args<E> g)
     conv_channels<E, TAPS> m;
     conv_coming_back now, next;
     float x[TAPS][CONV_CHANNELS] = {}, du[TAPS][CONV_CHANNELS] = {}, dw[TAPS][CONV_CHANNELS] = {};
+    float dbias[CONV_CHANNELS] = {};
     if (!my_channels(&m, g))
         return;
     const uint64_t top = end - 1 + least(behind, (uint64_t)m.K - 1);
@@ -313,6 +317,8 @@ __launch_bounds__(CONV_THREADS) conv_backward_kernel(conv_args<E> g)
             u = taps_sum(m, seen, i);
             s = quick_sigmoid(u);
             du[0][i] = now.dy[k][i] * (s + u * s * (1.0f - s));
+            if (mine)
+                dbias[i] += du[0][i];
 #pragma unroll
             for (int j = 0; j < TAPS; j++) { /* the j-th row behind reads it by its j-th last tap */
                 if ((unsigned)j < m.K)
@@ -347,6 +353,11 @@ __launch_bounds__(CONV_THREADS) conv_backward_kernel(conv_args<E> g)
             for (unsigned i = 0; i < CONV_CHANNELS; i++)
                 if (j + m.K >= TAPS && (i == 0 || m.both))
                     g.partial[((uint64_t)blockIdx.y * g.C + m.c + i) * m.K + j + m.K - TAPS] = dw[j][i];
+    if (g.partial_bias != NULL)
+#pragma unroll
+        for (unsigned i = 0; i < CONV_CHANNELS; i++)
+            if (i == 0 || m.both)
+                g.partial_bias[(uint64_t)blockIdx.y * g.C + m.c + i] = dbias[i];
 }
 
 #endif

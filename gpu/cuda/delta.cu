@@ -16,6 +16,7 @@ args_of(const spw_delta_inputs *in, const spw_delta_shape *s)
     args.b = (const E *)in->b;
     args.log_a = (const E *)in->log_a;
     args.dt_bias = (const E *)in->dt_bias;
+    args.skip = (const E *)in->skip;
     args.begins = s->begins;
     args.T = s->T;
     args.M = s->B * s->T;
@@ -39,11 +40,23 @@ blocks_of(uint64_t lines, unsigned per_block, const delta_args<E> &args, const s
     return dim3(spw__cuda_blocks(lines, per_block), args.heads, (unsigned)s->B);
 }
 
-template <class E, int DIM>
+template <int DIM, bool MAMBA, class E>
 static void
 forward(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
 {
-    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, args, s), DELTA_THREADS, 0, (delta_kernel<E, DIM>), args);
+    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, args, s), DELTA_THREADS, 0, (delta_kernel<E, DIM, MAMBA>), args);
+}
+
+template <bool MAMBA, class E>
+static void
+forward_by_keys(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
+{
+    if (s->Dk <= 64)
+        forward<64, MAMBA>(q, args, s);
+    else if (s->Dk <= 128)
+        forward<128, MAMBA>(q, args, s);
+    else
+        forward<256, MAMBA>(q, args, s);
 }
 
 template <class E>
@@ -59,12 +72,10 @@ launch_forward(cuda_queue *q, act *out, float *delta, const spw_delta_inputs *in
         args.slots = cache->slots;
         args.starts = cache->starts;
     }
-    if (s->Dk <= 64)
-        forward<E, 64>(q, args, s);
-    else if (s->Dk <= 128)
-        forward<E, 128>(q, args, s);
+    if (s->mamba)
+        forward_by_keys<true>(q, args, s);
     else
-        forward<E, 256>(q, args, s);
+        forward_by_keys<false>(q, args, s);
 }
 
 void
@@ -84,20 +95,21 @@ spw__cuda_delta_cached(spw_gpu_queue *queue, act *out, const spw_delta_inputs *i
         BY_TYPE(q, launch_forward<T>(q, out, NULL, in, cache, s));
 }
 
-template <class E, int DIM>
+template <int DIM, bool MAMBA, class E>
 static void
 by_columns(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
 {
-    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, args, s), DELTA_THREADS, 0, (delta_columns_kernel<E, DIM>), args);
+    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, args, s), DELTA_THREADS, 0, (delta_columns_kernel<E, DIM, MAMBA>),
+           args);
 }
 
-template <class E, int DIM>
+template <int DIM, bool MAMBA, class E>
 static void
 by_rows(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
 {
     dim3 grid = blocks_of(s->Dk, line_of<DIM>::LINES, args, s);
     grid.x *= 2;
-    LAUNCH(q, grid, DELTA_THREADS, 0, (delta_rows_kernel<E, DIM>), args);
+    LAUNCH(q, grid, DELTA_THREADS, 0, (delta_rows_kernel<E, DIM, MAMBA>), args);
 }
 
 /* Where the parts of scratch lie, and of the queue's own: factors, gates and sums of sequences, which are returned. */
@@ -106,62 +118,67 @@ static float *
 divide_scratch(cuda_queue *q, delta_args<E> *args, float *scratch, const spw_delta_shape *s)
 {
     const uint64_t heads = args->M * s->heads_each * args->group, keys = heads * s->Dk;
-    float *own = (float *)spw__cuda_scratch(q, (2 * args->M * (s->Hv + s->Hk) + 2 * s->B * s->Hv) * sizeof *own);
+    float *own = (float *)spw__cuda_scratch(q, (2 * args->M * (s->Hv + s->Hk) + 3 * s->B * s->Hv) * sizeof *own);
     args->ddelta = scratch;
     args->dq = args->ddelta + heads * s->Dv;
     args->written = args->dq + keys;
-    args->read = args->written + keys;
-    args->share = args->read + keys;
+    args->read = args->written + keys; /* not of Mamba-2, and the last two of it alone */
+    args->share = args->written + (s->mamba ? 1 : 2) * keys;
     args->written_length = args->share + heads;
     args->asked = args->written_length + heads;
+    args->dbeta = args->asked + heads;
+    args->dskip = args->dbeta + heads;
     args->gates = (float2 *)own;
     args->factors = own + 2 * args->M * s->Hv;
     return own != NULL ? args->factors + 2 * args->M * s->Hk : NULL;
 }
 
 /* The heads that args takes. lanes: of a vector of keys. */
-template <class E>
+template <bool MAMBA, class E>
 static void
 some_heads(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s, float *sums, unsigned lanes)
 {
     if (s->Dk <= 64)
-        by_columns<E, 64>(q, args, s);
+        by_columns<64, MAMBA>(q, args, s);
     else if (s->Dk <= 128)
-        by_columns<E, 128>(q, args, s);
+        by_columns<128, MAMBA>(q, args, s);
     else
-        by_columns<E, 256>(q, args, s);
+        by_columns<256, MAMBA>(q, args, s);
     if (s->Dv <= 64)
-        by_rows<E, 64>(q, args, s);
+        by_rows<64, MAMBA>(q, args, s);
     else if (s->Dv <= 128)
-        by_rows<E, 128>(q, args, s);
+        by_rows<128, MAMBA>(q, args, s);
     else
-        by_rows<E, 256>(q, args, s);
-    LAUNCH(q, spw__cuda_blocks(args.M * (args.heads / args.group) * lanes, 128), 128, 0, (delta_heads_kernel<E>), args,
-           lanes);
-    LAUNCH(q, dim3(args.heads, (unsigned)s->B), DECAY_THREADS, 0, (delta_decay_kernel<E>), args, sums,
-           sums + s->B * s->Hv);
+        by_rows<256, MAMBA>(q, args, s);
+    LAUNCH(q, spw__cuda_blocks(args.M * (args.heads / args.group) * lanes, 128), 128, 0, (delta_heads_kernel<E, MAMBA>),
+           args, lanes);
+    LAUNCH(q, dim3(args.heads, (unsigned)s->B), DECAY_THREADS, 0, (delta_decay_kernel<E, MAMBA>), args, sums,
+           sums + s->B * s->Hv, sums + 2 * s->B * s->Hv);
 }
 
-template <class E>
+template <bool MAMBA, class E>
 static void
 launch_backward(cuda_queue *q, delta_args<E> args, const spw_delta_shape *s, float *sums, float *dlog_a,
-                float *ddt_bias)
+                float *ddt_bias, float *dskip)
 {
     const unsigned lanes = s->Dk <= 64 ? 8 : s->Dk <= 128 ? 16 : 32;
     const uint64_t vectors = 2 * args.M * s->Hk * lanes, gates = args.M * s->Hv;
-    LAUNCH(q, spw__cuda_blocks(vectors > gates ? vectors : gates, 256), 256, 0, (delta_prepare_kernel<E>), args, lanes);
+    LAUNCH(q, spw__cuda_blocks(vectors > gates ? vectors : gates, 256), 256, 0, (delta_prepare_kernel<E, MAMBA>), args,
+           lanes);
     for (uint64_t head = 0; head < s->Hk; head += s->heads_each) {
         args.head = (unsigned)head * args.group;
         args.heads = (unsigned)(s->Hk - head < s->heads_each ? s->Hk - head : s->heads_each) * args.group;
-        some_heads(q, args, s, sums, lanes);
+        some_heads<MAMBA>(q, args, s, sums, lanes);
     }
     if (dlog_a != NULL || ddt_bias != NULL)
         spw__cuda_add_slices(q, dlog_a, sums, ddt_bias, sums + s->B * s->Hv, s->Hv, s->B);
+    if (MAMBA && dskip != NULL)
+        spw__cuda_add_slices(q, dskip, sums + 2 * s->B * s->Hv, NULL, NULL, s->Hv, s->B);
 }
 
 template <class E>
 static void
-backward(cuda_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
+backward(cuda_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, float *dskip, const act *dout,
          const float *delta, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *s)
 {
     delta_args<E> args = args_of<E>(in, s);
@@ -172,16 +189,18 @@ backward(cuda_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_b
     args.dout = (const E *)dout;
     args.delta = (float *)delta; /* read only */
     args.wide = args.wide && spw__cuda_aligned(dqkv, dout, delta, scratch);
-    if (sums != NULL)
-        launch_backward(q, args, s, sums, dlog_a, ddt_bias);
+    if (sums != NULL && s->mamba)
+        launch_backward<true>(q, args, s, sums, dlog_a, ddt_bias, dskip);
+    else if (sums != NULL)
+        launch_backward<false>(q, args, s, sums, dlog_a, ddt_bias, dskip);
 }
 
 void
 spw__cuda_delta_backward(spw_gpu_queue *queue, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias,
-                         const act *dout, const float *delta, float *scratch, const spw_delta_inputs *in,
+                         float *dskip, const act *dout, const float *delta, float *scratch, const spw_delta_inputs *in,
                          const spw_delta_shape *s)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     if (s->B * s->T > 0)
-        BY_TYPE(q, backward<T>(q, dqkv, da, db, dlog_a, ddt_bias, dout, delta, scratch, in, s));
+        BY_TYPE(q, backward<T>(q, dqkv, da, db, dlog_a, ddt_bias, dskip, dout, delta, scratch, in, s));
 }

@@ -5,6 +5,8 @@
  * shuffles, not for memory. Sums have one order each, and nothing depends on where a walk began.
  *
  * A line of up to DIM elements has zeros behind the head's, as its vectors have: they stay zero.
+ *
+ * MAMBA: Mamba-2's recurrence, the same walks without what the state gives for a row's keys.
  */
 #ifndef SPW_CUDA_DELTA_CUH
 #define SPW_CUDA_DELTA_CUH
@@ -15,7 +17,7 @@
 enum { DELTA_THREADS = 128, COLUMNS_STAGED = 2048, ROWS_STAGED = 1024 };
 
 template <class E> struct delta_args {
-    const E *qkv, *a, *b, *log_a, *dt_bias, *dout;
+    const E *qkv, *a, *b, *log_a, *dt_bias, *skip, *dout;
     E *out, *dqkv, *da, *db;
     float *delta;  /* (M, Hv Dv) forward: NULL, not wanted */
     float *ddelta; /* (M, Hv Dv) its gradient */
@@ -23,6 +25,7 @@ template <class E> struct delta_args {
         *read; /* (M, Hv, Dk) gradients of queries, and of keys by what wrote the state and what read it */
     /* (B, Hv, T) what a row has of gamma's gradient, by how much it lengthens the state, and by how much the state's gradient */
     float *share, *written_length, *asked;
+    float *dbeta, *dskip;          /* of Mamba-2 what a row has of these, in such order too */
     float *factors;                /* (M, 2 Hk) that make queries and keys of length one, and queries smaller */
     float2 *gates;                 /* (M, Hv) gamma and beta */
     float *state;                  /* (slots, Hv, Dk, Dv) NULL: no cache */
@@ -118,10 +121,28 @@ softplus(float x)
 }
 
 /* A row's gamma, 0 where nothing is carried into it, and beta. */
+template <bool MAMBA>
 SPW_DEVICE float2
 gates_of(float a, float b, float log_a, float dt_bias, bool anew)
 {
-    return float2{anew ? 0.0f : expf(-expf(log_a) * softplus(a + dt_bias)), sigmoid(b)};
+    const float x = softplus(a + dt_bias);
+    return float2{anew ? 0.0f : expf(-expf(log_a) * x), MAMBA ? x : sigmoid(b)};
+}
+
+/* Where in a row of qkv a key head's queries are, or (which 1) its keys; and where the values are. */
+template <bool MAMBA, class E>
+SPW_DEVICE uint64_t
+vector_at(const delta_args<E> &g, unsigned which, unsigned head)
+{
+    return MAMBA ? (uint64_t)g.Hv * g.Dv + ((1 - which) * g.Hk + head) * (uint64_t)g.Dk
+                 : (which * g.Hk + head) * (uint64_t)g.Dk;
+}
+
+template <bool MAMBA, class E>
+SPW_DEVICE uint64_t
+values_at(const delta_args<E> &g)
+{
+    return MAMBA ? 0 : 2 * (uint64_t)g.Hk * g.Dk;
 }
 
 template <class E>
@@ -177,7 +198,7 @@ left_from(uint64_t left, uint64_t at)
 }
 
 /* Rows from t0 on. */
-template <class E, int DIM>
+template <bool MAMBA, class E, int DIM>
 SPW_DEVICE void
 load_columns(coming_columns<E, DIM> *coming, const delta_args<E> &g, const columns_of<E> &c, uint64_t t0)
 {
@@ -186,7 +207,7 @@ load_columns(coming_columns<E, DIM> *coming, const delta_args<E> &g, const colum
 #pragma unroll
     for (unsigned i = 0; i < coming_columns<E, DIM>::EACH; i++) {
         const unsigned u = threadIdx.x + i * DELTA_THREADS, at = u % eights * 8, vector = u / eights;
-        const uint64_t t = t0 + vector / 2, head = (vector % 2 * g.Hk + c.h / g.group) * (uint64_t)g.Dk;
+        const uint64_t t = t0 + vector / 2, head = vector_at<MAMBA>(g, vector % 2, c.h / g.group);
         load_eight(&coming->vectors[i], g.qkv + (c.b * g.T + t) * g.stride + head + at,
                    t < g.T ? left_from(g.Dk, at) : 0, g.wide);
     }
@@ -199,12 +220,13 @@ load_columns(coming_columns<E, DIM> *coming, const delta_args<E> &g, const colum
     if (r < staged::ROWS && t0 + r < g.T) {
         const uint64_t row = c.b * g.T + t0 + r;
         coming->a = widen(g.a[row * g.Hv + c.h]);
-        coming->b = widen(g.b[row * g.Hv + c.h]);
+        if (!MAMBA)
+            coming->b = widen(g.b[row * g.Hv + c.h]);
         coming->anew = begins_at(g, row, t0 + r);
     }
 }
 
-template <class E, int DIM>
+template <bool MAMBA, class E, int DIM>
 SPW_DEVICE void
 stage_columns(staged_columns<DIM> *to, const coming_columns<E, DIM> &coming, const delta_args<E> &g, float log_a,
               float dt_bias)
@@ -215,15 +237,17 @@ stage_columns(staged_columns<DIM> *to, const coming_columns<E, DIM> &coming, con
 #pragma unroll
     for (unsigned i = 0; i < coming_columns<E, DIM>::EACH; i++) {
         const unsigned u = threadIdx.x + i * DELTA_THREADS, at = u % eights * 8, vector = u / eights;
-        float sum = 0.0f;
         widen8(v, coming.vectors[i]);
+        if (!MAMBA) {
+            float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            sum = __fmaf_rn(v[j], v[j], sum);
-        sum = to_length_one(lanes_sum(sum, 1, (int)eights)) * (vector % 2 == 0 ? g.shrink : 1.0f);
+            for (int j = 0; j < 8; j++)
+                sum = __fmaf_rn(v[j], v[j], sum);
+            sum = to_length_one(lanes_sum(sum, 1, (int)eights)) * (vector % 2 == 0 ? g.shrink : 1.0f);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] *= sum;
+            for (int j = 0; j < 8; j++)
+                v[j] *= sum;
+        }
         store8((vector % 2 == 0 ? to->queries : to->keys)[vector / 2] + at, v, 8, true);
     }
     if (threadIdx.x / wide_row < staged_columns<DIM>::ROWS) {
@@ -231,7 +255,7 @@ stage_columns(staged_columns<DIM> *to, const coming_columns<E, DIM> &coming, con
         store8(to->values[threadIdx.x / wide_row] + threadIdx.x % wide_row * 8, v, 8, true);
     }
     if (last < staged_columns<DIM>::ROWS)
-        to->gates[last] = gates_of(coming.a, coming.b, log_a, dt_bias, coming.anew);
+        to->gates[last] = gates_of<MAMBA>(coming.a, coming.b, log_a, dt_bias, coming.anew);
 }
 
 /* A column of the state that a slot of the cache has. */
@@ -270,7 +294,7 @@ store_state(float *state, const float *s, unsigned part, unsigned Dk, unsigned D
  * Blocks: columns, heads, sequences. A row's product of queries and state is summed up over the lanes together with the next row's product
  * of keys: neither waits for the other.
  */
-template <class E, int DIM>
+template <class E, int DIM, bool MAMBA>
 __global__ void
 __launch_bounds__(DELTA_THREADS, 2) delta_kernel(delta_args<E> g)
 {
@@ -279,8 +303,9 @@ __launch_bounds__(DELTA_THREADS, 2) delta_kernel(delta_args<E> g)
     __shared__ staged_columns<DIM> staged[2];
     unsigned part;
     const unsigned mine = my_line<DIM>(&part), column = blockIdx.x * line::LINES + mine;
-    const columns_of<E> c = my_columns(g, g.qkv + 2 * (uint64_t)g.Hk * g.Dk, g.stride, line::LINES);
+    const columns_of<E> c = my_columns(g, g.qkv + values_at<MAMBA>(g), g.stride, line::LINES);
     const float log_a = widen(g.log_a[c.h]), dt_bias = widen(g.dt_bias[c.h]);
+    const float skip = MAMBA && part == 0 ? widen(g.skip[c.h]) : 0.0f;
     const uint64_t width = (uint64_t)g.Hv * g.Dv;
     const bool here = column < g.Dv;
     uint64_t at = c.b * g.T * width + (uint64_t)c.h * g.Dv + column;
@@ -288,26 +313,27 @@ __launch_bounds__(DELTA_THREADS, 2) delta_kernel(delta_args<E> g)
     float s[line::ELEMS] = {0}, k[line::ELEMS], q[line::ELEMS], late = 0.0f;
     if (g.state != NULL && here && g.starts[c.b] > 0)
         load_state<DIM>(s, state_of(g, c, column), part, g.Dk, g.Dv);
-    load_columns(&coming, g, c, 0);
-    stage_columns(&staged[0], coming, g, log_a, dt_bias);
+    load_columns<MAMBA>(&coming, g, c, 0);
+    stage_columns<MAMBA>(&staged[0], coming, g, log_a, dt_bias);
     __syncthreads();
     for (uint64_t t0 = 0, turn = 0; t0 < g.T; t0 += ROWS, turn ^= 1) {
         const staged_columns<DIM> &now = staged[turn];
         const int rows = (int)least((uint64_t)ROWS, g.T - t0);
         if (t0 + ROWS < g.T)
-            load_columns(&coming, g, c, t0 + ROWS);
+            load_columns<MAMBA>(&coming, g, c, t0 + ROWS);
         load_part<DIM>(k, now.keys[0], part);
         for (int r = 0; r < rows; r++) {
             const float2 gates = now.gates[r]; /* gamma, beta */
             const float v = now.values[r][mine];
-            float m = part_product<DIM>(k, s), delta;
+            float m = MAMBA ? 0.0f : part_product<DIM>(k, s), delta;
             load_part<DIM>(q, now.queries[r], part);
 #pragma unroll
             for (int d = line::APART; d < 32; d *= 2) {
-                m += __shfl_xor_sync(0xffffffffu, m, d);
+                if (!MAMBA)
+                    m += __shfl_xor_sync(0xffffffffu, m, d);
                 late += __shfl_xor_sync(0xffffffffu, late, d);
             }
-            delta = gates.y * __fmaf_rn(-gates.x, m, v);
+            delta = gates.y * (MAMBA ? v : __fmaf_rn(-gates.x, m, v));
 #pragma unroll
             for (int i = 0; i < line::ELEMS; i++)
                 s[i] = __fmaf_rn(k[i], delta, gates.x * s[i]);
@@ -318,9 +344,11 @@ __launch_bounds__(DELTA_THREADS, 2) delta_kernel(delta_args<E> g)
                 g.delta[at] = delta;
             at += width;
             late = part_product<DIM>(q, s);
+            if (MAMBA)
+                late = __fmaf_rn(skip, v, late);
         }
         if (t0 + ROWS < g.T)
-            stage_columns(&staged[turn ^ 1], coming, g, log_a, dt_bias);
+            stage_columns<MAMBA>(&staged[turn ^ 1], coming, g, log_a, dt_bias);
         __syncthreads();
     }
     late = line_sum<DIM>(late);

@@ -10,34 +10,36 @@
 
 /*
  * Of each row the factors of its queries and keys, by `lanes` threads for each vector, and the gates of its heads, which others than these
- * threads may make.
+ * threads may make. Of Mamba-2 the gates alone.
  */
-template <class E>
+template <class E, bool MAMBA>
 __global__ void
 delta_prepare_kernel(delta_args<E> g, unsigned lanes)
 {
     const uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, vectors = g.M * 2 * g.Hk, v = i / lanes;
     const uint64_t row = v / (2 * g.Hk);
     const unsigned head = (unsigned)(v % (2 * g.Hk)), at = (unsigned)(i % lanes) * 8;
-    float x[8], sum = 0.0f;
-    load8(x, g.qkv + (v < vectors ? row * g.stride + (uint64_t)head * g.Dk : 0) + at,
-          v < vectors ? left_from(g.Dk, at) : 0, g.wide);
+    if (!MAMBA) {
+        float x[8], sum = 0.0f;
+        load8(x, g.qkv + (v < vectors ? row * g.stride + (uint64_t)head * g.Dk : 0) + at,
+              v < vectors ? left_from(g.Dk, at) : 0, g.wide);
 #pragma unroll
-    for (int j = 0; j < 8; j++)
-        sum = __fmaf_rn(x[j], x[j], sum);
-    sum = to_length_one(lanes_sum(sum, 1, (int)lanes)) * (head < g.Hk ? g.shrink : 1.0f);
-    if (v < vectors && at == 0)
-        g.factors[v] = sum;
+        for (int j = 0; j < 8; j++)
+            sum = __fmaf_rn(x[j], x[j], sum);
+        sum = to_length_one(lanes_sum(sum, 1, (int)lanes)) * (head < g.Hk ? g.shrink : 1.0f);
+        if (v < vectors && at == 0)
+            g.factors[v] = sum;
+    }
     if (i < g.M * g.Hv) {
         const unsigned h = (unsigned)(i % g.Hv);
         const uint64_t of = i / g.Hv;
-        g.gates[i] =
-            gates_of(widen(g.a[i]), widen(g.b[i]), widen(g.log_a[h]), widen(g.dt_bias[h]), begins_at(g, of, of % g.T));
+        g.gates[i] = gates_of<MAMBA>(widen(g.a[i]), MAMBA ? 0.0f : widen(g.b[i]), widen(g.log_a[h]),
+                                     widen(g.dt_bias[h]), begins_at(g, of, of % g.T));
     }
 }
 
 /* Backward in time by columns of the state's gradient: delta's gradient and that of v. Blocks: columns, heads, sequences. */
-template <class E, int DIM>
+template <class E, int DIM, bool MAMBA>
 __global__ void
 __launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
 {
@@ -49,19 +51,20 @@ __launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
     const uint64_t width = (uint64_t)g.Hv * g.Dv, taken = (uint64_t)g.heads * g.Dv, blocks = (g.T + ROWS - 1) / ROWS;
     const columns_of<E> c = my_columns(g, g.dout, width, line::LINES);
     const float log_a = widen(g.log_a[c.h]), dt_bias = widen(g.dt_bias[c.h]);
+    const float skip = MAMBA ? widen(g.skip[c.h]) : 0.0f;
     const bool here = column < g.Dv;
     const uint64_t in_head = (uint64_t)c.h * g.Dv + column;
     uint64_t row = (c.b + 1) * g.T;
     coming_columns<E, DIM> coming = {};
     float s[line::ELEMS] = {0}, k[line::ELEMS], q[line::ELEMS];
-    load_columns(&coming, g, c, (blocks - 1) * ROWS);
-    stage_columns(&staged[0], coming, g, log_a, dt_bias);
+    load_columns<MAMBA>(&coming, g, c, (blocks - 1) * ROWS);
+    stage_columns<MAMBA>(&staged[0], coming, g, log_a, dt_bias);
     __syncthreads();
     for (uint64_t n = blocks; n-- > 0;) {
         const staged_columns<DIM> &now = staged[(blocks - 1 - n) % 2];
         const int rows = (int)least((uint64_t)ROWS, g.T - n * ROWS);
         if (n > 0)
-            load_columns(&coming, g, c, (n - 1) * ROWS);
+            load_columns<MAMBA>(&coming, g, c, (n - 1) * ROWS);
         load_part<DIM>(q, now.queries[rows - 1], part);
         for (int r = rows - 1; r >= 0; r--) {
             const float2 gates = now.gates[r];
@@ -76,14 +79,15 @@ __launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
             ddelta = line_sum<DIM>(part_product<DIM>(k, s));
 #pragma unroll
             for (int i = 0; i < line::ELEMS; i++)
-                s[i] = gates.x * __fmaf_rn(k[i], -gates.y * ddelta, s[i]);
+                s[i] = gates.x * (MAMBA ? s[i] : __fmaf_rn(k[i], -gates.y * ddelta, s[i]));
             if (part == 0 && here)
                 g.ddelta[row * taken + in_head - (uint64_t)g.head * g.Dv] = ddelta;
             if (part == 1 && here)
-                narrow(g.dqkv + row * g.stride + 2 * (uint64_t)g.Hk * g.Dk + in_head, gates.y * ddelta);
+                narrow(g.dqkv + row * g.stride + values_at<MAMBA>(g) + in_head,
+                       MAMBA ? __fmaf_rn(skip, dout, gates.y * ddelta) : gates.y * ddelta);
         }
         if (n > 0)
-            stage_columns(&staged[(blocks - n) % 2], coming, g, log_a, dt_bias);
+            stage_columns<MAMBA>(&staged[(blocks - n) % 2], coming, g, log_a, dt_bias);
         __syncthreads();
     }
 }
@@ -97,14 +101,15 @@ template <int DIM> struct __align__(16) staged_rows
     float gamma[ROWS];
 };
 
+/* delta and ddelta of the rule, v of Mamba-2, whose delta is beta times that. */
 template <class E, int DIM> struct coming_rows {
-    eight<E> dout, elements;
+    eight<E> dout, elements, v;
     eight<float> delta, ddelta;
     float beta, gamma, factor;
 };
 
 /* Rows of sequence b from t0 on, of the block's lines from `first` on. */
-template <class E, int DIM>
+template <bool MAMBA, class E, int DIM>
 SPW_DEVICE void
 load_rows(coming_rows<E, DIM> *coming, const delta_args<E> &g, unsigned h, unsigned first, uint64_t b, uint64_t t0)
 {
@@ -113,22 +118,27 @@ load_rows(coming_rows<E, DIM> *coming, const delta_args<E> &g, unsigned h, unsig
     const uint64_t row = b * g.T + t0, t = t0 + threadIdx.x / eights, of = row + threadIdx.x / eights;
     const uint64_t left = t < g.T ? left_from(g.Dv, at) : 0, vector = (of * g.Hv + h) * g.Dv + at;
     load_eight(&coming->dout, g.dout + vector, left, g.wide);
-    load_eight(&coming->delta, g.delta + vector, left, g.wide);
-    load_eight(&coming->ddelta, g.ddelta + (of * g.heads + h - g.head) * g.Dv + at, left, g.wide);
+    if (MAMBA) {
+        load_eight(&coming->v, g.qkv + of * g.stride + (uint64_t)h * g.Dv + at, left, g.wide);
+    } else {
+        load_eight(&coming->delta, g.delta + vector, left, g.wide);
+        load_eight(&coming->ddelta, g.ddelta + (of * g.heads + h - g.head) * g.Dv + at, left, g.wide);
+    }
     coming->beta = t < g.T ? g.gates[of * g.Hv + h].y : 0.0f;
     if (threadIdx.x < 2 * ROWS * OF_LINES) {
         const unsigned r = threadIdx.x / OF_LINES % ROWS, which = threadIdx.x / OF_LINES / ROWS;
-        const unsigned head = which * g.Hk + h / g.group, line = first + threadIdx.x % OF_LINES * 8;
+        const unsigned head = h / g.group, line = first + threadIdx.x % OF_LINES * 8;
         const bool there = t0 + r < g.T;
-        load_eight(&coming->elements, g.qkv + (row + r) * g.stride + (uint64_t)head * g.Dk + line,
+        load_eight(&coming->elements, g.qkv + (row + r) * g.stride + vector_at<MAMBA>(g, which, head) + line,
                    there ? left_from(g.Dk, line) : 0, g.wide);
-        coming->factor = there ? g.factors[(row + r) * 2 * g.Hk + head] : 0.0f;
+        if (!MAMBA)
+            coming->factor = there ? g.factors[((row + r) * 2 + which) * g.Hk + head] : 0.0f;
     }
     if (threadIdx.x < ROWS && t0 + threadIdx.x < g.T)
         coming->gamma = g.gates[(row + threadIdx.x) * g.Hv + h].x;
 }
 
-template <class E, int DIM>
+template <bool MAMBA, class E, int DIM>
 SPW_DEVICE void
 stage_rows(staged_rows<DIM> *to, const coming_rows<E, DIM> &coming)
 {
@@ -138,17 +148,25 @@ stage_rows(staged_rows<DIM> *to, const coming_rows<E, DIM> &coming)
     static_assert(ROWS * line_of<DIM>::EIGHTS == DELTA_THREADS, "eight elements of each vector for a thread");
     widen8(v, coming.dout);
     store8(to->dout[r] + at, v, 8, true);
-    widen8(v, coming.delta);
-    store8(to->delta[r] + at, v, 8, true);
-    widen8(v, coming.ddelta);
+    if (MAMBA) {
+        widen8(v, coming.v);
 #pragma unroll
-    for (int j = 0; j < 8; j++)
-        v[j] *= -coming.beta;
-    store8(to->dm[r] + at, v, 8, true);
+        for (int j = 0; j < 8; j++)
+            v[j] *= coming.beta;
+        store8(to->delta[r] + at, v, 8, true);
+    } else {
+        widen8(v, coming.delta);
+        store8(to->delta[r] + at, v, 8, true);
+        widen8(v, coming.ddelta);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            v[j] *= -coming.beta;
+        store8(to->dm[r] + at, v, 8, true);
+    }
     if (threadIdx.x < 2 * ROWS * OF_LINES) {
         widen8(v, coming.elements);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
+        for (int j = 0; j < 8 && !MAMBA; j++)
             v[j] *= coming.factor;
         store8(to->elements[threadIdx.x / OF_LINES / ROWS][threadIdx.x / OF_LINES % ROWS] + threadIdx.x % OF_LINES * 8,
                v, 8, true);
@@ -158,19 +176,21 @@ stage_rows(staged_rows<DIM> *to, const coming_rows<E, DIM> &coming)
 }
 
 /* One row forward in time: the state before it, decayed, gives `read` by dm, and after it the query's gradient. Parts of sums. */
-template <int DIM>
+template <int DIM, bool MAMBA>
 SPW_DEVICE void
 step_of_state(float *s, const staged_rows<DIM> &now, int r, unsigned line, unsigned part, float *dq, float *read)
 {
     const float gamma = now.gamma[r], k = now.elements[1][r][line];
     float dout[line_of<DIM>::ELEMS], delta[line_of<DIM>::ELEMS], dm[line_of<DIM>::ELEMS];
-    load_part<DIM>(dm, now.dm[r], part);
+    if (!MAMBA)
+        load_part<DIM>(dm, now.dm[r], part);
     load_part<DIM>(delta, now.delta[r], part);
     load_part<DIM>(dout, now.dout[r], part);
 #pragma unroll
     for (int i = 0; i < line_of<DIM>::ELEMS; i++)
         s[i] *= gamma;
-    *read = part_product<DIM>(s, dm);
+    if (!MAMBA)
+        *read = part_product<DIM>(s, dm);
 #pragma unroll
     for (int i = 0; i < line_of<DIM>::ELEMS; i++)
         s[i] = __fmaf_rn(k, delta[i], s[i]);
@@ -178,7 +198,7 @@ step_of_state(float *s, const staged_rows<DIM> &now, int r, unsigned line, unsig
 }
 
 /* One row backward in time: the state's gradient after it gives `written` by delta, and goes on to the row before. */
-template <int DIM>
+template <int DIM, bool MAMBA>
 SPW_DEVICE void
 step_of_gradient(float *s, const staged_rows<DIM> &now, int r, unsigned line, unsigned part, float *written)
 {
@@ -186,21 +206,22 @@ step_of_gradient(float *s, const staged_rows<DIM> &now, int r, unsigned line, un
     float dout[line_of<DIM>::ELEMS], delta[line_of<DIM>::ELEMS], dm[line_of<DIM>::ELEMS];
     load_part<DIM>(dout, now.dout[r], part);
     load_part<DIM>(delta, now.delta[r], part);
-    load_part<DIM>(dm, now.dm[r], part);
+    if (!MAMBA)
+        load_part<DIM>(dm, now.dm[r], part);
 #pragma unroll
     for (int i = 0; i < line_of<DIM>::ELEMS; i++)
         s[i] = __fmaf_rn(q, dout[i], s[i]);
     *written = part_product<DIM>(s, delta);
 #pragma unroll
     for (int i = 0; i < line_of<DIM>::ELEMS; i++)
-        s[i] = gamma * __fmaf_rn(k, dm[i], s[i]);
+        s[i] = gamma * (MAMBA ? s[i] : __fmaf_rn(k, dm[i], s[i]));
 }
 
 /*
  * By rows of the state and of its gradient, in blocks of their own each: GRADIENT backward in time, for what a key has by writing; else
  * forward, for queries and for what a key has by reading. A row's sums over lanes are made in the next one's step.
  */
-template <class E, int DIM, bool GRADIENT>
+template <class E, int DIM, bool MAMBA, bool GRADIENT>
 SPW_DEVICE void
 walk_rows(const delta_args<E> &g, staged_rows<DIM> *staged, unsigned first)
 {
@@ -216,27 +237,27 @@ walk_rows(const delta_args<E> &g, staged_rows<DIM> *staged, unsigned first)
     float s[line_of<DIM>::ELEMS] = {0}, late = 0.0f, late_read = 0.0f;
     bool any = false;
     coming_rows<E, DIM> coming = {};
-    load_rows(&coming, g, h, first, b, (GRADIENT ? blocks - 1 : 0) * ROWS);
-    stage_rows(&staged[0], coming);
+    load_rows<MAMBA>(&coming, g, h, first, b, (GRADIENT ? blocks - 1 : 0) * ROWS);
+    stage_rows<MAMBA>(&staged[0], coming);
     __syncthreads();
     for (uint64_t n = 0; n < blocks; n++) {
         const uint64_t t0 = (GRADIENT ? blocks - 1 - n : n) * ROWS;
         const staged_rows<DIM> &now = staged[n % 2];
         const int rows = (int)least((uint64_t)ROWS, g.T - t0);
         if (n + 1 < blocks)
-            load_rows(&coming, g, h, first, b, GRADIENT ? t0 - ROWS : t0 + ROWS);
+            load_rows<MAMBA>(&coming, g, h, first, b, GRADIENT ? t0 - ROWS : t0 + ROWS);
         for (int i = 0; i < rows; i++) {
             float sum = 0.0f, read = 0.0f;
             if (GRADIENT)
-                step_of_gradient<DIM>(s, now, rows - 1 - i, mine, part, &sum);
+                step_of_gradient<DIM, MAMBA>(s, now, rows - 1 - i, mine, part, &sum);
             else
-                step_of_state<DIM>(s, now, i, mine, part, &sum, &read);
+                step_of_state<DIM, MAMBA>(s, now, i, mine, part, &sum, &read);
             late = line_sum<DIM>(late);
-            if (!GRADIENT)
+            if (!GRADIENT && !MAMBA)
                 late_read = line_sum<DIM>(late_read);
             if (part == 0 && here && any)
                 (GRADIENT ? g.written : g.dq)[at] = late;
-            if (!GRADIENT && part == 1 && here && any)
+            if (!GRADIENT && !MAMBA && part == 1 && here && any)
                 g.read[at] = late_read;
             at += step;
             late = sum;
@@ -244,48 +265,57 @@ walk_rows(const delta_args<E> &g, staged_rows<DIM> *staged, unsigned first)
             any = true;
         }
         if (n + 1 < blocks)
-            stage_rows(&staged[(n + 1) % 2], coming);
+            stage_rows<MAMBA>(&staged[(n + 1) % 2], coming);
         __syncthreads();
     }
     late = line_sum<DIM>(late);
-    late_read = line_sum<DIM>(late_read);
     if (part == 0 && here)
         (GRADIENT ? g.written : g.dq)[at] = late;
-    if (!GRADIENT && part == 1 && here)
+    if (GRADIENT || MAMBA)
+        return;
+    late_read = line_sum<DIM>(late_read);
+    if (part == 1 && here)
         g.read[at] = late_read;
 }
 
 /* Blocks: rows of the state, and then of its gradient; heads; sequences. */
-template <class E, int DIM>
+template <class E, int DIM, bool MAMBA>
 __global__ void
 __launch_bounds__(DELTA_THREADS, 2) delta_rows_kernel(delta_args<E> g)
 {
     __shared__ staged_rows<DIM> staged[2];
     const unsigned half = gridDim.x / 2;
     if (blockIdx.x < half)
-        walk_rows<E, DIM, false>(g, staged, blockIdx.x * line_of<DIM>::LINES);
+        walk_rows<E, DIM, MAMBA, false>(g, staged, blockIdx.x * line_of<DIM>::LINES);
     else
-        walk_rows<E, DIM, true>(g, staged, (blockIdx.x - half) * line_of<DIM>::LINES);
+        walk_rows<E, DIM, MAMBA, true>(g, staged, (blockIdx.x - half) * line_of<DIM>::LINES);
 }
 
-/* Sums over the vectors of a row's value head, as far as a thread has them: of products, and of squares. */
+/* Sums over the vectors of a row's value head, as far as a thread has them: of products, and of squares. Of Mamba-2 v stands for delta. */
 struct value_sums {
-    float products, delta, dout;
+    float products, delta, dout, skipped;
 };
 
-template <class E>
+/* at: of the head's dout and delta, v_at of v. */
+template <bool MAMBA, class E>
 SPW_DEVICE value_sums
-sum_values(const delta_args<E> &g, uint64_t at, uint64_t ddelta_at, unsigned first, unsigned step)
+sum_values(const delta_args<E> &g, uint64_t at, uint64_t v_at, uint64_t ddelta_at, unsigned first, unsigned step)
 {
     value_sums sums = {};
     for (unsigned d = first; d < g.Dv; d += step) {
         eight<float> of_delta, of_ddelta;
-        eight<E> of_dout;
+        eight<E> of_dout, of_v;
         float x[8], y[8], z[8];
-        load_eight(&of_delta, g.delta + at + d, g.Dv - d, g.wide);
+        if (MAMBA)
+            load_eight(&of_v, g.qkv + v_at + d, g.Dv - d, g.wide);
+        else
+            load_eight(&of_delta, g.delta + at + d, g.Dv - d, g.wide);
         load_eight(&of_ddelta, g.ddelta + ddelta_at + d, g.Dv - d, g.wide);
         load_eight(&of_dout, g.dout + at + d, g.Dv - d, g.wide);
-        widen8(x, of_delta);
+        if (MAMBA)
+            widen8(x, of_v);
+        else
+            widen8(x, of_delta);
         widen8(y, of_ddelta);
         widen8(z, of_dout);
 #pragma unroll
@@ -293,6 +323,8 @@ sum_values(const delta_args<E> &g, uint64_t at, uint64_t ddelta_at, unsigned fir
             sums.products += x[j] * y[j];
             sums.delta += x[j] * x[j];
             sums.dout += z[j] * z[j];
+            if (MAMBA)
+                sums.skipped += x[j] * z[j];
         }
     }
     return sums;
@@ -300,9 +332,10 @@ sum_values(const delta_args<E> &g, uint64_t at, uint64_t ddelta_at, unsigned fir
 
 /*
  * `lanes` threads have a row of a key head: sums over its value heads in their order, and back through the length of one, into q and k of
- * dqkv. On the way each value head's db, by delta and its gradient, what it has of gamma's, and what bounds that.
+ * dqkv. On the way each value head's db, by delta and its gradient, what it has of gamma's, and what bounds that. Of Mamba-2 such sums, and what a row
+ * has of beta's and skip's.
  */
-template <class E>
+template <class E, bool MAMBA>
 __global__ void
 delta_heads_kernel(delta_args<E> g, unsigned lanes)
 {
@@ -310,10 +343,11 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
     const bool here = unit < g.M * taken;
     const uint64_t row = here ? unit / taken : 0;
     const unsigned head = g.head / g.group + (here ? (unsigned)(unit % taken) : 0), at = (unsigned)(i % lanes) * 8;
-    const uint64_t left = here ? left_from(g.Dk, at) : 0, q_at = row * g.stride + (uint64_t)head * g.Dk + at;
-    const uint64_t k_at = q_at + (uint64_t)g.Hk * g.Dk, b = row / g.T, t = row % g.T;
-    const float q_factor = g.factors[row * 2 * g.Hk + head], k_factor = g.factors[(row * 2 + 1) * g.Hk + head];
-    float q[8], k[8], dq[8] = {0}, dk[8] = {0}, of_q = 0.0f, of_k = 0.0f, squares = 0.0f;
+    const uint64_t left = here ? left_from(g.Dk, at) : 0, q_at = row * g.stride + vector_at<MAMBA>(g, 0, head) + at;
+    const uint64_t k_at = row * g.stride + vector_at<MAMBA>(g, 1, head) + at, b = row / g.T, t = row % g.T;
+    const float q_factor = MAMBA ? 1.0f : g.factors[row * 2 * g.Hk + head];
+    const float k_factor = MAMBA ? 1.0f : g.factors[(row * 2 + 1) * g.Hk + head];
+    float q[8], k[8], dq[8] = {0}, dk[8] = {0}, of_q = 0.0f, of_k = 0.0f, squares = 0.0f, of_keys = 0.0f;
     eight<E> raw_q, raw_k;
     load_eight(&raw_q, g.qkv + q_at, left, g.wide);
     load_eight(&raw_k, g.qkv + k_at, left, g.wide);
@@ -324,8 +358,11 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
         q[j] *= q_factor;
         k[j] *= k_factor;
         squares += q[j] * q[j];
+        of_keys += k[j] * k[j];
     }
     squares = lanes_sum(squares, 1, (int)lanes);
+    if (MAMBA)
+        of_keys = lanes_sum(of_keys, 1, (int)lanes);
     for (unsigned h = head * g.group; h < (head + 1) * g.group; h++) {
         const uint64_t of = row * g.Hv + h, mine = row * g.heads + h - g.head, vector = mine * g.Dk + at;
         const uint64_t number = (b * g.heads + h - g.head) * g.T + t;
@@ -334,41 +371,53 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
         value_sums sums = {};
         load_eight(&of_dq, g.dq + vector, left, g.wide);
         load_eight(&of_written, g.written + vector, left, g.wide);
-        load_eight(&of_read, g.read + vector, left, g.wide);
+        if (!MAMBA)
+            load_eight(&of_read, g.read + vector, left, g.wide);
         if (here)
-            sums = sum_values(g, of * g.Dv, mine * g.Dv, at, lanes * 8);
+            sums = sum_values<MAMBA>(g, of * g.Dv, row * g.stride + (uint64_t)h * g.Dv, mine * g.Dv, at, lanes * 8);
         widen8(x, of_dq);
         widen8(w, of_written);
-        widen8(r, of_read);
+        if (!MAMBA)
+            widen8(r, of_read);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            share += q[j] * x[j] + k[j] * (r[j] - w[j]);
+            share += MAMBA ? q[j] * x[j] - k[j] * w[j] : q[j] * x[j] + k[j] * (r[j] - w[j]);
             dq[j] += x[j];
-            dk[j] += w[j] + r[j];
+            dk[j] += MAMBA ? w[j] : w[j] + r[j];
         }
         share = lanes_sum(share, 1, (int)lanes);
         sums.products = lanes_sum(sums.products, 1, (int)lanes);
         sums.delta = lanes_sum(sums.delta, 1, (int)lanes);
         sums.dout = lanes_sum(sums.dout, 1, (int)lanes);
+        if (MAMBA)
+            sums.skipped = lanes_sum(sums.skipped, 1, (int)lanes);
         if (here && at == 0) {
             g.share[number] = share;
-            g.written_length[number] = sqrtf(sums.delta);
             g.asked[number] = sqrtf(squares) * sqrtf(sums.dout);
-            narrow(g.db + of, (1.0f - g.gates[of].y) * sums.products);
+            if (MAMBA) {
+                g.written_length[number] = g.gates[of].y * sqrtf(sums.delta) * sqrtf(of_keys);
+                g.dbeta[number] = sums.products;
+                g.dskip[number] = sums.skipped;
+            } else {
+                g.written_length[number] = sqrtf(sums.delta);
+                narrow(g.db + of, (1.0f - g.gates[of].y) * sums.products);
+            }
         }
     }
+    if (!MAMBA) {
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        of_q += q[j] * dq[j];
-        of_k += k[j] * dk[j];
-    }
-    of_q = lanes_sum(of_q, 1, (int)lanes) *
-           (float)g.Dk; /* as q has become smaller by its root, and the direction counts twice */
-    of_k = lanes_sum(of_k, 1, (int)lanes);
+        for (int j = 0; j < 8; j++) {
+            of_q += q[j] * dq[j];
+            of_k += k[j] * dk[j];
+        }
+        of_q = lanes_sum(of_q, 1, (int)lanes) *
+               (float)g.Dk; /* as q has become smaller by its root, and the direction counts twice */
+        of_k = lanes_sum(of_k, 1, (int)lanes);
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        dq[j] = q_factor * (dq[j] - q[j] * of_q);
-        dk[j] = k_factor * (dk[j] - k[j] * of_k);
+        for (int j = 0; j < 8; j++) {
+            dq[j] = q_factor * (dq[j] - q[j] * of_q);
+            dk[j] = k_factor * (dk[j] - k[j] * of_k);
+        }
     }
     if (left > 0) {
         store8(g.dqkv + q_at, dq, left, g.wide);
@@ -493,33 +542,45 @@ carried_gradient(const decay_rows &rows)
 
 /*
  * Blocks: heads, sequences. The gradient of ln gamma, from the last row of a sequence to its first, and what a and the head's two numbers have of
- * it, these as sums over the sequence: (B, Hv). Threads have rows in turn, and go over them with what the others carry.
+ * it, these as sums over the sequence: (B, Hv). Threads have rows in turn, and go over them with what the others carry. Of Mamba-2 a has beta's
+ * gradient, too, and skip's is summed up.
  */
-template <class E>
+template <class E, bool MAMBA>
 __global__ void
-__launch_bounds__(DECAY_THREADS) delta_decay_kernel(delta_args<E> g, float *of_log_a, float *of_dt_bias)
+__launch_bounds__(DECAY_THREADS) delta_decay_kernel(delta_args<E> g, float *of_log_a, float *of_dt_bias, float *of_skip)
 {
     const uint64_t each = (g.T + DECAY_THREADS - 1) / DECAY_THREADS, h = g.head + blockIdx.x, b = blockIdx.y;
     const uint64_t numbers = (b * g.heads + blockIdx.x) * g.T, first = least(g.T, threadIdx.x * each);
     const float rate = -expf(widen(g.log_a[h])), dt_bias = widen(g.dt_bias[h]);
     const decay_rows rows = {
         first, least(g.T, first + each), b, h, g.share + numbers, g.written_length + numbers, g.asked + numbers};
-    float gradient, sum_a = 0.0f, sum_log_a = 0.0f;
+    float gradient, sum_a = 0.0f, sum_log_a = 0.0f, sum_skip = 0.0f;
     bound_gradients(g, rows);
     gradient = carried_gradient(rows);
     for (uint64_t t = rows.end; t-- > rows.first;) {
         const uint64_t at = (b * g.T + t) * g.Hv + h;
         const float x = widen(g.a[at]) + dt_bias, most = rows.asked[t];
         gradient = between(gradient + rows.share[t], -most, most);
-        narrow(g.da + at, gradient * rate * sigmoid(x));
-        sum_a += gradient * rate * sigmoid(x);
+        if (MAMBA) {
+            const float da = (gradient * rate + g.dbeta[numbers + t]) * sigmoid(x);
+            narrow(g.da + at, da);
+            sum_a += da;
+            sum_skip += g.dskip[numbers + t];
+        } else {
+            narrow(g.da + at, gradient * rate * sigmoid(x));
+            sum_a += gradient * rate * sigmoid(x);
+        }
         sum_log_a += gradient * rate * softplus(x);
     }
     sum_a = block_sum(sum_a);
     sum_log_a = block_sum(sum_log_a);
+    if (MAMBA)
+        sum_skip = block_sum(sum_skip);
     if (threadIdx.x == 0) {
         of_dt_bias[b * g.Hv + h] = sum_a;
         of_log_a[b * g.Hv + h] = sum_log_a;
+        if (MAMBA)
+            of_skip[b * g.Hv + h] = sum_skip;
     }
 }
 

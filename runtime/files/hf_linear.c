@@ -1,6 +1,6 @@
 /*
  * What config.json says of layers of linear attention, which Qwen3-Next and Qwen3.5 have: their sizes (hf_window.c reads which layers they
- * are); and the same written. Source: the configuration classes of transformers.
+ * are); which layers of Granite 4 are Mamba-2's, and their sizes; and the same written. Source: the configuration classes of transformers.
  */
 #include "hf_source.h"
 
@@ -11,9 +11,86 @@ check_most(const source *s, const char *key, uint64_t is, uint64_t most, uint64_
     return is <= most && is % multiple_of == 0 ? SPW_OK : refuse(s, key, get(s, key));
 }
 
+/* Granite 4's layers, by either of two names, of which each kind has two words; where nothing is said all are mamba. */
+static spw_status
+read_mamba_layers(const source *s, spw_model_config *c, bool *any)
+{
+    const char *name = get(s, "layer_types") != NULL ? "layer_types" : "layers_block_type";
+    const json_t *list = get(s, name);
+    *any = list == NULL;
+    if (list == NULL)
+        return SPW_OK;
+    if (!json_is_array(list) || json_array_size(list) != c->layers)
+        return wrong(s, name, "a list with one entry for each layer", list);
+    for (uint64_t l = 0; l < c->layers; l++) {
+        const char *text = json_string_value(json_array_get(list, l));
+        bool full = text != NULL && (strcmp(text, "attention") == 0 || strcmp(text, "full_attention") == 0);
+        char key[40];
+        snprintf(key, sizeof key, "%s[%llu]", name, (unsigned long long)l);
+        if (!full && (text == NULL || (strcmp(text, "mamba") != 0 && strcmp(text, "linear_attention") != 0)))
+            return refuse(s, key, json_array_get(list, l));
+        *any |= !full;
+        if (full && l < SPW_FULL_LAYERS_MAX)
+            c->full_layers[l / 64] |= 1ull << l % 64;
+    }
+    return *any && c->layers > SPW_FULL_LAYERS_MAX ? refuse(s, "num_hidden_layers", get(s, "num_hidden_layers"))
+                                                   : SPW_OK;
+}
+
+/* Steps are not cut off here. Infinity is a word, or an object with that; null is no limit, too. */
+static spw_status
+check_steps(const source *s)
+{
+    const json_t *limit = get(s, "time_step_limit"), *most = json_array_get(limit, 1);
+    const json_t *word = json_is_object(most) ? json_object_get(most, "__float__") : most;
+    const char *text = json_string_value(word);
+    bool free = most == NULL || json_is_null(most) || (text != NULL && strcmp(text, "Infinity") == 0);
+    return limit == NULL || (json_array_size(limit) == 2 && json_number_value(json_array_get(limit, 0)) == 0 &&
+                             json_is_number(json_array_get(limit, 0)) && free)
+               ? SPW_OK
+               : refuse(s, "time_step_limit", limit);
+}
+
+static spw_status
+read_mamba(const source *s, spw_model_config *c)
+{
+    const char *head = json_string_value(get(s, "mamba_d_head"));
+    uint64_t expand = 2;
+    bool any;
+    SPW_TRY(read_mamba_layers(s, c, &any));
+    if (!any)
+        return SPW_OK;
+    c->linear_mamba = c->linear_bias = true;
+    c->linear_heads = 128; /* the class's defaults */
+    c->linear_key_heads = 1;
+    c->linear_key_dim = 256;
+    c->linear_taps = 4;
+    SPW_TRY(read_size(s, "mamba_n_heads", 1, &c->linear_heads));
+    SPW_TRY(read_size(s, "mamba_n_groups", 1, &c->linear_key_heads));
+    SPW_TRY(read_size(s, "mamba_d_state", 1, &c->linear_key_dim));
+    SPW_TRY(read_size(s, "mamba_d_conv", 1, &c->linear_taps));
+    SPW_TRY(read_size(s, "mamba_expand", 1, &expand));
+    c->linear_value_dim = expand * c->width / c->linear_heads;
+    if (head == NULL || strcmp(head, "auto") != 0)
+        SPW_TRY(read_size(s, "mamba_d_head", 1, &c->linear_value_dim));
+    if (c->linear_heads * c->linear_value_dim != expand * c->width)
+        return wrong(s, "mamba_n_heads", "heads of mamba_d_head that are mamba_expand times hidden_size together",
+                     get(s, "mamba_n_heads"));
+    if (c->linear_key_heads != 1)
+        return refuse(s, "mamba_n_groups", get(s, "mamba_n_groups"));
+    SPW_TRY(check_most(s, "mamba_d_state", c->linear_key_dim, SPW_DELTA_DIM_MAX, 8));
+    SPW_TRY(check_most(s, "mamba_d_head", c->linear_value_dim, SPW_DELTA_DIM_MAX, 8));
+    SPW_TRY(check_most(s, "mamba_d_conv", c->linear_taps, SPW_TAPS_MAX, 1));
+    SPW_TRY(read_bool(s, "mamba_conv_bias", &c->linear_bias));
+    SPW_TRY(must_be(s, "mamba_proj_bias", false));
+    return check_steps(s);
+}
+
 spw_status
 spw__hf_read_linear(const source *s, spw_model_config *c)
 {
+    if (c->family == SPW_FAMILY_GRANITE_HYBRID)
+        return read_mamba(s, c);
     if (!spw__hf_of(c->family, LINEAR))
         return SPW_OK;
     c->linear_heads = 32; /* the classes' defaults */
@@ -34,6 +111,28 @@ spw__hf_read_linear(const source *s, spw_model_config *c)
         return wrong(s, "linear_num_value_heads", "a multiple of linear_num_key_heads",
                      get(s, "linear_num_value_heads"));
     return must_be(s, "attn_output_gate", true);
+}
+
+/* In the words that older releases have, too. */
+void
+spw__hf_write_mamba(json_t *o, const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_string(spw_model_is_linear(c, l) ? "mamba" : "attention"));
+    json_object_set_new(o, "layer_types", list);
+    if (c->linear_heads == 0) { /* the class refuses a default that does not divide, whether a layer has any */
+        set_size(o, "mamba_n_heads", 1);
+        return;
+    }
+    set_size(o, "mamba_n_heads", c->linear_heads);
+    set_size(o, "mamba_n_groups", c->linear_key_heads);
+    set_size(o, "mamba_d_state", c->linear_key_dim);
+    set_size(o, "mamba_d_head", c->linear_value_dim);
+    set_size(o, "mamba_d_conv", c->linear_taps);
+    set_size(o, "mamba_expand", c->linear_heads * c->linear_value_dim / c->width);
+    json_object_set_new(o, "mamba_conv_bias", json_boolean(c->linear_bias));
+    json_object_set_new(o, "mamba_proj_bias", json_false());
 }
 
 void

@@ -102,7 +102,7 @@ read_gemma(const source *s, spw_model_config *c)
     return read_size(s, "query_pre_attn_scalar", 1, &c->query_scalar);
 }
 
-/* Granite 4's sizes without experts and mamba layers, which have rope or no places at all. Its class has 8 experts by default. */
+/* Granite 4's sizes without experts, which have rope or no places at all. Its class has 8 experts by default. */
 static spw_status
 read_granite_hybrid(const source *s, spw_model_config *c)
 {

@@ -137,6 +137,7 @@ void spw__hf_write_layer_norm(json_t *o, const spw_model_config *c);
 /* hf_linear.c: the sizes of linear attention, and what is set for such families; the same written, with which layers have it. */
 spw_status spw__hf_read_linear(const source *s, spw_model_config *c);
 void spw__hf_write_linear(json_t *o, const spw_model_config *c);
+void spw__hf_write_mamba(json_t *o, const spw_model_config *c);
 /* hf_gemma4.c: what sets Gemma 4 apart, once windows and rope were read; the same written. Nothing for other families. */
 spw_status spw__hf_read_gemma4(const source *s, spw_model_config *c);
 void spw__hf_write_gemma4(json_t *o, const spw_model_config *c);

@@ -51,25 +51,6 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
     return SPW_OK;
 }
 
-/* Granite 4's, by either of two names; where nothing is said all of its layers are of a kind that is not built. */
-static spw_status
-read_granite_layers(const source *s, const spw_model_config *c)
-{
-    const char *name = get(s, "layer_types") != NULL ? "layer_types" : "layers_block_type";
-    const json_t *list = get(s, name);
-    if (!json_is_array(list) || json_array_size(list) != c->layers)
-        return wrong(s, name, "a list with one entry for each layer", list);
-    for (uint64_t l = 0; l < c->layers; l++) {
-        const char *text = json_string_value(json_array_get(list, l));
-        char key[40];
-        snprintf(key, sizeof key, "%s[%llu]", name, (unsigned long long)l);
-        if (text == NULL || (strcmp(text, "attention") != 0 && strcmp(text, "full_attention") != 0))
-            return say(s, "not supported yet: ", key, " ", json_array_get(list, l),
-                       ": of Granite 4 the sizes whose layers are all attention's are computed");
-    }
-    return SPW_OK;
-}
-
 /*
  * Gemma's, gpt-oss's, OLMo 3's, EXAONE's and Cohere 2's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's and
  * the last two's by sliding_window_pattern. Their layers without one have no rope, EXAONE's unless none has one.
@@ -130,8 +111,8 @@ spw__hf_read_window(const source *s, spw_model_config *c)
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
     if (spw__hf_of(c->family, LINEAR))
         return read_full_between(s, c);
-    if (c->family == SPW_FAMILY_GRANITE_HYBRID)
-        return read_granite_layers(s, c);
+    if (c->family == SPW_FAMILY_GRANITE_HYBRID) /* it is read where its mamba layers are */
+        return SPW_OK;
     if (c->family == SPW_FAMILY_LLAMA4) { /* null is none */
         c->chunk = json_is_null(json_object_get(s->object, "attention_chunk_size")) ? 0 : 8192;
         SPW_TRY(read_size(s, "attention_chunk_size", 1, &c->chunk));

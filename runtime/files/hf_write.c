@@ -203,8 +203,7 @@ write_granite(json_t *o, const spw_model_config *c)
         set_size(o, "num_local_experts", 0);
         set_size(o, "num_experts_per_tok", 0);
         json_object_set_new(o, "position_embedding_type", json_string(c->rope_theta > 0 ? "rope" : "nope"));
-        json_object_set_new(o, "layer_types", layer_types(c));
-        set_size(o, "mamba_n_heads", 1); /* the class refuses a default that does not divide, whether a layer has any */
+        spw__hf_write_mamba(o, c);
     }
     json_object_set_new(o, "embedding_multiplier", json_real(c->embedding_scale));
     json_object_set_new(o, "residual_multiplier", json_real(c->half_scale));

@@ -1,27 +1,29 @@
 /*
- * Linear attention on the tape: a short convolution, and the gated delta rule. Both read other rows of a sequence, so neither is in a
+ * Linear attention on the tape: a short convolution, and the gated delta rule or Mamba-2's. Both read other rows of a sequence, so neither is in a
  * tile; with a cache (generation) they go on from what it keeps.
  */
 #include "tape_internal.h"
 
 spw_value *
-spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, const spw_conv_shape *shape)
+spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, spw_value *bias, const spw_conv_shape *shape)
 {
     spw_value *y;
     spw__op *o;
     if (x == NULL || w == NULL || x->rows != shape->B * shape->T || x->cols != shape->C || w->rows != shape->C ||
-        w->cols != shape->K || shape->K > SPW_TAPS_MAX)
+        w->cols != shape->K || shape->K > SPW_TAPS_MAX || (bias != NULL && bias->cols != shape->C))
         return spw__tape_fail(t);
     y = spw__tape_value(t, x->rows, x->cols, NULL);
     if (y == NULL || (o = spw__tape_op(t, T_CONV, y)) == NULL)
         return spw__tape_fail(t);
-    if (spw__tape_computes(t) && t->delta_cache != NULL)
-        spw_gpu_conv_cached(t->queue, y->data, x->data, w->data, t->delta_cache, shape);
-    else if (spw__tape_computes(t))
-        spw_gpu_conv(t->queue, y->data, x->data, w->data, shape);
     o->in[0] = x;
     o->param[0] = w;
+    o->param[1] = bias;
     o->conv = *shape;
+    o->conv.bias = bias != NULL ? bias->data : NULL;
+    if (spw__tape_computes(t) && t->delta_cache != NULL)
+        spw_gpu_conv_cached(t->queue, y->data, x->data, w->data, t->delta_cache, &o->conv);
+    else if (spw__tape_computes(t))
+        spw_gpu_conv(t->queue, y->data, x->data, w->data, &o->conv);
     return y;
 }
 
@@ -30,9 +32,10 @@ spw__conv_backward(spw_tape *t, const spw__op *o)
 {
     unsigned flags = 0;
     act *dx = spw__tape_grad(t, o->in[0], SPW_OP_ACC_DX, &flags);
-    float *dw = spw__tape_sum(t, o->param[0]);
-    if (!t->dry && (dx != NULL || dw != NULL))
-        spw_gpu_conv_backward(t->queue, dx, dw, o->out->grad, o->in[0]->data, o->param[0]->data, &o->conv, flags);
+    float *dw = spw__tape_sum(t, o->param[0]), *dbias = spw__tape_sum(t, o->param[1]);
+    if (!t->dry && (dx != NULL || dw != NULL || dbias != NULL))
+        spw_gpu_conv_backward(t->queue, dx, dw, dbias, o->out->grad, o->in[0]->data, o->param[0]->data, &o->conv,
+                              flags);
 }
 
 /*
@@ -49,26 +52,30 @@ inputs(const spw_tape *t, const spw__op *o, uint64_t row)
 {
     return (spw_delta_inputs){.qkv = spw__tape_at_row(t, o->in[0], o->in[0]->data, row),
                               .a = spw__tape_at_row(t, o->in[1], o->in[1]->data, row),
-                              .b = spw__tape_at_row(t, o->in[2], o->in[2]->data, row),
+                              .b = o->in[2] != NULL ? spw__tape_at_row(t, o->in[2], o->in[2]->data, row) : NULL,
                               .log_a = o->param[0]->data,
-                              .dt_bias = o->param[1]->data};
+                              .dt_bias = o->param[1]->data,
+                              .skip = o->param[2] != NULL ? o->param[2]->data : NULL};
 }
 
 spw_value *
 spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value *log_a, spw_value *dt_bias,
-             const spw_delta_shape *shape)
+             spw_value *skip, const spw_delta_shape *shape)
 {
     uint64_t rows = shape->B * shape->T, heads = shape->Hv, cols = heads * shape->Dv;
     spw_delta_inputs in;
     float *delta = NULL;
     spw_value *y;
     spw__op *o;
-    if (qkv == NULL || a == NULL || b == NULL || log_a == NULL || dt_bias == NULL || qkv->rows != rows ||
-        a->rows != rows || b->rows != rows || qkv->cols != 2 * shape->Hk * shape->Dk + cols || a->cols != heads ||
-        b->cols != heads || log_a->cols != heads || dt_bias->cols != heads)
+    if (qkv == NULL || a == NULL || log_a == NULL || dt_bias == NULL || qkv->rows != rows || a->rows != rows ||
+        qkv->cols != 2 * shape->Hk * shape->Dk + cols || a->cols != heads || log_a->cols != heads ||
+        dt_bias->cols != heads)
+        return spw__tape_fail(t);
+    if (shape->mamba ? b != NULL || skip == NULL || skip->cols != heads
+                     : skip != NULL || b == NULL || b->rows != rows || b->cols != heads)
         return spw__tape_fail(t);
     y = spw__tape_value(t, rows, cols, NULL);
-    if (t->record || t->keeping) {
+    if ((t->record || t->keeping) && !shape->mamba) {
         delta = spw__tape_take(t, rows * cols * sizeof *delta);
         if (delta == NULL)
             return spw__tape_fail(t);
@@ -80,6 +87,7 @@ spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value 
     o->in[2] = b;
     o->param[0] = log_a;
     o->param[1] = dt_bias;
+    o->param[2] = skip;
     o->saved[0] = delta;
     o->delta = *shape;
     in = inputs(t, o, 0);
@@ -118,12 +126,13 @@ some_sequences(const spw_delta_shape *whole, uint64_t b)
 void
 spw__delta_backward(spw_tape *t, const spw__op *o)
 {
-    float *dlog_a = spw__tape_sum(t, o->param[0]), *ddt_bias = spw__tape_sum(t, o->param[1]), *scratch;
+    float *dlog_a = spw__tape_sum(t, o->param[0]), *ddt_bias = spw__tape_sum(t, o->param[1]);
+    float *dskip = spw__tape_sum(t, o->param[2]), *scratch;
     spw_delta_shape s = some_sequences(&o->delta, 0);
     uint64_t used;
-    act *d[3];
+    act *d[3] = {NULL};
     t->passed |= SPW_PASSED_ATTENTION;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 && o->in[i] != NULL; i++) {
         unsigned ignored = 0;
         SPW_ASSERT(!o->in[i]->grad_set);
         d[i] = spw__tape_grad(t, o->in[i], 1, &ignored);
@@ -135,9 +144,10 @@ spw__delta_backward(spw_tape *t, const spw__op *o)
         spw_delta_inputs in = inputs(t, o, row);
         s = some_sequences(&o->delta, b);
         spw_gpu_delta_backward(t->queue, spw__tape_at_row(t, o->in[0], d[0], row),
-                               spw__tape_at_row(t, o->in[1], d[1], row), spw__tape_at_row(t, o->in[2], d[2], row),
-                               dlog_a, ddt_bias, spw__tape_at_row(t, o->out, o->out->grad, row),
-                               o->saved[0] + row * o->out->cols, scratch, &in, &s);
+                               spw__tape_at_row(t, o->in[1], d[1], row),
+                               d[2] != NULL ? spw__tape_at_row(t, o->in[2], d[2], row) : NULL, dlog_a, ddt_bias, dskip,
+                               spw__tape_at_row(t, o->out, o->out->grad, row),
+                               o->saved[0] != NULL ? o->saved[0] + row * o->out->cols : NULL, scratch, &in, &s);
     }
     t->used = used; /* scratch is free again */
 }

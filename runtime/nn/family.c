@@ -84,6 +84,8 @@ is_each(uint64_t every, uint64_t layer_idx)
 bool
 spw_model_is_linear(const spw_model_config *c, uint64_t layer_idx)
 {
+    if (c->linear_heads > 0 && c->linear_mamba)
+        return layer_idx >= SPW_FULL_LAYERS_MAX || (c->full_layers[layer_idx / 64] >> layer_idx % 64 & 1) == 0;
     return c->linear_heads > 0 && !is_each(c->full_every, layer_idx);
 }
 

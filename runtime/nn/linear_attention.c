@@ -1,7 +1,8 @@
 /*
  * A layer's linear attention: what its rows are made into one by one, the convolution and the gated delta rule along the sequence, and the
  * norm and gate of what they give. Qwen3.5's weights have a matrix for each purpose; Qwen3-Next's are woven: all that belongs to a
- * key head is beside each other. Source: Yang et al. 2024 (2412.06464).
+ * key head is beside each other. Mamba-2's layers have one matrix for all, and a norm of all heads together behind the gate.
+ * Sources: Yang et al. 2024 (2412.06464), Dao and Gu 2024 (2405.21060).
  */
 #include "nn_internal.h"
 #include <stdio.h>
@@ -32,6 +33,20 @@ unwoven(const spw_call *call, uint32_t *at, spw_value *h, spw_value **out)
     }
 }
 
+/* What the convolution reads, the gate, and a step of each head. */
+static void
+before_mamba(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    static const uint32_t from[3] = {1, 0, 2};
+    const spw_model_config *c = &call->model->config;
+    const uint64_t sizes[3] = {c->linear_heads * c->linear_value_dim, spw_model_linear_channels(c), c->linear_heads};
+    spw_value *x = product(call, at, spw__nn_norm(call, at, in[0]));
+    for (uint32_t k = 0; k < 3; k++) {
+        spw_nn_into(call->tape, k);
+        out[k] = spw_nn_parts(call->tape, x, 1, sizes, from[k], 1);
+    }
+}
+
 /* Queries, keys and values in one, the gate of what is found, and b and a of each head. */
 static void
 before(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
@@ -59,36 +74,52 @@ spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_v
                              .Dk = c->linear_key_dim,
                              .Dv = c->linear_value_dim,
                              .begins = b->begins,
-                             .ends = b->ends};
+                             .ends = b->ends,
+                             .mamba = c->linear_mamba};
     spw_conv_shape taps = {.B = shape.B,
                            .T = shape.T,
                            .C = spw_model_linear_channels(c),
                            .K = c->linear_taps,
                            .begins = b->begins,
                            .ends = b->ends};
-    spw_value *v[4], *const *own;
-    spw_nn_rows(call, at, before, (spw_value *[]){x}, 1, v, 4);
+    spw_value *v[4], *const *own, *bias;
+    spw_nn_rows(call, at, c->linear_mamba ? before_mamba : before, (spw_value *[]){x}, 1, v, c->linear_mamba ? 3 : 4);
+    bias = c->linear_bias ? call->params[(*at)++] : NULL;
     own = call->params + *at;
-    *at += 3;
+    *at += c->linear_mamba ? 4 : 3;
     *gate = v[1];
-    x = spw_nn_conv(call->tape, v[0], own[0], &taps);
-    return spw_nn_delta(call->tape, x, v[3], v[2], own[1], own[2], &shape);
+    x = spw_nn_conv(call->tape, v[0], own[0], bias, &taps);
+    if (c->linear_mamba)
+        return spw_nn_delta(call->tape, x, v[2], NULL, own[1], own[2], own[3], &shape);
+    return spw_nn_delta(call->tape, x, v[3], v[2], own[1], own[2], NULL, &shape);
 }
 
-/* The norm is of each head, and by w where the block's others are by 1 + w. */
+/* The norm is of each head, and by w where the block's others are by 1 + w. Mamba-2's is of all that the gate has let through. */
 spw_value *
 spw__nn_linear_gated(const spw_call *call, uint32_t *at, spw_value *x, spw_value *gate)
 {
-    x = spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], (float)call->model->config.norm_eps);
-    return spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
+    const spw_model_config *c = &call->model->config;
+    if (c->linear_mamba)
+        x = spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
+    x = spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], (float)c->norm_eps);
+    return c->linear_mamba ? x : spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
+}
+
+static void
+own(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t rows, uint64_t cols, uint32_t ndim,
+    spw_init init)
+{
+    char full[64];
+    snprintf(full, sizeof full, "%s.%s", m->config.linear_mamba ? "mamba" : "linear_attn", name);
+    spw__nn_own(m, b, prefix, full, rows, cols, ndim, init, init == SPW_INIT_NORMAL ? (float)m->config.init_std : 0);
 }
 
 static void
 own_matrix(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t rows, uint64_t cols)
 {
     char full[64];
-    snprintf(full, sizeof full, "linear_attn.%s.weight", name);
-    spw__nn_own(m, b, prefix, full, rows, cols, 2, SPW_INIT_NORMAL, (float)m->config.init_std);
+    snprintf(full, sizeof full, "%s.weight", name);
+    own(m, b, prefix, full, rows, cols, 2, SPW_INIT_NORMAL);
 }
 
 void
@@ -96,7 +127,9 @@ spw__nn_own_linear_attention(spw_model *m, spw_block *b, const char *prefix)
 {
     const spw_model_config *c = &m->config;
     uint64_t H = c->width, V = c->linear_heads * c->linear_value_dim, QKV = spw_model_linear_channels(c);
-    if (c->linear_woven) {
+    if (c->linear_mamba) {
+        own_matrix(m, b, prefix, "in_proj", V + QKV + c->linear_heads, H);
+    } else if (c->linear_woven) {
         own_matrix(m, b, prefix, "in_proj_qkvz", QKV + V, H);
         own_matrix(m, b, prefix, "in_proj_ba", 2 * c->linear_heads, H);
     } else {
@@ -105,9 +138,13 @@ spw__nn_own_linear_attention(spw_model *m, spw_block *b, const char *prefix)
         own_matrix(m, b, prefix, "in_proj_b", c->linear_heads, H);
         own_matrix(m, b, prefix, "in_proj_a", c->linear_heads, H);
     }
-    spw__nn_own(m, b, prefix, "linear_attn.conv1d.weight", QKV, c->linear_taps, 3, SPW_INIT_NORMAL, (float)c->init_std);
-    spw__nn_own(m, b, prefix, "linear_attn.A_log", 1, c->linear_heads, 1, SPW_INIT_LOG_UNIFORM, 0);
-    spw__nn_own(m, b, prefix, "linear_attn.dt_bias", 1, c->linear_heads, 1, SPW_INIT_ONES, 0);
-    spw__nn_own(m, b, prefix, "linear_attn.norm.weight", 1, c->linear_value_dim, 1, SPW_INIT_ONES, 0);
+    if (c->linear_bias)
+        own(m, b, prefix, "conv1d.bias", 1, QKV, 1, SPW_INIT_ZEROS);
+    own(m, b, prefix, "conv1d.weight", QKV, c->linear_taps, 3, SPW_INIT_NORMAL);
+    own(m, b, prefix, "A_log", 1, c->linear_heads, 1, c->linear_mamba ? SPW_INIT_LOG_COUNT : SPW_INIT_LOG_UNIFORM);
+    own(m, b, prefix, "dt_bias", 1, c->linear_heads, 1, SPW_INIT_ONES);
+    if (c->linear_mamba)
+        own(m, b, prefix, "D", 1, c->linear_heads, 1, SPW_INIT_ONES);
+    own(m, b, prefix, "norm.weight", 1, c->linear_mamba ? V : c->linear_value_dim, 1, SPW_INIT_ONES);
     own_matrix(m, b, prefix, "out_proj", H, V);
 }

@@ -10,12 +10,12 @@
  * a window; its mixture has Llama's norms and DeepSeek's experts), Ministral 3 (queries that grow with their place), GPT-NeoX (LayerNorm, an MLP without a gate beside attention), OPT (LayerNorm,
  * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
- * embeddings of each layer, layers that read another's keys), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
+ * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
  * DeepSeek-V3.2 and GLM-5 (V3 with indexers, within the keys that these choose) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
- * 2412.19437), Yang et al. 2024 (2412.06464) and Qiu et al. 2025 (2505.06708) for Qwen3-Next's layers.
+ * 2412.19437), Yang et al. 2024 (2412.06464) and Qiu et al. 2025 (2505.06708) for Qwen3-Next's layers, Dao and Gu 2024 (2405.21060).
  */
 #include "nn_internal.h"
 #include "tape_internal.h"
@@ -326,6 +326,14 @@ let_through(const spw_call *call, uint32_t *at, spw_value *const *in)
     return c->attention_gated ? spw_nn_gate_mul(call->tape, SPW_GATE_SIGMOID, in[2], in[1]) : in[1];
 }
 
+/* Whether what ends attention has a bias. */
+static bool
+out_bias(const spw_call *call)
+{
+    const spw_model_config *c = &call->model->config;
+    return c->out_bias && !spw_model_is_linear(c, call->block->layer_idx);
+}
+
 /* What half of a layer gives, as it is added. */
 static spw_value *
 given(const spw_call *call, uint32_t *at, spw_value *h)
@@ -360,7 +368,7 @@ after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_va
     bool before = c->norms != SPW_NORMS_AFTER, apart = c->norms != SPW_NORMS_BEFORE || c->half_scale > 0;
     spw_tape *t = call->tape;
     spw_value *x = in[0], *h = let_through(call, at, in);
-    h = linear_onto(call, at, apart ? NULL : x, h, c->out_bias, false);
+    h = linear_onto(call, at, apart ? NULL : x, h, out_bias(call), false);
     x = apart ? spw_nn_add(t, x, given(call, at, h)) : h;
     h = mlp(call, at, apart ? NULL : x, before ? spw__nn_norm(call, at, x) : x);
     if (c->inputs_dim > 0)
@@ -383,7 +391,7 @@ static void
 before_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
     const spw_model_config *c = &call->model->config;
-    out[0] = linear_onto(call, at, in[0], let_through(call, at, in), c->out_bias, true);
+    out[0] = linear_onto(call, at, in[0], let_through(call, at, in), out_bias(call), true);
     spw_nn_into(call->tape, 1);
     out[1] = spw__nn_norm(call, at, out[0]);
 }

@@ -217,12 +217,12 @@ spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64
 spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
                             uint64_t v_col, spw_value *sinks, const spw_attention_shape *shape);
 /*
- * Linear attention: the short convolution, w (C, K) a parameter, and the gated delta rule (spw_gpu_conv, spw_gpu_delta); qkv, a and b have
- * no other user, log_a and dt_bias (1, Hv) are parameters. What a sequence's later rows read is kept in the delta cache, if the call has one.
+ * Linear attention: the short convolution, w (C, K) and bias (1, C), or NULL, parameters, and the gated delta rule or Mamba-2's (spw_gpu_conv,
+ * spw_gpu_delta); qkv, a and b have no other user, log_a, dt_bias and skip (1, Hv) are parameters; b is NULL of Mamba-2, skip of the other. What a sequence's later rows read is kept in the delta cache, if the call has one.
  */
-spw_value *spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, const spw_conv_shape *shape);
+spw_value *spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, spw_value *bias, const spw_conv_shape *shape);
 spw_value *spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value *log_a, spw_value *dt_bias,
-                        const spw_delta_shape *shape);
+                        spw_value *skip, const spw_delta_shape *shape);
 spw_value *spw_nn_curve(spw_tape *t, spw_curve kind, spw_value *x);
 spw_value *spw_nn_gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up);
 /* The same of one value's halves: gate has the first columns, up the last; of SPW_GATE_CLAMPED, which is in one value always, they take turns. */
@@ -315,8 +315,14 @@ uint64_t spw_nn_tile_rows(uint64_t sequences, uint64_t positions, uint64_t most)
 
 /* ---------------------------------------------------------------- models */
 
-/* LOG_UNIFORM: logarithms of numbers between 0.01 and 16, each as likely as the next. */
-typedef enum spw_init { SPW_INIT_NORMAL, SPW_INIT_ZEROS, SPW_INIT_ONES, SPW_INIT_LOG_UNIFORM } spw_init;
+/* LOG_UNIFORM: logarithms of numbers between 0.01 and 16, each as likely as the next. LOG_COUNT: logarithms of 1, 2, 3 and so on. */
+typedef enum spw_init {
+    SPW_INIT_NORMAL,
+    SPW_INIT_ZEROS,
+    SPW_INIT_ONES,
+    SPW_INIT_LOG_UNIFORM,
+    SPW_INIT_LOG_COUNT
+} spw_init;
 
 typedef struct spw_param {
     char name[96];       /* Hugging Face name */
@@ -462,7 +468,7 @@ typedef enum spw_rope {
     SPW_ROPE_LONG,
     SPW_ROPE_PROPORTIONAL
 } spw_rope;
-enum { SPW_ROPE_FACTORS_MAX = 128 };
+enum { SPW_ROPE_FACTORS_MAX = 128, SPW_FULL_LAYERS_MAX = 1024 };
 
 /* Where a layer has RMSNorms: of what attention and the MLP read, of what they give before it is added, or of both. */
 typedef enum spw_norms { SPW_NORMS_BEFORE, SPW_NORMS_AFTER, SPW_NORMS_BOTH } spw_norms;
@@ -554,8 +560,12 @@ typedef struct spw_model_config {
     /*
      * Linear attention by the gated delta rule, in all layers but each full_every-th: so many heads of values and, a divisor of that, of
      * queries and keys, with so many elements; the convolution's taps. linear_heads 0: in none
+     * linear_mamba: they are Mamba-2's, and the layers with attention are those with a bit in full_layers, of the first SPW_FULL_LAYERS_MAX;
+     * linear_bias: their convolution has a bias.
      */
     uint64_t linear_heads, linear_key_heads, linear_key_dim, linear_value_dim, linear_taps;
+    bool linear_mamba, linear_bias;
+    uint64_t full_layers[SPW_FULL_LAYERS_MAX / 64];
     bool linear_woven;    /* q, k, v and gates of a key head are beside each other in one matrix, b and a in another */
     bool attention_gated; /* behind a head's queries is a gate of their size; its sigmoid times what attention gives */
     double rope_theta;    /* 0: no rotary positions */

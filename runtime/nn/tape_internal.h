@@ -51,7 +51,7 @@ typedef struct spw__rows {
 typedef struct spw__op {
     spw__op_kind kind;
     spw_value *out, *in[3];
-    spw_value *param[2];
+    spw_value *param[3];
     uint64_t parts[SPW_PARTS_MAX]; /* of each head, that are taken */
     uint32_t part_count;
     unsigned flags;
