@@ -155,7 +155,7 @@ read_small(spw_model_config *m, spw_family family)
                              "\"qk_rope_head_dim\":4,\"v_head_dim\":7,\"first_k_dense_replace\":1,\"index_n_heads\":3,"
                              "\"index_head_dim\":8,\"indexer_types\":[\"full\",\"shared\",\"full\"],\"index_topk\":36"},
         {SPW_FAMILY_GRANITE_HYBRID,
-         "\"intermediate_size\":128,\"shared_intermediate_size\":128,\"num_local_experts\":0,"
+         "\"intermediate_size\":24,\"shared_intermediate_size\":40,\"num_local_experts\":6,\"num_experts_per_tok\":2,"
          "\"residual_multiplier\":0.5,\"mamba_n_heads\":4,\"mamba_d_head\":16,\"mamba_d_state\":8,"
          "\"layers_block_type\":[\"mamba\",\"attention\",\"mamba\"]"}};
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++) {

@@ -66,6 +66,12 @@ def gradients(model, config):
             for e in range(grad.shape[0]):
                 yield f"{name}.{e}", grad[e]
             continue
+        if config.model_type == "granitemoehybrid":
+            name = name.replace(".router.", ".router.layer.").replace("experts.gate_up_proj", "input_linear.weight").replace("experts.down_proj", "output_linear.weight")
+            if p.ndim == 3 and "conv1d" not in name:
+                for e in range(grad.shape[0]):
+                    yield f"{name}.{e}", grad[e]
+                continue
         if p.ndim < 3 or "conv1d" in name:
             yield name, grad
             continue
@@ -607,12 +613,12 @@ def random_case(rng, family):
                                 attention_chunk_size=rng.choice([None, window, 30]), attn_temperature_tuning=rng.random() < 0.7, floor_scale=rng.choice([1, 3, 8192]),
                                 attn_scale=rng.choice([0.1, 0.7]))
     if family == "granitemoehybrid":  # without rope a bias of the keys changes nothing
-        turned, expand, head = rng.random() < 0.6, rng.choice([1, 2, 3]), rng.choice([8, 16, 24])
+        turned, expand, head, experts = rng.random() < 0.6, rng.choice([1, 2, 3]), rng.choice([8, 16, 24]), rng.choice([0, 1, 4, 7])
         more["hidden_size"] = heads * 2 * head
         return GraniteMoeHybridConfig(**more, pad_token_id=None, attention_bias=turned and rng.random() < 0.3, embedding_multiplier=rng.choice([1, 12.0]),
                                       residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]),
-                                      shared_intermediate_size=rng.randrange(3, 60), position_embedding_type="rope" if turned else None, num_local_experts=0,
-                                      num_experts_per_tok=0, layer_types=[rng.choice(["full_attention", "linear_attention"]) for _ in range(layers)],
+                                      shared_intermediate_size=rng.randrange(3, 60), position_embedding_type="rope" if turned else None,
+                                      num_local_experts=experts, num_experts_per_tok=rng.randrange(1, experts + 1) if experts > 0 else 0, layer_types=[rng.choice(["full_attention", "linear_attention"]) for _ in range(layers)],
                                       mamba_n_heads=expand * more["hidden_size"] // head, mamba_d_head=head, mamba_expand=expand, mamba_d_state=8 * rng.randrange(1, 5),
                                       mamba_d_conv=rng.randrange(2, 7), mamba_conv_bias=rng.random() < 0.6)
     if family == "granite":
@@ -997,6 +1003,7 @@ elif __name__ == "__main__":
     make("granitemoehybrid_mamba", GraniteMoeHybridConfig(**mamba, tie_word_embeddings=True), bf16, double=True, rewrite=mamba_keys)
     make("granitemoehybrid_mamba_rope", GraniteMoeHybridConfig(**mamba | dict(num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"], mamba_n_heads=3, mamba_d_head=24, mamba_expand=3, mamba_d_state=24, mamba_d_conv=3),
                                                                 position_embedding_type="rope", attention_bias=True, mamba_conv_bias=False, rope_parameters=rope(1000.0)), f32, double=True, seed=13)
+    make("granitemoehybrid_moe", GraniteMoeHybridConfig(**mamba | dict(num_local_experts=6, num_experts_per_tok=3, intermediate_size=11)), bf16, double=True)
     llama4 = common | dict(pad_token_id=None, head_dim=8, intermediate_size=11, intermediate_size_mlp=31, num_local_experts=5)
     scout = rope(1000.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=48)
     make("llama4", Llama4TextConfig(**llama4 | dict(num_hidden_layers=4), interleave_moe_layer_step=2, no_rope_layer_interval=4, attention_chunk_size=5, floor_scale=3,

@@ -235,6 +235,7 @@ test_shared(void **state)
     compare(SPW_FAMILY_LLAMA4, SPW_STATE_SPLIT, together_in_bf16);
     compare(SPW_FAMILY_GPT_OSS, SPW_STATE_SPLIT_INT8, together_in_sevens);
     compare(SPW_FAMILY_LLAMA4, SPW_STATE_FP32, together_in_sevens);
+    compare(SPW_FAMILY_GRANITE_HYBRID, SPW_STATE_SPLIT, together);
     compare(SPW_FAMILY_GLM4_MOE, SPW_STATE_SPLIT, together_half_frozen);
     compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, lora_of_experts_together);
     compare(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, accumulated); /* where they cannot */
@@ -245,6 +246,8 @@ test_same_bits(void **state)
 {
     (void)state;
     compare(SPW_FAMILY_MIXTRAL, SPW_STATE_FP32, NULL);
+    compare(SPW_FAMILY_GRANITE_HYBRID, SPW_STATE_SPLIT, clipped); /* whose halves are multiplied, and with a state */
+    compare(SPW_FAMILY_GRANITE_HYBRID, SPW_STATE_FP32, lora_of_experts);
     compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, clipped);
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_MIXED, accumulated);
     compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT_INT8, half_frozen); /* noise by the element's place */

@@ -319,8 +319,10 @@ test_refusals(void **state)
         {"granitemoehybrid", MAMBA ",\"time_step_limit\":[0.0,0.5]", "not supported yet: time_step_limit [0.0,0.5]"},
         {"granitemoehybrid", MAMBA ",\"time_step_limit\":[0.001,{\"__float__\":\"Infinity\"}]",
          "not supported yet: time_step_limit [0.001,"},
-        {"granitemoehybrid", FOUR2, "not supported yet: num_local_experts nothing: of Granite 4 the sizes without"},
-        {"granitemoehybrid", FOUR2 ",\"num_local_experts\":8", "not supported yet: num_local_experts 8: of Granite 4"},
+        {"granitemoehybrid", FOUR2 ",\"num_local_experts\":-1",
+         "num_local_experts: expected integer in [0, 2147483648]"},
+        {"granitemoehybrid", FOUR2 ",\"output_router_logits\":true",
+         "not supported yet: output_router_logits true: spillway.router_balance"},
         {"granitemoehybrid", FOUR2 ",\"num_local_experts\":0,\"position_embedding_type\":\"learned\"",
          "not supported yet: position_embedding_type \"learned\""},
         {"llama4", "", "not supported yet: model_type \"llama4\": of a model of text and images only"},
@@ -703,6 +705,9 @@ test_defaults(void **state)
     DONE(parse("granitemoehybrid", FOUR2 ",\"num_local_experts\":0,\"position_embedding_type\":\"rope\"", &m, &err));
     assert_true(m.rope_theta == 10000 && spw_model_has_rope(&m, 2) && m.score_scale == 1);
     assert_true(!m.linear_mamba && !spw_model_is_linear(&m, 0));
+    DONE(parse("granitemoehybrid", FOUR2 ",\"residual_multiplier\":0.25", &m, &err));
+    assert_true(m.experts == 8 && m.choices == 2 && m.mlp_width == 7 && m.shared_width == 1024 && m.sum_to_one);
+    assert_true(m.choice_scale == 0.25 && m.half_scale == 0.25 && m.gate_packed && m.dense_width == 0);
     DONE(parse("granitemoehybrid",
                MAMBA ",\"num_local_experts\":0,\"layers_block_type\":[\"mamba\",\"attention\",\"linear_attention\"],"
                      "\"time_step_limit\":[0.0,{\"__float__\":\"Infinity\"}]",

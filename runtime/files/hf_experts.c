@@ -3,8 +3,8 @@
  */
 #include "hf_source.h"
 
-static spw_status
-check_router_logits(const source *s)
+spw_status
+spw__hf_check_router_logits(const source *s)
 {
     if (json_is_true(get(s, "output_router_logits")))
         return say(s, "not supported yet: ", "output_router_logits", " ", get(s, "output_router_logits"),
@@ -359,7 +359,7 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie && !hy && !hunyuan)
         return SPW_OK;
     if (!hy && !hunyuan) /* whose classes make no loss of them */
-        SPW_TRY(check_router_logits(s));
+        SPW_TRY(spw__hf_check_router_logits(s));
     c->dense_width = c->mlp_width;
     if (qwen != NULL) {
         SPW_TRY(read_qwen_experts(s, qwen, c));

@@ -102,18 +102,30 @@ read_gemma(const source *s, spw_model_config *c)
     return read_size(s, "query_pre_attn_scalar", 1, &c->query_scalar);
 }
 
-/* Granite 4's sizes without experts, which have rope or no places at all. Its class has 8 experts by default. */
+/*
+ * Granite 4's, which have rope or no places at all, and experts or none, beside whom is one of all rows. What these give is multiplied as a half of
+ * a layer is: the weights of the chosen are.
+ */
 static spw_status
 read_granite_hybrid(const source *s, spw_model_config *c)
 {
-    const json_t *places = get(s, "position_embedding_type"), *experts = get(s, "num_local_experts");
+    const json_t *places = get(s, "position_embedding_type");
+    uint64_t shared = 1024;
     const char *text = json_string_value(places);
-    if (experts == NULL || !json_is_integer(experts) || json_integer_value(experts) != 0)
-        return say(s, "not supported yet: ", "num_local_experts", " ", experts,
-                   ": of Granite 4 the sizes without experts are computed");
-    SPW_TRY(must_be(s, "output_router_logits", false));
-    c->mlp_width = 1024;
-    SPW_TRY(read_size(s, "shared_intermediate_size", 1, &c->mlp_width));
+    c->experts = 8; /* the class's defaults */
+    c->choices = 2;
+    SPW_TRY(read_size(s, "num_local_experts", 0, &c->experts));
+    SPW_TRY(read_size(s, "num_experts_per_tok", 0, &c->choices));
+    SPW_TRY(read_size(s, "shared_intermediate_size", 1, &shared));
+    SPW_TRY(spw__hf_check_router_logits(s));
+    if (c->experts > 0) {
+        c->shared_width = shared;
+        c->sum_to_one = true;
+        c->choice_scale = c->half_scale;
+    } else {
+        c->choices = 0;
+        c->mlp_width = shared;
+    }
     if (places != NULL && (text == NULL || (strcmp(text, "rope") != 0 && strcmp(text, "nope") != 0)))
         return refuse(s, "position_embedding_type", places);
     if (text == NULL || strcmp(text, "rope") != 0) {

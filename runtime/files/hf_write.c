@@ -199,9 +199,9 @@ static void
 write_granite(json_t *o, const spw_model_config *c)
 {
     if (c->family == SPW_FAMILY_GRANITE_HYBRID) {
-        set_size(o, "shared_intermediate_size", c->mlp_width);
-        set_size(o, "num_local_experts", 0);
-        set_size(o, "num_experts_per_tok", 0);
+        set_size(o, "shared_intermediate_size", c->experts > 0 ? c->shared_width : c->mlp_width);
+        set_size(o, "num_local_experts", c->experts);
+        set_size(o, "num_experts_per_tok", c->choices);
         json_object_set_new(o, "position_embedding_type", json_string(c->rope_theta > 0 ? "rope" : "nope"));
         spw__hf_write_mamba(o, c);
     }
@@ -402,7 +402,7 @@ write_llama(json_t *o, const spw_model_config *c)
         set_size(o, "moe_topk", c->choices);
         return;
     }
-    if (c->experts > 0 && !c->experts_beside) {
+    if (c->experts > 0 && !c->experts_beside && !granite) {
         set_size(o,
                  c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_MINIMAX_M2 || c->experts_paired
                      ? "num_local_experts"

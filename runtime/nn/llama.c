@@ -181,7 +181,13 @@ static spw_value *
 shared(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
-    spw_value *x = gated(call, at, h);
+    spw_value *x = c->gate_packed ? spw_nn_gate_mul_packed(call->tape, c->gate, linear(call, at, h, c->mlp_bias))
+                                  : gated(call, at, h);
+    if (c->half_scale > 0) {
+        x = spw_nn_scale(call->tape, linear(call, at, x, c->mlp_bias), (float)c->half_scale);
+        spw_nn_into(call->tape, 0);
+        return spw_nn_add(call->tape, onto, x);
+    }
     if (!c->shared_gated)
         return linear_onto(call, at, onto, x, c->mlp_bias, true);
     x = linear(call, at, x, false);
@@ -221,7 +227,7 @@ experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_v
         gate = spw__nn_each(t, &in, 1, x, routing, w, w + c->experts, SPW_OP_W_IN_OUT);
         x = spw_nn_gate_mul_packed(t, c->gate, gate);
         x = spw__nn_each(t, &out, 1, x, routing, w + 2 * c->experts, w + 3 * c->experts, SPW_OP_W_IN_OUT);
-    } else if (c->experts_beside || c->experts_weighed) {
+    } else if (c->experts_beside || c->experts_weighed || c->gate_packed) {
         unsigned flags = c->experts_weighed ? SPW_OP_W_IN_OUT : 0;
         *at += (uint32_t)(2 * c->experts);
         x = spw_nn_gate_mul_packed(t, c->gate, spw__nn_each(t, &in, 1, x, routing, w, NULL, flags));
@@ -391,7 +397,14 @@ static void
 before_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
     const spw_model_config *c = &call->model->config;
-    out[0] = linear_onto(call, at, in[0], let_through(call, at, in), out_bias(call), true);
+    spw_value *h = let_through(call, at, in);
+    if (c->half_scale > 0) {
+        h = given(call, at, linear(call, at, h, out_bias(call)));
+        spw_nn_into(call->tape, 0);
+        out[0] = spw_nn_add(call->tape, in[0], h);
+    } else {
+        out[0] = linear_onto(call, at, in[0], h, out_bias(call), true);
+    }
     spw_nn_into(call->tape, 1);
     out[1] = spw__nn_norm(call, at, out[0]);
 }
@@ -646,6 +659,10 @@ names_of(const spw_model_config *c)
         n.router = "gate.wg";
         n.shared = "shared_mlp";
         break;
+    case SPW_FAMILY_GRANITE_HYBRID:
+        n.mlp = "block_sparse_moe";
+        n.router = "router.layer";
+        break;
     case SPW_FAMILY_LLAMA4:
         n.mlp = "feed_forward";
         n.router = "router";
@@ -686,6 +703,15 @@ own_gated(spw_model *m, spw_block *b, const char *prefix, const char *mlp, uint6
     }
 }
 
+/* The same with gate and up in one. */
+static void
+own_packed(spw_model *m, spw_block *b, const char *prefix, uint64_t width)
+{
+    const spw_model_config *c = &m->config;
+    own_linear(m, b, prefix, spw__nn_names(c->family)->up, 2 * width, c->width, c->mlp_bias);
+    own_linear(m, b, prefix, spw__nn_names(c->family)->down, c->width, width, c->mlp_bias);
+}
+
 static void
 own_experts(spw_model *m, spw_block *b, const char *prefix)
 {
@@ -704,6 +730,12 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
     if (c->experts_weighed) {
         own_each(m, b, prefix, "feed_forward.experts.gate_up_proj", c->width, 2 * c->mlp_width, 2);
         own_each(m, b, prefix, "feed_forward.experts.down_proj", c->mlp_width, c->width, 2);
+    }
+    if (c->gate_packed) {
+        own_each(m, b, prefix, "block_sparse_moe.input_linear.weight", 2 * c->mlp_width, c->width, 2);
+        own_each(m, b, prefix, "block_sparse_moe.output_linear.weight", c->width, c->mlp_width, 2);
+        own_packed(m, b, prefix, c->shared_width);
+        return;
     }
     for (int k = 0; k < 3 && !c->experts_weighed; k++) {
         uint64_t rows = k < 2 ? c->mlp_width : c->width, cols = k < 2 ? c->width : c->mlp_width;
@@ -750,8 +782,7 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
         own_linear(m, b, prefix, names->up, c->mlp_width, c->width, c->mlp_bias);
         own_linear(m, b, prefix, names->down, c->width, c->mlp_width, c->mlp_bias);
     } else if (c->gate_packed) {
-        own_linear(m, b, prefix, names->up, 2 * c->mlp_width, c->width, c->mlp_bias);
-        own_linear(m, b, prefix, names->down, c->width, c->mlp_width, c->mlp_bias);
+        own_packed(m, b, prefix, c->mlp_width);
     } else {
         own_gated(m, b, prefix, names_of(c).mlp, spw_model_dense_width(c, b->layer_idx), c->mlp_bias);
     }

@@ -61,7 +61,7 @@ static bool
 is_router(const char *name)
 {
     return ends_with(name, ".gate") || ends_with(name, ".router") || ends_with(name, ".gate.wg") ||
-           ends_with(name, ".router.proj");
+           ends_with(name, ".router.proj") || ends_with(name, ".router.layer");
 }
 
 /* A layer's router, or the gate of its shared expert. */
@@ -77,7 +77,7 @@ static const bool bare_router[SPW_FAMILY_COUNT] = {
     [SPW_FAMILY_DEEPSEEK_V3] = true,  [SPW_FAMILY_DOTS1] = true,    [SPW_FAMILY_SOLAR_OPEN] = true,
     [SPW_FAMILY_HY_V3] = true,        [SPW_FAMILY_LLAMA4] = true,   [SPW_FAMILY_QWEN3_5_MOE] = true,
     [SPW_FAMILY_DEEPSEEK_V32] = true, [SPW_FAMILY_GLM_DSA] = true,  [SPW_FAMILY_GLM4_LITE] = true,
-    [SPW_FAMILY_EXAONE_MOE] = true,
+    [SPW_FAMILY_EXAONE_MOE] = true,   [SPW_FAMILY_GRANITE_HYBRID] = true,
 };
 
 /* The name without ".weight"; false when this is no linear weight of a layer. */

@@ -11,7 +11,7 @@
 static bool
 apart(const spw_model_config *c)
 {
-    return !c->experts_paired && !c->experts_beside && !c->experts_weighed;
+    return !c->experts_paired && !c->experts_beside && !c->experts_weighed && !c->gate_packed;
 }
 
 bool
@@ -32,6 +32,7 @@ spw_model_fused(const spw_model *m, const spw_block *b, spw_fused_kind kind, spw
     snprintf(out->name, sizeof out->name, "%.*s%s.%s", (int)(end - name), name,
              c->experts_weighed  ? ".feed_forward.experts"
              : c->experts_beside ? ".experts"
+             : c->gate_packed    ? ".block_sparse_moe.experts"
                                  : ".mlp.experts",
              names[kind]);
     /* Llama 4's tensors are (experts, in, out), and its class does not say so: to peft their outputs are inputs. */

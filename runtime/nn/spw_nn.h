@@ -502,7 +502,7 @@ typedef struct spw_model_config {
     bool rope_paired; /* pairs that are turned are neighbors */
     bool packed;      /* q, k and v are one matrix; then neither qk_norm nor experts */
     bool woven;       /* packed: a head's q, k and v are beside each other, and each has its own k and v */
-    bool gate_packed; /* gate and up of the MLP are */
+    bool gate_packed; /* gate and up of the MLP are, and those of each expert and of the one of all rows */
     spw_norms norms;
     bool norms_from_one; /* norms multiply by 1 + w */
     bool values_normed;  /* a head's values are, without weights */
