@@ -330,8 +330,8 @@ make_tables(spw_engine *e, const spw_engine_options *o, spw_error *err)
         e->chain[b] = b;
     e->chain_count = e->model->block_count;
     if (!o->inference && e->chain != NULL) /* another chain may train blocks that stand lower */
-        e->kept_slots =
-            spw__kept_slots(e, e->chain, o->chain_extra > 0 ? 0 : spw__lowest_trained(e, e->chain, e->chain_count), e->chain_max);
+        e->kept_slots = spw__kept_slots(
+            e, e->chain, o->chain_extra > 0 ? 0 : spw__lowest_trained(e, e->chain, e->chain_count), e->chain_max);
     e->activation_places = spw_mem_calloc((uint64_t)e->kept_slots * e->group_max + 1, sizeof *e->activation_places);
     e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
     e->apart = spw_mem_calloc(e->shares_turns ? e->group_max : 1, sizeof *e->apart);

@@ -346,8 +346,9 @@ count_flops(const spw_engine *e, plan_input *in)
         for (uint32_t k = 0; k < block->param_count; k++) {
             const spw_param *p = &e->model->params[block->param_ids[k]];
             const bool chosen = p->expert > 0 || p->of_experts;
-            double share = chosen ? (double)m->choices / (double)m->experts : rows;      /* of the rows that meet it */
-            double product = p->ndim == 2 && !p->unread ? 2 * share * (double)(p->rows * p->cols) : 0; /* taps multiply no matrix */
+            double share = chosen ? (double)m->choices / (double)m->experts : rows; /* of the rows that meet it */
+            double product =
+                p->ndim == 2 && !p->unread ? 2 * share * (double)(p->rows * p->cols) : 0; /* taps multiply no matrix */
             forward += product;
             if (b >= e->lowest) {
                 backward += product * ((p->frozen ? 0 : 1) + (e->passes[block->param_ids[k]] ? 1 : 0));

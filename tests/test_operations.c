@@ -130,7 +130,7 @@ attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, float 
 static double
 of_state(const spw_delta_shape *s)
 {
-    return 6.0 * (double)(s->B * s->T * s->Hv * s->Dk * s->Dv);
+    return (s->mamba ? 4.0 : 6.0) * (double)(s->B * s->T * s->Hv * s->Dk * s->Dv);
 }
 
 static void
@@ -141,11 +141,11 @@ delta(spw_gpu_queue *q, act *out, float *rows, const spw_delta_inputs *in, const
 }
 
 static void
-delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, const act *dout,
-               const float *rows, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *s)
+delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, float *dskip,
+               const act *dout, const float *rows, float *scratch, const spw_delta_inputs *in, const spw_delta_shape *s)
 {
     counted.attention += 2 * of_state(s);
-    counted.own->delta_backward(q, dqkv, da, db, dlog_a, ddt_bias, dout, rows, scratch, in, s);
+    counted.own->delta_backward(q, dqkv, da, db, dlog_a, ddt_bias, dskip, dout, rows, scratch, in, s);
 }
 
 static void

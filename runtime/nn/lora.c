@@ -73,10 +73,10 @@ is_gate(const char *name)
 
 /* Families whose router is a bare parameter in transformers 4, or in 5, which alone has them: peft has adapters beside linear layers. */
 static const bool bare_router[SPW_FAMILY_COUNT] = {
-    [SPW_FAMILY_GPT_OSS] = true,      [SPW_FAMILY_GLM4_MOE] = true, [SPW_FAMILY_DEEPSEEK_V2] = true,
-    [SPW_FAMILY_DEEPSEEK_V3] = true,  [SPW_FAMILY_DOTS1] = true,    [SPW_FAMILY_SOLAR_OPEN] = true,
-    [SPW_FAMILY_HY_V3] = true,        [SPW_FAMILY_LLAMA4] = true,   [SPW_FAMILY_QWEN3_5_MOE] = true,
-    [SPW_FAMILY_DEEPSEEK_V32] = true, [SPW_FAMILY_GLM_DSA] = true,  [SPW_FAMILY_GLM4_LITE] = true,
+    [SPW_FAMILY_GPT_OSS] = true,      [SPW_FAMILY_GLM4_MOE] = true,       [SPW_FAMILY_DEEPSEEK_V2] = true,
+    [SPW_FAMILY_DEEPSEEK_V3] = true,  [SPW_FAMILY_DOTS1] = true,          [SPW_FAMILY_SOLAR_OPEN] = true,
+    [SPW_FAMILY_HY_V3] = true,        [SPW_FAMILY_LLAMA4] = true,         [SPW_FAMILY_QWEN3_5_MOE] = true,
+    [SPW_FAMILY_DEEPSEEK_V32] = true, [SPW_FAMILY_GLM_DSA] = true,        [SPW_FAMILY_GLM4_LITE] = true,
     [SPW_FAMILY_EXAONE_MOE] = true,   [SPW_FAMILY_GRANITE_HYBRID] = true,
 };
 

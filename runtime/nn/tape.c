@@ -317,7 +317,7 @@ wants_output(const spw__op *o)
         const uint64_t E = o->in[1]->routed->on_device.E;
         return of_inputs || any_trained(o->each, E) || any_trained(o->each_bias, E) || any_trained(&o->stack, 1);
     }
-    default: return of_inputs || needs(o->in[1]) || any_trained(o->param, 2);
+    default: return of_inputs || needs(o->in[1]) || any_trained(o->param, sizeof o->param / sizeof o->param[0]);
     }
 }
 
@@ -333,7 +333,7 @@ find_need(const spw__op *o)
     o->out->needs_grad = wants_output(o);
     if (!o->out->needs_grad || (o->kind != T_ATTENTION && o->kind != T_DELTA && o->kind != T_ADD_GATED))
         return;
-    for (int i = o->kind == T_ADD_GATED ? 1 : 0; i < 3; i++)
+    for (int i = o->kind == T_ADD_GATED ? 1 : 0; i < 3 && o->in[i] != NULL; i++)
         o->in[i]->needs_grad = true; /* what multiplies is made together */
 }
 
