@@ -741,12 +741,6 @@ spw_gpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n)
 }
 
 void
-spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n)
-{
-    q->calls->count_nonfinite(q, out, x, n);
-}
-
-void
 spw_gpu_update_state(spw_gpu_queue *q, const spw_gpu_update *update, const spw_gpu_update_range *ranges,
                      uint32_t range_count, uint64_t *nonfinite)
 {

@@ -22,7 +22,7 @@ extern "C" {
     X(rope) X(copy_heads) X(sum_heads) X(attention) X(attention_backward) X(attention_cached) X(chunks) \
     X(conv) X(conv_backward) X(conv_cached) X(delta) X(delta_backward) X(delta_cached) X(curve) X(curve_backward) \
     X(gate_mul) X(gate_mul_backward) \
-    X(route) X(route_backward) X(factors_backward) X(dispatch) X(combine) X(combine_backward) X(dispatch_piece) X(combine_piece) X(combine_backward_piece) X(close_sums) X(linear_each) X(linear_each_backward) X(transpose) X(transpose_sum) X(add_gated) X(add_gated_backward) X(soft_cap) X(dropout) X(linear_cross_entropy) X(head_see) X(head_losses) X(head_backward) X(preference) X(take_rows) X(put_rows) X(sumsq) X(count_nonfinite) \
+    X(route) X(route_backward) X(factors_backward) X(dispatch) X(combine) X(combine_backward) X(dispatch_piece) X(combine_piece) X(combine_backward_piece) X(close_sums) X(linear_each) X(linear_each_backward) X(transpose) X(transpose_sum) X(add_gated) X(add_gated_backward) X(soft_cap) X(dropout) X(linear_cross_entropy) X(head_see) X(head_losses) X(head_backward) X(preference) X(take_rows) X(put_rows) X(sumsq) \
     X(link_probe) X(link_id) X(link_create)
 /* clang-format on */
 

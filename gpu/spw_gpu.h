@@ -648,8 +648,6 @@ spw_gpu_put_rows(spw_gpu_queue *q, void *out, const void *in, const int32_t *row
  * the sums of copies it is there once the queue has passed the call: after spw_gpu_queue_sync() or an event.
  */
 void spw_gpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n);
-/* Number of fp32 elements that are infinite or NaN, to host memory, likewise. */
-void spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n);
 
 /*
  * spw_gpu_orthogonalize - x (rows, cols) becomes scale_out times a matrix with its singular vectors whose singular values are near 1

@@ -269,7 +269,7 @@ explain_device(spw_plan *p, const plan_input *in)
                : in->activation_micros > 1 ? "; each turn serves all micro-batches of a pass"
                                            : "");
     if (in->read_kept > 0)
-        decide(p, "spillway.recompute", "less",
+        decide(p, "spillway.recompute", c->run.recompute,
                "what experts read in %u layers is one more checkpoint: what lies before them is computed again once, "
                "not twice",
                in->read_kept);

@@ -921,7 +921,7 @@ test_dropout_and_sums(void **state)
     static double partial[3];
     spw_gpu *gpu = NULL;
     spw_gpu_queue *q = NULL;
-    uint64_t kept = 0, bad = 0;
+    uint64_t kept = 0;
     (void)state;
     assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, NULL), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
@@ -947,10 +947,6 @@ test_dropout_and_sums(void **state)
             sum += (double)x[i] * (double)x[i];
         assert_true(partial[p] == sum); /* whole numbers: exact in any order */
     }
-    x[77] = NAN;
-    x[9999] = -INFINITY;
-    spw_gpu_count_nonfinite(q, &bad, x, N);
-    assert_int_equal(bad, 2);
     spw_gpu_queue_destroy(q);
     spw_gpu_close(gpu);
 }

@@ -389,13 +389,3 @@ spw__cpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n)
 {
     run(q, &(args){.a = x, .n = n, .sums = out}, n, 4096, sumsq_part);
 }
-
-void
-spw__cpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n)
-{
-    uint64_t count = 0;
-    (void)q;
-    for (uint64_t i = 0; i < n; i++)
-        count += (spw_f32_bits(x[i]) & 0x7f800000u) == 0x7f800000u;
-    *out = count;
-}

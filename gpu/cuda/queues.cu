@@ -637,16 +637,3 @@ spw__cuda_sumsq(spw_gpu_queue *queue, double *out, const float *x, uint64_t n)
     if (n > 0)
         sum_and_deliver(spw__cuda_queue_of(queue), out, x, SPW_F32, n);
 }
-
-void
-spw__cuda_count_nonfinite(spw_gpu_queue *queue, uint64_t *out, const float *x, uint64_t n)
-{
-    cuda_queue *q = spw__cuda_queue_of(queue);
-    unsigned long long *count = (unsigned long long *)spw__cuda_scratch(q, sizeof *count);
-    if (count == NULL)
-        return;
-    (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(count, 0, sizeof *count, q->stream), "zero");
-    if (n > 0)
-        LAUNCH(q, (unsigned)(n < 1024 * 256 ? (n + 255) / 256 : 1024), 256, 0, (count_nonfinite_kernel), count, x, n);
-    spw__cuda_deliver(q, out, count, sizeof *count);
-}

@@ -1,7 +1,7 @@
 /*
  * Kernels of the copies: element types converted, sums of squares per 4096 elements, as another type would hold them, in the
  * order of the cpu device (16 lanes, then the lanes in turn, in double, where squares are exact), so that both give the same
- * bits; counts of infinities and NaN.
+ * bits.
  */
 #ifndef SPW_CUDA_SUMS_CUH
 #define SPW_CUDA_SUMS_CUH
@@ -61,17 +61,6 @@ sumsq_kernel(double *sums, const S *x, uint64_t n)
             sum += lanes[threadIdx.x + j];
         sums[chunk] = sum;
     }
-}
-
-/* Whole numbers: an atomic sum is the same in any order. */
-SPW_KERNEL void
-count_nonfinite_kernel(unsigned long long *count, const float *x, uint64_t n)
-{
-    unsigned long long bad = 0;
-    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (uint64_t)gridDim.x * blockDim.x)
-        bad += (__float_as_uint(x[i]) & 0x7f800000u) == 0x7f800000u;
-    if (bad > 0)
-        atomicAdd(count, bad);
 }
 
 #endif
