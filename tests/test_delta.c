@@ -173,17 +173,25 @@ rule_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
     spw_gpu_delta(q, out, ops_saved[0], &inputs, &h);
 }
 
+/* The caller frees it. */
+static float *
+spoiled_scratch(const spw_delta_shape *h)
+{
+    uint64_t n = spw_gpu_delta_scratch(h);
+    float *out = malloc(n * sizeof *out);
+    assert_non_null(out);
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = NAN;
+    return out;
+}
+
 static void
 rule_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
 {
     spw_delta_shape h = rule_shape(s);
     spw_delta_inputs inputs = inputs_of(s, &h, in);
-    uint64_t n = spw_gpu_delta_scratch(&h);
-    float *scratch = malloc(n * sizeof *scratch);
-    assert_non_null(scratch);
+    float *scratch = spoiled_scratch(&h);
     (void)out;
-    for (uint64_t i = 0; i < n; i++)
-        scratch[i] = NAN;
     spw_gpu_delta_backward(q, g[0], g[1], g[2], g[3], g[3] + h.Hv, NULL, dout, ops_saved[0], scratch, &inputs, &h);
     for (uint64_t i = 0; i < h.Hv; i++)
         g[3][i] *= (float)s->d[7];
@@ -194,14 +202,14 @@ rule_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *
  * One row, heads of their own and shared keys, slices cut off and several, states that are wider or higher; documents of one row and of some;
  * decays near one and near nothing.
  */
+static const uint64_t sizes[][8] = {
+    {1, 1, 1, 1, 8, 8, 0, 1},     {2, 7, 2, 2, 8, 16, 0, 1}, {1, 20, 1, 3, 16, 8, 0, 1},  {1, 33, 2, 4, 24, 40, 0, 2},
+    {1, 12, 1, 1, 72, 8, 0, 1},   {2, 9, 1, 2, 8, 72, 0, 1}, {2, 9, 1, 2, 8, 8, 1, 1},    {2, 40, 2, 2, 8, 8, 7, 1},
+    {1, 50, 1, 2, 16, 16, 13, 3}, {1, 60, 4, 4, 8, 8, 0, 6}, {1, 3, 1, 1, 256, 256, 0, 1}};
+
 static void
 test_rule(void **state)
 {
-    static const uint64_t sizes[][8] = {
-        {1, 1, 1, 1, 8, 8, 0, 1},    {2, 7, 2, 2, 8, 16, 0, 1},   {1, 20, 1, 3, 16, 8, 0, 1},
-        {1, 33, 2, 4, 24, 40, 0, 2}, {1, 12, 1, 1, 72, 8, 0, 1},  {2, 9, 1, 2, 8, 72, 0, 1},
-        {2, 9, 1, 2, 8, 8, 1, 1},    {2, 40, 2, 2, 8, 8, 7, 1},   {1, 50, 1, 2, 16, 16, 13, 3},
-        {1, 60, 4, 4, 8, 8, 0, 6},   {1, 3, 1, 1, 256, 256, 0, 1}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         const uint64_t *d = sizes[i];
@@ -305,12 +313,8 @@ mamba_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float 
 {
     spw_delta_shape h = mamba_shape(s);
     spw_delta_inputs inputs = mamba_inputs(s, &h, in);
-    uint64_t n = spw_gpu_delta_scratch(&h);
-    float *scratch = malloc(n * sizeof *scratch);
-    assert_non_null(scratch);
+    float *scratch = spoiled_scratch(&h);
     (void)out;
-    for (uint64_t i = 0; i < n; i++)
-        scratch[i] = NAN;
     spw_gpu_delta_backward(q, g[0], g[1], NULL, g[2], g[2] + h.Hv, g[2] + 2 * h.Hv, dout, NULL, scratch, &inputs, &h);
     for (uint64_t i = 0; i < h.Hv; i++)
         g[2][i] *= (float)s->d[7];
@@ -320,11 +324,6 @@ mamba_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float 
 static void
 test_mamba(void **state)
 {
-    static const uint64_t sizes[][8] = {
-        {1, 1, 1, 1, 8, 8, 0, 1},    {2, 7, 2, 2, 8, 16, 0, 1},   {1, 20, 1, 3, 16, 8, 0, 1},
-        {1, 33, 2, 4, 24, 40, 0, 2}, {1, 12, 1, 1, 72, 8, 0, 1},  {2, 9, 1, 2, 8, 72, 0, 1},
-        {2, 9, 1, 2, 8, 8, 1, 1},    {2, 40, 2, 2, 8, 8, 7, 1},   {1, 50, 1, 2, 16, 16, 13, 3},
-        {1, 60, 4, 4, 8, 8, 0, 6},   {1, 3, 1, 1, 256, 256, 0, 1}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         const uint64_t *d = sizes[i];
