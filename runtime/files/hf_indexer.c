@@ -65,3 +65,17 @@ spw__hf_read_indexer(const source *s, spw_model_config *c)
     c->positions = c->index_keys < c->positions ? c->index_keys : c->positions;
     return SPW_OK;
 }
+
+void
+spw__hf_write_indexer(json_t *o, const spw_model_config *c)
+{
+    set_size(o, "index_topk", c->index_keys);
+    set_size(o, "index_n_heads", c->index_heads);
+    set_size(o, "index_head_dim", c->index_dim);
+    if (c->family == SPW_FAMILY_GLM_DSA) {
+        json_t *list = json_array();
+        for (uint64_t l = 0; l < c->layers; l++)
+            json_array_append_new(list, json_string(spw_model_has_indexer(c, l) ? "full" : "shared"));
+        json_object_set_new(o, "indexer_types", list);
+    }
+}

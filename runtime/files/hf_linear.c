@@ -113,14 +113,20 @@ spw__hf_read_linear(const source *s, spw_model_config *c)
     return must_be(s, "attn_output_gate", true);
 }
 
+static void
+write_layer_types(json_t *o, const spw_model_config *c, const char *linear, const char *full)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_string(spw_model_is_linear(c, l) ? linear : full));
+    json_object_set_new(o, "layer_types", list);
+}
+
 /* In the words that older releases have, too. */
 void
 spw__hf_write_mamba(json_t *o, const spw_model_config *c)
 {
-    json_t *list = json_array();
-    for (uint64_t l = 0; l < c->layers; l++)
-        json_array_append_new(list, json_string(spw_model_is_linear(c, l) ? "mamba" : "attention"));
-    json_object_set_new(o, "layer_types", list);
+    write_layer_types(o, c, "mamba", "attention");
     if (c->linear_heads == 0) { /* the class refuses a default that does not divide, whether a layer has any */
         set_size(o, "mamba_n_heads", 1);
         return;
@@ -138,10 +144,7 @@ spw__hf_write_mamba(json_t *o, const spw_model_config *c)
 void
 spw__hf_write_linear(json_t *o, const spw_model_config *c)
 {
-    json_t *list = json_array();
-    for (uint64_t l = 0; l < c->layers; l++)
-        json_array_append_new(list, json_string(spw_model_is_linear(c, l) ? "linear_attention" : "full_attention"));
-    json_object_set_new(o, "layer_types", list);
+    write_layer_types(o, c, "linear_attention", "full_attention");
     set_size(o, "full_attention_interval", c->full_every);
     set_size(o, "linear_num_value_heads", c->linear_heads);
     set_size(o, "linear_num_key_heads", c->linear_key_heads);

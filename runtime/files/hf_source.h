@@ -130,6 +130,7 @@ spw_status spw__hf_read_window(const source *s, spw_model_config *c);
 /* hf_experts.c: sizes of latent attention, and mixtures of experts; nothing for families without. mlp_width was read. */
 spw_status spw__hf_read_latent(const source *s, spw_model_config *c);
 spw_status spw__hf_read_indexer(const source *s, spw_model_config *c);
+void spw__hf_write_indexer(json_t *o, const spw_model_config *c);
 spw_status spw__hf_read_experts(const source *s, spw_model_config *c);
 spw_status spw__hf_check_router_logits(const source *s);
 /* hf_layer_norm.c: all of what a configuration of such a family has beside the others' first keys, and the same written. */

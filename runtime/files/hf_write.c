@@ -240,21 +240,6 @@ mlp_layer_types(const spw_model_config *c)
 }
 
 static void
-write_indexer(json_t *o, const spw_model_config *c)
-{
-    json_t *list = json_array();
-    set_size(o, "index_topk", c->index_keys);
-    set_size(o, "index_n_heads", c->index_heads);
-    set_size(o, "index_head_dim", c->index_dim);
-    for (uint64_t l = 0; l < c->layers; l++)
-        json_array_append_new(list, json_string(spw_model_has_indexer(c, l) ? "full" : "shared"));
-    if (c->family == SPW_FAMILY_GLM_DSA)
-        json_object_set_new(o, "indexer_types", list);
-    else
-        json_decref(list);
-}
-
-static void
 write_latent(json_t *o, const spw_model_config *c)
 {
     bool v2 = c->family == SPW_FAMILY_DEEPSEEK_V2;
@@ -273,7 +258,7 @@ write_latent(json_t *o, const spw_model_config *c)
     if (c->family == SPW_FAMILY_GLM4_LITE || c->index_keys > 0)
         json_object_set_new(o, "mlp_layer_types", mlp_layer_types(c));
     if (c->index_keys > 0)
-        write_indexer(o, c);
+        spw__hf_write_indexer(o, c);
 }
 
 static void
