@@ -659,12 +659,29 @@ spw__deferred_bytes(const spw_engine *e)
 
 /* ---------------------------------------------------------------- the plan */
 
-spw_status
-spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
+/* What a step reads of its batches, and what else lies on the device all the time that is no weight and no state. */
+static uint64_t
+batch_device(const spw_engine *e)
+{
+    const uint64_t rows = e->micro_max * e->rows;
+    uint64_t bytes = 4096 * 8 + rows * 12 + e->rows * 4 + spw__rope_elems(e) * sizeof *e->cos_sin;
+    if (spw__documents_bytes(e) > 0)
+        bytes += 4096 + 3 * rows * 4;
+    bytes += spw__chunks_bytes(e) > 0 ? 4096 + spw__chunks_bytes(e) : 0;
+    bytes += e->hides_targets ? 4096 + rows * sizeof *e->targeted : 0;
+    bytes += e->prefers ? 4096 + spw__pairs_bytes(e) : 0;
+    bytes += spw__deferred_bytes(e) + spw__sides_bytes(e) + spw__orthogonal_bytes(e);
+    bytes += spw__cache_bytes(e) + e->cache_slots * 8;
+    return spw_round_up(bytes, 4096);
+}
+
+/* What a plan counts with: of the machine, of formats and options, and of what the engine has chosen so far. */
+static plan_input
+input_of_choices(spw_engine *e, const spw_engine_options *o)
 {
     const uint64_t passes = (e->config.accumulation + e->group_max - 1) / e->group_max;
     const spw_optimizer *beside = spw__optimizer_for(e->optimizer, false);
-    plan_input in = {
+    return (plan_input){
         .config = &e->config,
         .layout = &e->layout,
         .local_ranks = e->local_world,
@@ -718,37 +735,51 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         .log_bytes_32 = {spw_opt_log_bytes_32(e->config.run.state_format, beside, false),
                          spw_opt_log_bytes_32(e->config.run.state_format, beside, true)},
         .tokens = e->config.accumulation * e->rows * e->world};
-    plan_use *uses;
-    spw_status st;
-    in.arena_device = spw_round_up(e->arena_bytes, 4096);
-    in.tape_bytes = e->shares_turns ? 0 : e->tape_bytes; /* what is called in parts keeps nothing */
-    in.flow_device = spw__flow_bytes(e);
-    in.activation_elems = e->rows * e->model->config.width;
-    count_flops(e, &in);
-    in.twice_flops += logit_flops(e);
-    in.orthogonal_flops = spw__orthogonal_flops(e);
-    in.activation_slots = e->kept_slots;
-    in.activation_slots_used = e->inference ? 0 : spw__kept_slots(e, e->chain, e->lowest, e->chain_count);
-    in.activation_micros = e->group_max;
-    in.activation_places = e->activation_places;
-    in.activation_tables = activation_tables(e);
+}
+
+/* And what was measured and counted: working memory, operations, checkpoints, gradients. */
+static void
+add_measured(spw_engine *e, const spw_engine_options *o, plan_input *in)
+{
+    in->arena_device = spw_round_up(e->arena_bytes, 4096);
+    in->tape_bytes = e->shares_turns ? 0 : e->tape_bytes; /* what is called in parts keeps nothing */
+    in->flow_device = spw__flow_bytes(e);
+    in->activation_elems = e->rows * e->model->config.width;
+    count_flops(e, in);
+    in->twice_flops += logit_flops(e);
+    in->orthogonal_flops = spw__orthogonal_flops(e);
+    in->activation_slots = e->kept_slots;
+    in->activation_slots_used = e->inference ? 0 : spw__kept_slots(e, e->chain, e->lowest, e->chain_count);
+    in->activation_micros = e->group_max;
+    in->activation_places = e->activation_places;
+    in->activation_tables = activation_tables(e);
     if (!e->inference && e->grads_stay) {
         (void)size_grad_buffers(e, o->chain_extra, false);
     } else if (!e->inference) {
-        in.grads_device_least = size_grad_buffers(e, o->chain_extra, true);
-        in.grads_device = size_grad_buffers(e, o->chain_extra, false);
+        in->grads_device_least = size_grad_buffers(e, o->chain_extra, true);
+        in->grads_device = size_grad_buffers(e, o->chain_extra, false);
     }
-    in.grads_device += spw__wire_device_bytes(e);
-    in.grads_device_least += spw__wire_device_bytes(e);
-    in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__rope_elems(e) * sizeof *e->cos_sin;
-    if (spw__documents_bytes(e) > 0)
-        in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
-    in.batch_device += spw__chunks_bytes(e) > 0 ? 4096 + spw__chunks_bytes(e) : 0;
-    in.batch_device += e->hides_targets ? 4096 + e->micro_max * e->rows * sizeof *e->targeted : 0;
-    in.batch_device += e->prefers ? 4096 + spw__pairs_bytes(e) : 0;
-    in.batch_device += spw__deferred_bytes(e) + spw__sides_bytes(e) + spw__orthogonal_bytes(e);
-    in.batch_device += spw__cache_bytes(e) + e->cache_slots * 8;
-    in.batch_device = spw_round_up(in.batch_device, 4096);
+    in->grads_device += spw__wire_device_bytes(e);
+    in->grads_device_least += spw__wire_device_bytes(e);
+    in->batch_device = batch_device(e);
+}
+
+/* The caller's: its paths are those of the caller's configuration, not of the engine's copy of it. */
+static void
+give_plan(const spw_engine *e, const spw_engine_options *o)
+{
+    *o->plan_out = e->plan;
+    for (uint32_t i = 0; i < e->plan.path_count; i++)
+        o->plan_out->paths[i] = (const char *)o->config + (e->plan.paths[i] - (const char *)&e->config);
+}
+
+spw_status
+spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
+{
+    plan_input in = input_of_choices(e, o);
+    plan_use *uses;
+    spw_status st;
+    add_measured(e, o, &in);
     in.use_count = o->fit_only ? 0 : pass_uses(e, NULL, &in.forward_count);
     in.uses = uses = spw_mem_calloc(in.use_count + 1, sizeof *uses);
     if (uses != NULL) {
@@ -767,12 +798,8 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         st = SPW_RAISE(err, SPW_ENOMEM, "plan of %u uses", in.use_count);
     }
     spw_mem_free(uses);
-    if (o->plan_out != NULL) {
-        *o->plan_out = e->plan;
-        for (uint32_t i = 0; i < e->plan.path_count;
-             i++) /* from the engine's copy of the configuration to the caller's */
-            o->plan_out->paths[i] = (const char *)o->config + (e->plan.paths[i] - (const char *)&e->config);
-    }
+    if (o->plan_out != NULL)
+        give_plan(e, o);
     return st;
 }
 

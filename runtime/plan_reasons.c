@@ -195,10 +195,8 @@ explain_ahead(spw_plan *p, const plan_input *in)
 static void
 explain_device(spw_plan *p, const plan_input *in)
 {
-    char value[64], bytes[32], asked[32];
+    char value[64], asked[32];
     bool all = p->cache_device >= spw__layout_all_on_device(in->layout) * in->compute_bytes;
-    const spw_config *c = in->config;
-    double share = p->trained > 0 ? (double)p->trained_device / (double)p->trained : 0;
     if (p->device_budget == SPW_AUTO)
         decide(p, "spillway.device_memory", spw_format_bytes(value, sizeof value, p->device_bytes),
                "auto: activations and working memory of this batch, and the gathered units below");
@@ -215,6 +213,13 @@ explain_device(spw_plan *p, const plan_input *in)
     if (p->single_grad)
         decide(p, "gradients on the device", "one at a time",
                "device memory does not hold a second buffer: each leaves before the next block's is begun");
+}
+
+static void
+explain_updates(spw_plan *p, const plan_input *in)
+{
+    char value[64];
+    double share = p->trained > 0 ? (double)p->trained_device / (double)p->trained : 0;
     if (share == 1)
         decide(p, "updates", "on the device", "all state is there%s: no gradient and no record crosses the link%s",
                in->fills ? ", which has room for it (spillway.fill_device)" : "",
@@ -222,12 +227,19 @@ explain_device(spw_plan *p, const plan_input *in)
     snprintf(value, sizeof value, "%.0f %% on the device", 100 * share);
     if (share > 0 && share < 1)
         decide(p, "updates", value, "%s%s: state of the first units is there, the host updates the others meanwhile",
-               !in->fills                                ? "zero_optimization.offload_optimizer.ratio"
-               : strcmp(c->run.fill_device, "auto") != 0 ? "spillway.fill_device"
+               !in->fills                                         ? "zero_optimization.offload_optimizer.ratio"
+               : strcmp(in->config->run.fill_device, "auto") != 0 ? "spillway.fill_device"
                : in->given    ? "spillway.fill_device auto, the shortest step by the rates above"
                : in->measured ? "spillway.fill_device auto, the shortest step by rates measured here"
                               : "spillway.fill_device auto, the shortest step by estimate",
                in->displaces ? ", though weights then come more often" : "");
+}
+
+/* What DeepSpeed does where a key is missing, and this does not. */
+static void
+explain_missing(spw_plan *p, const plan_input *in)
+{
+    const spw_config *c = in->config;
     if (c->gradient_clipping <= 0 && !in->inference)
         decide(p, "gradient_clipping", "none",
                "0, which it also is where the key is missing: gradients are not clipped (DeepSpeed 0.19.8 takes 1.0 "
@@ -236,10 +248,16 @@ explain_device(spw_plan *p, const plan_input *in)
         decide(p, "bf16.check_grad_overflow", "false",
                "which it also is where the key is missing: unclipped, a gradient that is not finite ends the run "
                "(DeepSpeed 0.19.8 skips such a step then)");
+}
+
+static void
+explain_state(spw_plan *p, const plan_input *in)
+{
+    char value[64], bytes[32];
     if (p->grad_nvme > 0)
         decide(p, "spillway.gradients", spw_format_bytes(value, sizeof value, p->grad_nvme),
                "%s%s on nvme for their updates, through %s; %s stay in host memory",
-               strcmp(c->run.gradients, "auto") == 0 ? "auto, host memory does not hold them: " : "",
+               strcmp(in->config->run.gradients, "auto") == 0 ? "auto, host memory does not hold them: " : "",
                p->ahead ? "after a step that clipped wait" : "wait",
                p->grad_windows == 1 ? "one window, there is no room for two" : "two windows",
                spw_format_bytes(bytes, sizeof bytes, p->grad_host));
@@ -252,10 +270,14 @@ explain_device(spw_plan *p, const plan_input *in)
                "it orthogonal in %.2g operations a step; the others take AdamW",
                100 * (double)(spw__plan_whole(in).own * in->layout->parts) / (double)in->layout->params,
                in->orthogonal_flops);
-    explain_ahead(p, in);
-    explain_zeropp(p, in);
-    explain_codes(p, in);
-    explain_activations(p, in);
+}
+
+/* What is computed again, and what comes in turns for it. */
+static void
+explain_again(spw_plan *p, const plan_input *in)
+{
+    char value[64];
+    const spw_config *c = in->config;
     if (p->tape_count > 0)
         decide(p, "spillway.recompute", spw_format_bytes(value, sizeof value, p->tapes_device),
                "device memory that is left keeps %.0f %% of what lies between checkpoints, which need not be computed "
@@ -273,6 +295,13 @@ explain_device(spw_plan *p, const plan_input *in)
                "what experts read in %u layers is one more checkpoint: what lies before them is computed again once, "
                "not twice",
                in->read_kept);
+}
+
+static void
+explain_passes(spw_plan *p, const plan_input *in)
+{
+    char value[64], bytes[32];
+    const spw_config *c = in->config;
     if (c->run.micro_batches_per_pass == 0 && in->expert_turns > 1 && in->passes > 1 && in->activation_micros > 1)
         decide(p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->activation_micros),
                "weights come once per pass; what is held of more micro-batches takes longer to move, or has no room");
@@ -303,6 +332,15 @@ spw__plan_explain(spw_plan *p, const plan_input *in)
     p->decision_count = 0;
     explain_host(p, in);
     explain_device(p, in);
+    explain_updates(p, in);
+    explain_missing(p, in);
+    explain_state(p, in);
+    explain_ahead(p, in);
+    explain_zeropp(p, in);
+    explain_codes(p, in);
+    explain_activations(p, in);
+    explain_again(p, in);
+    explain_passes(p, in);
     if (chunk < c->run.chunk_elems)
         decide(p, "spillway.chunk_elems", number(value, sizeof value, chunk), "%s",
                c->zero.sub_group_size > 0 && c->zero.sub_group_size < c->run.chunk_elems &&
