@@ -181,7 +181,9 @@ static const char export_usage[] =
     "  --dtype T           type of the weights (default: as stored; fp32 from a checkpoint gives its masters)\n"
     "  --shard-size BYTES  new files of at most so many bytes (5GB), with an index\n"
     "  --model FOLDER      whose config.json and tokenizer belong to SRC, where it has none: DeepSpeed's, FSDP's, but\n"
-    "                      not a Trainer's checkpoint-N that has config.json itself\n";
+    "                      not a Trainer's checkpoint-N that has config.json itself. Of peft's adapters alone: whose "
+    "weights\n"
+    "                      they are beside (default: the folder that adapter_config.json names)\n";
 
 static const char inspect_usage[] =
     "spillway inspect PATH [--digest] [--json]\n"

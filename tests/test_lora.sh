@@ -105,6 +105,24 @@ check "and refused" refuses "alora_invocation_tokens are for what follows" expor
 check "a trained head is made" variant head 't["base_model.model.lm_head.weight"] = [256, 32], bytes(2 * 256 * 32)'
 check "and refused" refuses "head/adapter_model.safetensors: base_model.model.lm_head.weight is not an adapter" export "$dir/head" --to "$dir/head-merged"
 check "and leaves nothing" [ ! -e "$dir/head-merged" ]
+# Alone, as peft saves them: the weights are where adapter_config.json says, or --model.
+variant alone "c['base_model_name_or_path'] = '$dir/weights'"
+mkdir "$dir/weights" && mv "$dir"/alone/{config.json,model.safetensors} "$dir/weights"
+check "adapters alone are merged" merges alone
+check "to the same" cmp "$dir/narrow-merged/model.safetensors" "$dir/alone-merged/model.safetensors"
+check "with the model's configuration" cmp "$dir/narrow-merged/config.json" "$dir/alone-merged/config.json"
+mv "$dir/weights" "$dir/elsewhere"
+check "without these weights they are refused" refuses "adapters of $dir/weights, as adapter_config.json says), and no weights of that model: --model" \
+    export "$dir/alone" --to "$dir/alone-2"
+echo '{"chat_template": "theirs"}' >"$dir/elsewhere/tokenizer_config.json"
+check "but where --model says" run export "$dir/alone" --to "$dir/alone-2" --dtype fp32 --model "$dir/elsewhere"
+check "to the same" cmp "$dir/narrow-merged/model.safetensors" "$dir/alone-2/model.safetensors"
+check "with the model's tokenizer" cmp "$dir/elsewhere/tokenizer_config.json" "$dir/alone-2/tokenizer_config.json"
+echo '{"chat_template": "ours"}' >"$dir/alone/tokenizer_config.json"
+check "and where they were trained with another" run export "$dir/alone" --to "$dir/alone-3" --model "$dir/elsewhere"
+check "with that one" cmp "$dir/alone/tokenizer_config.json" "$dir/alone-3/tokenizer_config.json"
+check "beside weights that have adapters themselves" refuses "narrow, whose weights the adapters of $dir/alone are beside, has adapters itself" \
+    export "$dir/alone" --to "$dir/alone-4" --model "$dir/narrow"
 mkdir "$dir/bin" && cp "$dir"/llama/step-6/{config.json,model.safetensors,adapter_config.json} "$dir/bin" && touch "$dir/bin/adapter_model.bin"
 for command in "eval $dir/bin --data $dir/text" "generate $dir/bin --prompt a" "export $dir/bin --to $dir/bin-merged"; do
     check "adapters of torch.save are not left out by ${command%% *}" refuses "bin/adapter_model.bin" $command
@@ -230,7 +248,7 @@ EOF
 }
 # Adapters beside experts that peft makes of a model's folder, and the logits that the export of them is to have.
 peft_makes() { python3 - "$@" >"$dir/out" 2>"$dir/err" <<'EOF'
-import shutil, sys, torch
+import sys, torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 base, to, *parameters = sys.argv[1:]
@@ -241,8 +259,6 @@ for name, p in adapted.named_parameters():
     if "lora_" in name:
         torch.nn.init.normal_(p, std=0.3)
 adapted.save_pretrained(to)
-for f in ("config.json", "model.safetensors"):
-    shutil.copy(f"{base}/{f}", to)
 with torch.no_grad():
     torch.save(adapted(torch.arange(60)[None] * 7 % 256).logits, f"{to}/want.pt")
 EOF

@@ -216,14 +216,14 @@ expect 1 "no complete checkpoint (step-<n>/spillway.json), and no config.json as
 expect 1 "model.safetensors is not a safetensors file, or damaged" "a page in place of a file" inspect "$dir/none"
 mkdir "$dir/peft" && echo '{"base_model_name_or_path": "owner/base"}' >"$dir/peft/adapter_config.json" && echo x >"$dir/peft/adapter_model.safetensors"
 adapters="has adapter_model.safetensors (adapters of owner/base, as adapter_config.json says)"
-for what in "export --to $dir/merged" "generate --prompt x" "eval --data $dir/text.txt"; do
-    expect 1 "$adapters, and no config.json" "adapters alone, to ${what%% *}" ${what%% *} "$dir/peft" ${what#* }
+for what in "generate --prompt x" "eval --data $dir/text.txt"; do
+    expect 1 "$adapters, and no model: spillway export merges them" "adapters alone, to ${what%% *}" ${what%% *} "$dir/peft" ${what#* }
 done
-expect 2 "$adapters, and no config.json" "adapters alone, to train" train "$c" $none --set "model={\"path\":\"$dir/peft\"}"
+expect 2 "$adapters, and no model: spillway export merges them" "adapters alone, to train" train "$c" $none --set "model={\"path\":\"$dir/peft\"}"
+expect 1 "$adapters, and no weights of that model: --model FOLDER names" "adapters of a model that is not here, to export" export "$dir/peft" --to "$dir/merged"
+expect 1 "owner/base: there is no such folder; if it is a model on the Hugging Face hub" "and with its name" export "$dir/peft" --to "$dir/merged" --model owner/base
 cp "$dir/a/step-2/config.json" "$dir/peft"
-for what in "export --to $dir/merged" "generate --prompt x"; do
-    expect 1 "$adapters, which is not read" "adapters with config.json, to ${what%% *}" ${what%% *} "$dir/peft" ${what#* }
-done
+expect 1 "$adapters, which is not read" "adapters with config.json, to generate" generate "$dir/peft" --prompt x
 expect 3 "for the device, which is host memory on the cpu" "a batch too large" plan "$c" --no-measure --set train_micro_batch_size_per_gpu=100000 --set data.seq_length=32 --set model.n_embd=4096
 check "says what makes it smaller" grep -q "fewer sequences in a micro-batch (train_micro_batch_size_per_gpu" "$dir/err"
 check "and what does" grep -q "^it fits with: --set train_micro_batch_size_per_gpu=.* --set spillway.micro_batches_per_pass=1" "$dir/out"

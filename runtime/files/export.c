@@ -3,6 +3,7 @@
  * parameter after the other, each by all threads, with its adapter added if there is one; the folder is written beside its name and renamed when
  * it is complete.
  */
+#include "adapters.h"
 #include "hf_reader.h"
 #include "llmc.h"
 #include <errno.h>
@@ -17,12 +18,6 @@
 
 enum { BLOCK_ELEMS = 16384, RUN_ELEMS = 1 << 20, THREADS_MAX = 4, PATH_MAX_BYTES = 1100, CONFIG_BYTES_MAX = 1 << 20 };
 
-/* Where an expert's matrix lies in a tensor of all experts. */
-typedef struct fused_part {
-    spw_fused fused;
-    uint64_t first;
-} fused_part;
-
 typedef struct job {
     const spw_export_options *o;
     spw_export_report *report;
@@ -30,23 +25,12 @@ typedef struct job {
     spw_model *model;
     const char *beside; /* the folder that config.json and the tokenizer are taken from; NULL: none */
     spw_hf_reader *folder;
-    spw_st_reader *masters;           /* of a checkpoint, for fp32; NULL: none */
-    spw_st_reader *adapters;          /* NULL: there are none */
-    const spw_tensor_info **matrices; /* (param_count, 2) of them: A and B of each parameter, NULL where it has none */
-    bool is_foreign;                  /* another program's checkpoint */
-    bool says_model;                  /* such a one, of the model that config is */
-    double alpha;
-    bool by_root;       /* alpha counts over the square root of the rank, not over the rank */
-    json_t *fused;      /* names of experts' tensors that have adapters, or ends of them; NULL: none */
-    fused_part *places; /* (param_count) of experts' matrices in such tensors */
-    struct {            /* of the parameter that is written; rank 0: it has none */
-        uint64_t rank, in, row,
-            step; /* elements between A's rows, between B's, and between what a row of B has for two ranks */
-        const spw_tensor_info *of[2]; /* what is in matrix */
-        float *matrix[2], scale;      /* A, B as they are in the file */
-        const float *a, *b;           /* the parameter's own part */
-        bool turned;                  /* it is A^T B^T */
-    } adapter;
+    spw_st_reader *masters;     /* of a checkpoint, for fp32; NULL: none */
+    char base[SPW__BASE_BYTES]; /* where the source has adapters alone */
+    const char *weights;        /* the source, or base */
+    spw__adapters *adapters;    /* of the source; NULL: there are none */
+    bool is_foreign;            /* another program's checkpoint */
+    bool says_model;            /* such a one, of the model that config is */
     char partial[PATH_MAX_BYTES];
     bool made;         /* that folder */
     uint32_t *file_of; /* (param_count) */
@@ -54,182 +38,6 @@ typedef struct job {
     spw_bounce *bounce; /* two of each thread: what it reads, what it writes */
     spw_pool *pool;     /* NULL: one thread */
 } job;
-
-/* Ways to begin that leave the model's own weights as they were: with others B A alone is not what training added. */
-static bool
-begins_beside(const json_t *init)
-{
-    static const char *const names[] = {"gaussian", "eva", "orthogonal", "mica"};
-    const char *name = json_string_value(init);
-    for (size_t i = 0; name != NULL && i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(name, names[i]) == 0)
-            return true;
-    }
-    return name == NULL;
-}
-
-static spw_status
-read_adapter_config(job *j, const json_t *root, const char *path, spw_error *err)
-{
-    const json_t *init = json_object_get(root, "init_lora_weights");
-    const char *unread = json_is_true(json_object_get(root, "use_dora"))                   ? "use_dora"
-                         : json_object_size(json_object_get(root, "alpha_pattern")) > 0    ? "alpha_pattern"
-                         : json_array_size(json_object_get(root, "layer_replication")) > 0 ? "layer_replication"
-                                                                                           : NULL;
-    j->alpha = json_number_value(json_object_get(root, "lora_alpha"));
-    j->by_root = json_is_true(json_object_get(root, "use_rslora"));
-    j->fused = json_incref(json_object_get(root, "target_parameters"));
-    if (!(j->alpha > 0))
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: lora_alpha is missing or not above 0", path);
-    if (!begins_beside(init))
-        return SPW_RAISE(err, SPW_EUNSUPPORTED,
-                         "%s: init_lora_weights \"%.40s\" has changed the weights that the adapters are beside; peft's "
-                         "save_pretrained makes plain adapters of them (path_initial_model_for_weight_conversion), and "
-                         "where the weights here are the changed ones, set it to true",
-                         path, json_string_value(init));
-    if (json_is_array(json_object_get(root, "alora_invocation_tokens")))
-        return SPW_RAISE(
-            err, SPW_EUNSUPPORTED,
-            "%s: adapters with alora_invocation_tokens are for what follows these tokens alone, and cannot "
-            "be merged",
-            path);
-    if (unread != NULL)
-        return SPW_RAISE(err, SPW_EUNSUPPORTED,
-                         "%s: not supported yet: %s; peft's merge_and_unload() makes weights of such adapters", path,
-                         unread);
-    return SPW_OK;
-}
-
-/* "base_model.model.X.lora_A.weight" is A of the weight X, by its name here; weight: "" of another tensor. */
-static void
-name_adapted(const job *j, const char *name, bool *is_b, char weight[SPW_TENSOR_NAME_BYTES])
-{
-    static const char *const prefix = "base_model.model.";
-    const char *end = strstr(name, ".lora_"), *inner = name + strlen(prefix);
-    char there[SPW_TENSOR_NAME_BYTES], room[SPW_TENSOR_NAME_BYTES];
-    weight[0] = '\0';
-    if (end == NULL || end < inner || strncmp(name, prefix, strlen(prefix)) != 0)
-        return;
-    *is_b = strcmp(end, ".lora_B.weight") == 0;
-    if (!*is_b && strcmp(end, ".lora_A.weight") != 0)
-        return;
-    snprintf(there, sizeof there, "%.*s.weight", (int)(end - inner), inner);
-    snprintf(weight, SPW_TENSOR_NAME_BYTES, "%s", spw__hf_name_here(there, j->config.family, room));
-}
-
-/* Whether peft was told to put adapters beside the tensor; of a model of text and images it may have been by a longer name. */
-static bool
-is_fused_target(const job *j, const spw_fused *fused)
-{
-    static const char *const longer = "language_model.";
-    for (size_t i = 0; i < json_array_size(j->fused); i++) {
-        const char *name = json_string_value(json_array_get(j->fused, i)),
-                   *at = name != NULL ? strstr(name, longer) : NULL;
-        if (name != NULL && spw_fused_matches(fused, at != NULL ? at + strlen(longer) : name))
-            return true;
-    }
-    return false;
-}
-
-static bool
-is_module(const char *tensor, const char *module)
-{
-    const char *at = strstr(tensor, ".layers."), *want = strstr(module, ".layers.");
-    size_t n = want != NULL ? strlen(want) : 0;
-    return at != NULL && want != NULL && strncmp(at, want, n) == 0 && strncmp(at + n, ".lora_", 6) == 0;
-}
-
-static spw_status
-say_twice(const job *j, const spw_tensor_info *t, spw_error *err)
-{
-    return SPW_RAISE(err, SPW_ECORRUPT, "%s/%s: %s is there twice, with and without its prefix", j->o->source,
-                     spw_hf_adapters(j->o->source), t->name);
-}
-
-/* A or B of a tensor of all experts, to whose matrices it is bound; found: whether it is one. */
-static spw_status
-bind_fused(job *j, const spw_tensor_info *t, bool is_b, bool *found, spw_error *err)
-{
-    *found = false;
-    for (uint32_t b = 0; b < j->model->block_count && j->fused != NULL && !*found; b++) {
-        const spw_block *block = &j->model->blocks[b];
-        spw_fused fused[SPW_FUSED_COUNT];
-        spw_fused_kind kind = SPW_FUSED_COUNT, of_part;
-        bool wanted[SPW_FUSED_COUNT] = {false};
-        uint64_t first;
-        for (int k = 0; k < SPW_FUSED_COUNT; k++)
-            wanted[k] = spw_model_fused(j->model, block, (spw_fused_kind)k, &fused[k]) && is_fused_target(j, &fused[k]);
-        for (int k = 0; k < SPW_FUSED_COUNT; k++) {
-            char module[96];
-            if (!wanted[k])
-                continue;
-            spw_fused_module(&fused[k], (spw_fused_kind)k, wanted[0] && wanted[1], module);
-            kind = is_module(t->name, module) ? (spw_fused_kind)k : kind;
-        }
-        *found = kind != SPW_FUSED_COUNT;
-        for (uint32_t k = 0; *found && k < block->param_count; k++) {
-            const uint32_t id = block->param_ids[k];
-            if (!spw_model_fused_part(j->model, block, k, &of_part, &first) || of_part != kind)
-                continue;
-            if (j->matrices[2 * (size_t)id + is_b] != NULL)
-                return say_twice(j, t, err);
-            j->matrices[2 * (size_t)id + is_b] = t;
-            j->places[id] = (fused_part){fused[kind], first};
-        }
-    }
-    return SPW_OK;
-}
-
-/* Each tensor is A or B of a weight here, or of what reads images, which is left out: nothing else that was trained is. */
-static spw_status
-bind_adapters(job *j, spw_error *err)
-{
-    j->matrices = spw_mem_calloc((size_t)j->model->param_count * 2 + 1, sizeof *j->matrices);
-    j->places = spw_mem_calloc((size_t)j->model->param_count + 1, sizeof *j->places);
-    if (j->matrices == NULL || j->places == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "adapters in %s", j->o->source);
-    for (uint32_t i = 0; i < spw_st_reader_count(j->adapters); i++) {
-        const spw_tensor_info *t = spw_st_reader_tensor(j->adapters, i);
-        char weight[SPW_TENSOR_NAME_BYTES];
-        bool is_b = false, of_experts = false;
-        uint32_t id;
-        name_adapted(j, t->name, &is_b, weight);
-        if (weight[0] != '\0')
-            SPW_TRY(bind_fused(j, t, is_b, &of_experts, err));
-        if (of_experts)
-            continue;
-        id = spw_model_find_param(j->model, weight);
-        if (id == UINT32_MAX && spw__hf_is_passed_over(weight, &j->config))
-            continue;
-        if (id == UINT32_MAX || j->model->params[id].ndim != 2)
-            return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s/%s: %s is not an adapter of a weight of this model",
-                             j->o->source, spw_hf_adapters(j->o->source), t->name);
-        if (j->matrices[2 * (size_t)id + is_b] != NULL)
-            return say_twice(j, t, err);
-        j->matrices[2 * (size_t)id + is_b] = t;
-    }
-    return SPW_OK;
-}
-
-/* Adapters and adapter_config.json, if the folder has them. */
-static spw_status
-open_adapters(job *j, spw_error *err)
-{
-    char path[PATH_MAX_BYTES + 64], *text = NULL;
-    json_t *root;
-    spw_status st;
-    if (spw_hf_adapters(j->o->source) == NULL)
-        return SPW_OK;
-    snprintf(path, sizeof path, "%.1000s/%s", j->o->source, spw_hf_adapters(j->o->source));
-    SPW_TRY(spw_st_reader_open(&j->adapters, path, err));
-    snprintf(path, sizeof path, "%.1000s/adapter_config.json", j->o->source);
-    SPW_TRY(spw_file_read_text(path, CONFIG_BYTES_MAX, &text, err));
-    root = json_loads(text, 0, NULL);
-    spw_mem_free(text);
-    st = read_adapter_config(j, root, path, err);
-    json_decref(root);
-    return st == SPW_OK ? bind_adapters(j, err) : st;
-}
 
 /* The masters of another program's checkpoint: they go before weights in 16 bits that lie beside it, as a Trainer saves both. */
 static spw_status
@@ -254,17 +62,16 @@ open_foreign(job *j, const char *found, spw_error *err)
 static spw_status
 open_weights(job *j, spw_error *err)
 {
-    const char *source = j->o->source;
     char found[PATH_MAX_BYTES];
     spw_status st;
-    if (!spw_foreign_find(source, found, sizeof found))
-        return spw_hf_reader_open(&j->folder, source, err);
+    if (!spw_foreign_find(j->weights, found, sizeof found))
+        return spw_hf_reader_open(&j->folder, j->weights, err);
     st = open_foreign(j, found, err);
-    if (st != SPW_OK && spw_hf_has_weights(source))
+    if (st != SPW_OK && spw_hf_has_weights(j->weights))
         spw_error_wrap(err,
                        "the masters beside Hugging Face's files in %s (which can be exported with config.json "
                        "in a folder of their own)",
-                       source);
+                       j->weights);
     return st;
 }
 
@@ -273,7 +80,7 @@ open_folder(job *j, spw_error *err)
 {
     char path[PATH_MAX_BYTES + 64];
     SPW_TRY(open_weights(j, err));
-    j->beside = j->o->model != NULL || j->says_model ? j->o->model : j->o->source;
+    j->beside = j->o->model != NULL || j->says_model ? j->o->model : j->weights;
     if (j->is_foreign && j->beside != NULL && !spw_dir_has(j->beside, "config.json"))
         return SPW_RAISE(err, SPW_ENOENT,
                          "%s has no config.json: such a checkpoint does not say what model it is of; --model FOLDER "
@@ -283,10 +90,10 @@ open_folder(job *j, spw_error *err)
         SPW_TRY(spw_hf_config_load(&j->config, j->beside, err));
     SPW_TRY(spw_model_build(&j->model, &j->config, err));
     SPW_TRY(spw_hf_reader_bind(j->folder, j->model, err));
-    snprintf(path, sizeof path, "%.1000s/optimizer-00001-of-00001.safetensors", j->o->source);
+    snprintf(path, sizeof path, "%.1000s/optimizer-00001-of-00001.safetensors", j->weights);
     if (j->o->dtype == SPW_F32 && access(path, F_OK) == 0)
         SPW_TRY(spw_st_reader_open(&j->masters, path, err));
-    return open_adapters(j, err);
+    return spw__adapters_open(&j->adapters, j->o->source, j->model, err);
 }
 
 /* llm.c's weights, whose header says what model they are of. */
@@ -305,107 +112,15 @@ static spw_status
 open_source(job *j, spw_error *err)
 {
     struct stat info;
-    SPW_TRY(spw_hf_check_folder(j->o->source, err));
-    if (stat(j->o->source, &info) != 0)
-        return SPW_RAISE_SYS(err, errno, "%s", j->o->source);
+    j->weights = j->o->source;
+    if (spw__adapters_alone(j->o->source)) {
+        SPW_TRY(spw__adapters_base(j->o->source, j->o->model, j->base, err));
+        j->weights = j->base;
+    }
+    SPW_TRY(spw_hf_check_folder(j->weights, err));
+    if (stat(j->weights, &info) != 0)
+        return SPW_RAISE_SYS(err, errno, "%s", j->weights);
     return S_ISDIR(info.st_mode) ? open_folder(j, err) : open_file(j, err);
-}
-
-static spw_status
-read_matrix(const job *j, const spw_tensor_info *info, float **out, spw_error *err)
-{
-    char *stored;
-    uint64_t elems;
-    spw_status st = SPW_OK;
-    if (info->dtype == SPW_DTYPE_COUNT || info->ndim != 2)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s must be a matrix of F32, BF16 or F16", j->o->source, info->name);
-    elems = info->shape[0] * info->shape[1];
-    stored = spw_mem_zalloc(info->bytes);
-    *out = spw_mem_zalloc(elems * sizeof **out);
-    if (stored == NULL || *out == NULL)
-        st = SPW_RAISE(err, SPW_ENOMEM, "%s (%llu elements)", info->name, (unsigned long long)elems);
-    if (st == SPW_OK)
-        st = spw_st_read(j->adapters, info, 0, stored, info->bytes, err);
-    if (st == SPW_OK)
-        spw_convert(*out, SPW_F32, stored, info->dtype, elems);
-    spw_mem_free(stored);
-    return st;
-}
-
-static void
-forget_adapter(job *j)
-{
-    for (int k = 0; k < 2; k++)
-        spw_mem_free(j->adapter.matrix[k]);
-    memset(&j->adapter, 0, sizeof j->adapter);
-}
-
-/* A and B of the parameter, unless they are there already: all experts of a layer have the same. */
-static spw_status
-load_adapter(job *j, const spw_tensor_info *const of[2], spw_error *err)
-{
-    if (of[0] == j->adapter.of[0] && of[1] == j->adapter.of[1])
-        return SPW_OK;
-    forget_adapter(j);
-    for (int k = 0; k < 2; k++) {
-        if (of[k] != NULL)
-            SPW_TRY(read_matrix(j, of[k], &j->adapter.matrix[k], err));
-        j->adapter.of[k] = of[k];
-    }
-    return SPW_OK;
-}
-
-static spw_status
-find_adapter(job *j, uint32_t id, spw_error *err)
-{
-    const spw_param *p = &j->model->params[id];
-    const fused_part *part = j->places != NULL && j->places[id].fused.name[0] != '\0' ? &j->places[id] : NULL;
-    const bool in_out = j->config.family == SPW_FAMILY_GPT2;
-    const uint64_t experts = part != NULL ? j->config.experts : 1;
-    const uint64_t in = part != NULL ? part->fused.a_cols : in_out ? p->rows : p->cols;
-    const uint64_t out = part != NULL ? part->fused.b_rows : in_out ? p->cols : p->rows;
-    const spw_tensor_info *const *of = j->matrices != NULL ? &j->matrices[2 * (size_t)id] : NULL;
-    uint64_t all;
-    j->adapter.rank = 0;
-    if (of == NULL || (of[0] == NULL && of[1] == NULL))
-        return SPW_OK;
-    SPW_TRY(load_adapter(j, of, err));
-    if (of[0] == NULL || of[1] == NULL || of[0]->shape[1] != in || of[1]->shape[0] != out ||
-        of[0]->shape[0] != of[1]->shape[1] || of[0]->shape[0] == 0 || of[0]->shape[0] % experts != 0)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: the adapter of %s is not (rank, %llu) and (%llu, rank)%s",
-                         j->o->source, part != NULL ? part->fused.name : p->name, (unsigned long long)in,
-                         (unsigned long long)out,
-                         part != NULL ? " with a rank for each expert, as peft 0.21 has it with transformers 5" : "");
-    all = of[0]->shape[0];
-    j->adapter.rank = all / experts;
-    j->adapter.in = in;
-    j->adapter.row = all;
-    j->adapter.step = experts;
-    j->adapter.a = j->adapter.matrix[0];
-    j->adapter.b = j->adapter.matrix[1];
-    j->adapter.turned = part != NULL ? part->fused.turned : in_out;
-    if (part != NULL) {
-        j->adapter.a += (p->expert - 1) * j->adapter.rank * in;
-        j->adapter.b += part->first * all + p->expert - 1;
-    }
-    j->adapter.scale = (float)(j->alpha / (j->by_root ? sqrt((double)j->adapter.rank) : (double)j->adapter.rank));
-    return SPW_OK;
-}
-
-/* Adds scale B A to elements [first, first + n) of a weight: sums over the rank in rising order, in fp32. */
-static void
-merge(const job *j, const spw_param *p, uint64_t first, uint64_t n, float *w)
-{
-    const uint64_t in = j->adapter.in, step = j->adapter.step;
-    for (uint64_t i = 0; i < n; i++) {
-        uint64_t row = (first + i) / p->cols, col = (first + i) % p->cols;
-        const float *b = j->adapter.b + (j->adapter.turned ? col : row) * j->adapter.row;
-        const float *a = j->adapter.a + (j->adapter.turned ? row : col);
-        float sum = 0;
-        for (uint64_t k = 0; k < j->adapter.rank; k++)
-            sum += b[k * step] * a[k * in];
-        w[i] += j->adapter.scale * sum;
-    }
 }
 
 /* A parameter on its way, by all threads. */
@@ -432,13 +147,13 @@ take_elems(void *ctx, uint64_t first, const float *data, uint64_t count, spw_err
     const piece *to = ctx;
     const spw_dtype dtype = to->m->j->report->dtype;
     char *out = to->out + (first - to->first) * spw_dtype_bytes(dtype);
-    if (to->m->j->adapter.rank == 0)
+    if (to->m->j->adapters == NULL || !spw__adapters_adds(to->m->j->adapters))
         return spw_st_round(out, dtype, data, count, to->m->p->name, first, err);
     for (uint64_t at = 0, n; at < count; at += n) {
         float block[BLOCK_ELEMS];
         n = count - at < BLOCK_ELEMS ? count - at : BLOCK_ELEMS;
         memcpy(block, data + at, n * sizeof *block);
-        merge(to->m->j, to->m->p, first + at, n, block);
+        spw__adapters_add(to->m->j->adapters, first + at, n, block);
         SPW_TRY(spw_st_round(out + at * spw_dtype_bytes(dtype), dtype, block, n, to->m->p->name, first + at, err));
     }
     return SPW_OK;
@@ -507,7 +222,8 @@ write_param(job *j, spw_st_writer *w, uint32_t in_file, uint32_t id, spw_error *
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: the checkpoint's %s has %llu bytes, not %llu", j->o->source, name,
                              (unsigned long long)m.master->bytes, (unsigned long long)(elems * sizeof(float)));
     }
-    SPW_TRY(find_adapter(j, id, err));
+    if (j->adapters != NULL)
+        SPW_TRY(spw__adapters_take(j->adapters, id, err));
     if (p->in_terms) {
         st = write_terms(&m, err);
     } else {
@@ -623,6 +339,14 @@ write_config(job *j, spw_error *err)
     return st;
 }
 
+/* Adapters may have been trained with another chat template than the model's: then a tokenizer is saved beside them. */
+static const char *
+of_tokenizer(const job *j)
+{
+    const bool own = j->weights == j->base && spw_dir_has(j->o->source, "tokenizer_config.json");
+    return own ? j->o->source : j->beside;
+}
+
 /* Of all shards, before the first: a disk that is too small would be found by one of the last. */
 static spw_status
 check_room(const job *j, spw_error *err)
@@ -652,7 +376,7 @@ write_all(job *j, spw_error *err)
     if (st == SPW_OK)
         st = write_config(j, err);
     if (st == SPW_OK && j->beside != NULL)
-        st = spw_hf_copy_companions(j->beside, j->beside, j->partial, err);
+        st = spw_hf_copy_companions(j->beside, of_tokenizer(j), j->partial, err);
     spw_mem_free(infos);
     spw_mem_free(j->file_of);
     return st;
@@ -731,13 +455,9 @@ spw_export(const spw_export_options *o, spw_export_report *report, spw_error *er
         (void)spw_dir_remove(j.partial, &ignored);
     spw_hf_reader_close(j.folder);
     spw_st_reader_close(j.masters);
-    spw_st_reader_close(j.adapters);
-    spw_mem_free(j.matrices);
-    spw_mem_free(j.places);
-    json_decref(j.fused);
+    spw__adapters_close(j.adapters);
     spw_pool_destroy(j.pool);
     spw_bounce_destroy(j.bounce);
-    forget_adapter(&j);
     spw_model_destroy(j.model);
     return st;
 }

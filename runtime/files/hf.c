@@ -325,8 +325,8 @@ spw_hf_check_folder(const char *path, spw_error *err)
     if (spw_dir_has(path, "adapter_config.json") && !spw_dir_has(path, "config.json") &&
         spw_hf_has_other_weights(path, what))
         return SPW_RAISE(err, SPW_ENOENT,
-                         "%s has %s, and no config.json: with that model's config.json and weights beside them "
-                         "spillway export merges them",
+                         "%s has %s, and no model: spillway export merges them into that model's weights (--model "
+                         "FOLDER, where adapter_config.json names no folder here)",
                          path, what);
     if (access(path, F_OK) == 0 || errno != ENOENT || path[0] == '.' || slash == NULL || slash == path ||
         slash[1] == '\0' || strchr(slash + 1, '/') != NULL)

@@ -306,7 +306,8 @@ spw_status spw_foreign_moments(spw_foreign *f, const spw_hf_reader *weights, con
  * spw_export - writes a Hugging Face folder from another one, from a checkpoint (fp32: its masters) or one of another program (its masters, also
  *   where a Hugging Face folder's weights lie beside it), or from llm.c's weights.
  *   Adapters in the folder (spw_hf_adapters, with adapter_config.json) are merged: W + alpha / rank B A (use_rslora: over the rank's root), in
- *   fp32 and rounded once; those of experts' tensors by the names of target_parameters, as peft 0.21 has them with transformers 5.
+ *   fp32 and rounded once; those of experts' tensors by the names of target_parameters, as peft 0.21 has them with transformers 5. The weights
+ *   may be in a folder of their own.
  *   config.json keeps what the source's says besides; tokenizer files come along. The folder appears when all is on disk.
  * Memory  3 MiB for each of up to four threads, the names and one adapter.
  * Errors  SPW_ESYS (EEXIST) when `to` exists, SPW_ENOSPC, SPW_EINVAL of a weight that fp16 has no number for, and the readers'. Nothing is left
@@ -314,8 +315,9 @@ spw_status spw_foreign_moments(spw_foreign *f, const spw_hf_reader *weights, con
  */
 typedef struct spw_export_options {
     const char *source, *to;
-    const char *
-        model; /* the folder whose config.json and tokenizer belong to it; NULL: source, as in all but DeepSpeed's and FSDP's */
+    /* The folder whose config.json and tokenizer belong to it; NULL: source, as in all but DeepSpeed's and FSDP's. Of adapters alone: whose
+     * weights they are beside; NULL: the folder that adapter_config.json names. */
+    const char *model;
     spw_dtype dtype;      /* SPW_DTYPE_COUNT: as it is stored; for codes that of the other parameters, or bf16 */
     uint64_t shard_bytes; /* no file has more tensor bytes unless one tensor has; 0: one file */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t all_bytes); /* now and then; may be NULL */
