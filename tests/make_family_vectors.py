@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -204,6 +204,21 @@ def deepseek_keys(folder, v2):
     c |= {"moe_layer_freq": 1, "ep_size": 1, "seq_aux": True, "aux_loss_alpha": 0.001, "scoring_func": "softmax" if v2 else "sigmoid"} | (
         {} if v2 else {"topk_method": "noaux_tc"})
     json.dump(c, open(path, "w"), indent=2)
+
+
+# As Kimi-K2.5's folders have it: by their own names.
+def kimi_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    text = c["text_config"]
+    c["architectures"] = ["KimiK25ForConditionalGeneration"]
+    c |= {"auto_map": {"AutoModel": "modeling_kimi_k25.KimiK25ForConditionalGeneration"}, "media_placeholder_token_id": 40, "use_unified_vision_chunk": True}
+    text |= {"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], "moe_layer_freq": 1, "ep_size": 1, "seq_aux": True, "aux_loss_alpha": 0.001,
+             "scoring_func": "sigmoid", "topk_method": "noaux_tc", "auto_map": {"AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"}}
+    json.dump(c, open(path, "w"), indent=2)
+    path = os.path.join(folder, "model.safetensors")  # transformers 5.24 calls layers of the text "blocks" too when it saves
+    t = {n.replace("language_model.model.blocks.", "language_model.model.layers."): w for n, w in load_file(path).items()}
+    save_file(t, path, metadata={"format": "pt"})
 
 
 # As ERNIE 4.5's folders have it: keys that nothing looks at, and layers that predict further tokens.
@@ -948,6 +963,11 @@ elif __name__ == "__main__":
     make("deepseek_v3", DeepseekV3Config(**latent, n_routed_experts=8, n_group=4, topk_group=2, v_head_dim=7, first_k_dense_replace=1,
                                          rope_parameters=rope(1000.0, "yarn", **yarn, mscale=0.8, mscale_all_dim=1.2)), bf16,
          rewrite=lambda folder: deepseek_keys(folder, False))
+    vision = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, patch_size=2, pos_emb_height=4, pos_emb_width=4, pos_emb_time=1)
+    make("kimi_k25_images", Kimi_K25Config(
+        text_config=DeepseekV3Config(**latent, n_routed_experts=6, n_group=1, topk_group=1, v_head_dim=6, first_k_dense_replace=1, routed_scaling_factor=2.827,
+                                     rope_parameters=rope(5e4, "yarn", **yarn, mscale=1.0, mscale_all_dim=1.0)).to_dict(),
+        vision_config=vision, projection_hidden_size=8, tie_word_embeddings=False), bf16, rewrite=kimi_keys)
     make("deepseek_v3_half", DeepseekV3Config(**latent | dict(q_lora_rank=None), n_routed_experts=5, n_group=1, topk_group=1, v_head_dim=10,
                                               n_shared_experts=2, first_k_dense_replace=0, norm_topk_prob=False, attention_bias=True,
                                               rope_interleave=False, rope_parameters=rope(500.0)), f32)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes tests/vectors/fp8/<case>/: folders whose matrices are 8-bit floats with a scale for each block, as DeepSeek-V3 and Qwen3's are
+"""Makes tests/vectors/scaled/<case>/: folders whose matrices are 8-bit floats with a scale for each block, as DeepSeek-V3 and Qwen3's are
 published, or with one for all of it, as Ministral 3's are; quantized and decoded by torch. Run from the repository's root:
 
     python3 tests/make_fp8_vectors.py
@@ -11,7 +11,7 @@ import json, os
 import torch
 from safetensors.torch import save_file
 
-OUT = os.path.join("tests", "vectors", "fp8")
+OUT = os.path.join("tests", "vectors", "scaled")
 torch.manual_seed(5)
 FP8 = torch.float8_e4m3fn
 

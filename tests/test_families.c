@@ -284,6 +284,7 @@ test_streamed(void **state)
     run("exaone_moe", dir);
     run("deepseek_v2", dir);
     run("deepseek_v3_half", dir);
+    run("kimi_k25_images", dir);
     run("deepseek_v32", dir);
     run("minimax_m2", dir);
     run("olmo3", dir);

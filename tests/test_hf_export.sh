@@ -125,7 +125,7 @@ train gemma4_moe true "$gemma4,\"attention_k_eq_v\":true,\"num_global_key_value_
 train gemma4_small true "\"model_type\":\"gemma4_text\",${small/layers\":2/layers\":4},\"head_dim\":8,\"global_head_dim\":16,\"sliding_window\":7,
     \"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"full_attention\"],\"hidden_size_per_layer_input\":8,\"vocab_size_per_layer_input\":256,\"num_kv_shared_layers\":2,\"use_double_wide_mlp\":true"
 # Of a folder with images what is written is a text model's, configuration and all.
-for name in gemma3_images llama4_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_vl_moe_images qwen3_5_images qwen3_5_moe_images gemma4_image gemma4_small_image gemma4_unified; do
+for name in gemma3_images llama4_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_vl_moe_images qwen3_5_images qwen3_5_moe_images kimi_k25_images gemma4_image gemma4_small_image gemma4_unified; do
     mkdir "$dir/$name"
     check "$name: exported" run export "tests/vectors/families/$name" --to "$dir/$name/step-1"
     names="$names $name"
@@ -257,6 +257,7 @@ want = {
     "qwen3_5_moe": dict(linear_conv_kernel_dim=3, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, shared_expert_intermediate_size=17),
     "qwen3_next": dict(linear_num_key_heads=2, mlp_only_layers=[0], decoder_sparse_step=1, norm_topk_prob=True, intermediate_size=29,
                        rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5}),
+    "kimi_k25_images": dict(model_type="deepseek_v3", n_routed_experts=6, routed_scaling_factor=2.827, v_head_dim=6, tie_word_embeddings=False),
     "qwen3_5_images": dict(model_type="qwen3_5_text", tie_word_embeddings=True, vocab_size=41),
     "qwen3_5_moe_images": dict(model_type="qwen3_5_moe_text", tie_word_embeddings=False, num_experts=6),
     "qwen3_vl_images": dict(model_type="qwen3", tie_word_embeddings=False),

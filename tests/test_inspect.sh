@@ -74,7 +74,7 @@ run inspect "$dir/other"
 check "an unknown family is named" says 'not a model that spillway trains: .*config.json: not supported yet: model_type "mamba"'
 check "and its tensors are listed" says '^20 tensors'
 
-run inspect tests/vectors/fp8/llama
+run inspect tests/vectors/scaled/llama
 check "8-bit floats are this model's" says "^the tensors are this model's\$"
 check "under one heading" says '^  name {38,}dtype    shape '
 check "codes" says '^  model.layers.1.mlp.up_proj.weight +F8_E4M3  \[44, 24\] +1.03 KiB$'

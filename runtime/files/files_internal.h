@@ -104,29 +104,31 @@ enum { SPW_MXFP4_GROUP = 32 }; /* numbers of one scale */
 void spw__mxfp4_read(float *out, const uint8_t *blocks, const uint8_t *scales, uint64_t rows, uint64_t cols,
                      uint64_t first, uint64_t count);
 
-/* Weights in 8-bit floats: how many rows and columns have one scale (rows 0: not known yet), and what codes are without one. */
-typedef struct spw_fp8_blocks {
+/* Weights as codes (scaled.c): how many rows and columns have one scale (rows 0: not known yet), and what codes are without one. */
+typedef struct spw_scaled {
     uint64_t rows, cols;
+    uint32_t bits; /* of a code: 8, or 4, the low half of a byte first */
+    bool packed;   /* compressed-tensors' integers; false: 8-bit floats */
     float values[256];
-} spw_fp8_blocks;
+} spw_scaled;
 /*
  * The member of a quantization_config that stands for something else than is read here, "quant_method" where it is another method; NULL:
- * there is none, and block has its rows and columns.
+ * there is none, and out has all but the values.
  */
-const char *spw__fp8_refused(const struct json_t *quantization, uint64_t block[2]);
+const char *spw__scaled_refused(const struct json_t *quantization, spw_scaled *out);
 /*
- * What the folder's config.json says; without one (a file, not a folder): 128 x 128. Errors  SPW_ECONFIG naming the file: no
- * quantization_config, or one that is refused.
+ * What the folder's config.json says of codes of the kind that its files have; without one (a file, not a folder): 128 x 128 of 8-bit floats.
+ * Errors  SPW_ECONFIG naming the file: no quantization_config, or one that is refused, or of the other kind.
  */
-spw_status spw__fp8_blocks_of(spw_fp8_blocks *out, const char *folder, spw_error *err);
+spw_status spw__scaled_of(spw_scaled *out, const char *folder, bool packed, spw_error *err);
 /* As much of count > 0 elements from first on, of a matrix with so many columns, as is read at once; and its scales. */
-typedef struct spw_fp8_piece {
+typedef struct spw_scaled_piece {
     uint64_t count, scale_first, scale_count; /* scale_count <= count */
-} spw_fp8_piece;
-spw_fp8_piece spw__fp8_piece(const spw_fp8_blocks *b, uint64_t cols, uint64_t first, uint64_t count);
-/* codes: (piece->count) from first on; scales: (piece->scale_count). */
-void spw__fp8_read(float *out, const spw_fp8_blocks *b, uint64_t cols, const uint8_t *codes, const float *scales,
-                   uint64_t first, const spw_fp8_piece *piece);
+} spw_scaled_piece;
+spw_scaled_piece spw__scaled_piece(const spw_scaled *b, uint64_t cols, uint64_t first, uint64_t count);
+/* codes: (piece->count) from the byte on that has the first; scales: (piece->scale_count). */
+void spw__scaled_read(float *out, const spw_scaled *b, uint64_t cols, const uint8_t *codes, const float *scales,
+                      uint64_t first, const spw_scaled_piece *piece);
 
 /*
  * A tensor's bytes, mapped: for what is read in small pieces all over it, and only from a file that nobody cuts off meanwhile. The

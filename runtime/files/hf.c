@@ -72,6 +72,7 @@ read_dropout(const source *s, spw_model_config *c)
 static const struct with_images {
     const char *type, *architecture, *text_type;
     spw_family text;
+    const char *published; /* how folders call the architecture that transformers did not write; NULL: as it does */
     bool axes;
     bool qwen_vl;             /* then the text's keys may also stand beside the others */
     spw_model_config missing; /* what a missing key is; 0: as in a model of text */
@@ -81,8 +82,11 @@ static const struct with_images {
     {"llama4", "Llama4ForConditionalGeneration", "llama4_text", SPW_FAMILY_LLAMA4,
      .missing = {.vocab = 202048, .positions = 131072, .width = 5120, .layers = 48, .heads = 40, .mlp_width = 8192}},
     {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, .missing = {.vocab = 0}},
-    {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, true, QWEN2_VL},
-    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, true, QWEN2_VL},
+    {"kimi_k25", "Kimi_K25ForConditionalGeneration", "kimi_k2", SPW_FAMILY_DEEPSEEK_V3,
+     .published = "KimiK25ForConditionalGeneration", .missing = {.vocab = 0}},
+    {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, NULL, true, true, QWEN2_VL},
+    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, NULL, true, true,
+     QWEN2_VL},
     {"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", SPW_FAMILY_QWEN3, .axes = true,
      .missing = {.vocab = 151936, .positions = 128000, .width = 4096, .layers = 32, .heads = 32, .mlp_width = 22016}},
     {"qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", SPW_FAMILY_QWEN3_MOE, .axes = true,
@@ -171,8 +175,8 @@ static spw_status
 check_quantization(const source *s, spw_family family)
 {
     const json_t *q = get(s, "quantization_config");
-    uint64_t block[2];
-    const char *refused = q == NULL || is_mxfp4(family, q) ? NULL : spw__fp8_refused(q, block);
+    spw_scaled unused;
+    const char *refused = q == NULL || is_mxfp4(family, q) ? NULL : spw__scaled_refused(q, &unused);
     source inner;
     if (refused == NULL)
         return SPW_OK;
@@ -181,7 +185,8 @@ check_quantization(const source *s, spw_family family)
                    ": take the folder that was quantized; spillway.frozen_codes makes codes of its weights");
     SPW_TRY(read_member(s, "quantization_config", &inner));
     return say(&inner, "not supported yet: ", refused, " ", get(&inner, refused),
-               ": of 8-bit floats e4m3 is read, with a scale for each block of weights or for all of a matrix");
+               ": of 8-bit floats e4m3 is read, with a scale for each block of weights or for all of a matrix, and of "
+               "compressed-tensors symmetric integers of 4 or 8 bits that are packed (pack-quantized)");
 }
 
 /* The family of a Qwen's text part, or of a Gemma's with images in no tower, is not what it is called. */
@@ -250,13 +255,21 @@ spw__hf_has_images(const json_t *root)
     return find_images(&(source){.object = root}) != NULL;
 }
 
+static bool
+is_architecture(const json_t *v, const struct with_images *kind)
+{
+    const char *name = json_string_value(v);
+    return name != NULL &&
+           (strcmp(name, kind->architecture) == 0 || (kind->published != NULL && strcmp(name, kind->published) == 0));
+}
+
 static spw_status
 read_text_part(const source *s, const struct with_images *kind, spw_model_config *c)
 {
     const json_t *list = get(s, "architectures"), *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
     bool apart = json_is_object(get(s, "text_config")), tied = false;
     source text = {apart ? get(s, "text_config") : s->object, s->name, "", s->err, kind->axes, kind->qwen_vl};
-    if (built_as != NULL && (!json_is_string(built_as) || strcmp(json_string_value(built_as), kind->architecture) != 0))
+    if (built_as != NULL && !is_architecture(built_as, kind))
         return refuse(s, "architectures[0]", built_as);
     snprintf(text.prefix, sizeof text.prefix, "%s", apart ? "text_config." : "");
     SPW_TRY(read_config(&text, false, kind, c));

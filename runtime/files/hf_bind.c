@@ -8,6 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* What stands behind X of a parameter X.weight that files have as codes: the codes, their shape, and their scales. */
+#define PACKED       ".weight_packed"
+#define PACKED_SHAPE ".weight_shape"
+#define SCALE        ".weight_scale"
+#define SCALE_INV    ".weight_scale_inv"
+
 typedef spw__hf_entry entry;
 typedef spw__hf_mapped mapped;
 
@@ -85,7 +91,8 @@ static const struct {
     const char *begin, *end;
     bool within;
 } besides[] = {
-    {MISTRAL | GEMMA3, "vision_tower.", "", true},
+    {MISTRAL | GEMMA3 | DEEPSEEK_V3, "vision_tower.", "", true},
+    {DEEPSEEK_V3, "mm_projector.", "", true},
     {MISTRAL | GEMMA3 | LLAMA4, "multi_modal_projector.", "", true},
     {LLAMA4, "vision_model.", "", true},
     {GEMMA4, "vision_", "", true},
@@ -101,6 +108,7 @@ static const struct {
     {NEOX, "", ".attention.masked_bias", false},
     {~GPT2, "", ".rotary_emb.inv_freq", false},
     {~GPT2, "", ".activation_scale", false},
+    {~GPT2, "", ".input_scale", false},
 };
 
 bool
@@ -258,10 +266,31 @@ bind_coded(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_er
     return SPW_OK;
 }
 
+/* Codes that take a scale: 8-bit floats, or integers that are packed. */
 static bool
-is_fp8(const spw_tensor_info *t, const spw_param *p)
+is_scaled(const spw_tensor_info *t, const spw_param *p)
 {
-    return strcmp(t->type, "F8_E4M3") == 0 && p->ndim == 2 && p->stack == 0;
+    return (strcmp(t->type, "F8_E4M3") == 0 || ends_with(t->name, PACKED)) && p->ndim == 2 && p->stack == 0;
+}
+
+/* "X.weight_packed" (rows, words of 32 bits) of "X.weight". */
+static spw_status
+bind_packed(spw_hf_reader *r, uint32_t id, const spw_param *p, uint32_t i, spw_error *err)
+{
+    const spw_tensor_info *t = r->tensors[i].info;
+    uint64_t want[2] = {p->rows};
+    char is[120], needed[80];
+    if (r->blocks.rows == 0)
+        SPW_TRY(spw__scaled_of(&r->blocks, r->path, true, err));
+    want[1] = p->cols * r->blocks.bits / 32;
+    if (strcmp(t->type, "I32") != 0 || t->ndim != 2 || memcmp(t->shape, want, sizeof want) != 0 ||
+        p->cols * r->blocks.bits % 32 != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s of shape %s, %u bits for each weight are I32 of %s",
+                         r->shards[r->tensors[i].shard_idx].name, t->name, t->type,
+                         shape_text(is, sizeof is, t->shape, t->ndim), r->blocks.bits,
+                         shape_text(needed, sizeof needed, want, 2));
+    r->of_param[id] = i;
+    return SPW_OK;
 }
 
 /* A parameter's tensor of numbers that are read, or of codes. */
@@ -269,10 +298,10 @@ static spw_status
 bind_weights(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_error *err)
 {
     const spw_param *p = &m->params[id];
-    if (!is_fp8(r->tensors[i].info, p))
+    if (!is_scaled(r->tensors[i].info, p))
         SPW_TRY(check_type(r, &r->tensors[i], err));
-    else if (r->blocks.rows == 0)
-        SPW_TRY(spw__fp8_blocks_of(&r->blocks, r->path, err));
+    else if (r->blocks.rows == 0 || r->blocks.packed)
+        SPW_TRY(spw__scaled_of(&r->blocks, r->path, false, err));
     SPW_TRY(check_shape(r, &r->tensors[i], p, err));
     bind_tensor(r, m, id, i);
     return SPW_OK;
@@ -356,38 +385,45 @@ bind_experts(spw_hf_reader *r, const spw_model *m, const uint32_t ids[2], uint32
     return SPW_OK;
 }
 
-/* "X.weight_scale_inv" of a parameter "X.weight". */
+/* "X.weight" and more of a parameter "X.weight". */
 static bool
-is_scale(const named *names, uint32_t count, const char *name, uint32_t *id)
+is_beside(const named *names, uint32_t count, const char *name, const char *more, uint32_t *id)
 {
-    static const char *const suffix = "_scale_inv";
     char plain[SPW_TENSOR_NAME_BYTES];
     const named *found;
-    if (!ends_with(name, ".weight_scale_inv"))
+    if (!ends_with(name, more))
         return false;
-    snprintf(plain, sizeof plain, "%.*s", (int)(strlen(name) - strlen(suffix)), name);
+    snprintf(plain, sizeof plain, "%.*s.weight", (int)(strlen(name) - strlen(more)), name);
     found = bsearch(plain, names, count, sizeof *names, compare_name);
     *id = found != NULL ? found->id : *id;
     return found != NULL;
 }
 
-/* A scale for each block of weights in 8-bit floats, and none elsewhere. */
+static bool
+is_scale(const named *names, uint32_t count, const char *name, uint32_t *id)
+{
+    return is_beside(names, count, name, SCALE_INV, id) || is_beside(names, count, name, SCALE, id);
+}
+
+/* A scale for each block of codes, and none elsewhere. */
 static spw_status
 check_scales(const spw_hf_reader *r, const spw_param *p, const entry *weights, const entry *scales, spw_error *err)
 {
-    bool fp8 = weights != NULL && is_fp8(weights->info, p);
+    const bool scaled = weights != NULL && is_scaled(weights->info, p);
+    const bool packed = scaled && ends_with(weights->info->name, PACKED);
     const spw_tensor_info *s = scales != NULL ? scales->info : NULL;
     uint64_t want[2];
     char is[120], needed[80];
-    if (s == NULL && fp8)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is F8_E4M3, and its scales are missing (%s_scale_inv)",
-                         r->shards[weights->shard_idx].name, weights->info->name, weights->info->name);
+    if (s == NULL && scaled)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s, and its scales are missing (%s%s)",
+                         r->shards[weights->shard_idx].name, weights->info->name, weights->info->type, p->name,
+                         (packed ? SCALE : SCALE_INV) + strlen(".weight"));
     if (s == NULL)
         return SPW_OK;
-    if (!fp8)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is for weights that are F8_E4M3, and %s is %s",
-                         r->shards[scales->shard_idx].name, s->name, p->name,
-                         weights != NULL ? weights->info->type : "missing");
+    if (!scaled || (packed && !ends_with(s->name, SCALE)))
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is for weights that are F8_E4M3%s, and %s is %s",
+                         r->shards[scales->shard_idx].name, s->name, ends_with(s->name, SCALE) ? " or packed" : "",
+                         p->name, weights != NULL ? weights->info->type : "missing");
     SPW_TRY(check_type(r, scales, err));
     want[0] = (p->rows - 1) / r->blocks.rows + 1;
     want[1] = (p->cols - 1) / r->blocks.cols + 1;
@@ -401,7 +437,7 @@ check_scales(const spw_hf_reader *r, const spw_param *p, const entry *weights, c
     return SPW_OK;
 }
 
-/* Every parameter has a tensor, or the two of MXFP4, or of 8-bit floats and their scales. */
+/* Every parameter has a tensor, or the two of MXFP4, or of codes and their scales. */
 static spw_status
 check_bound(const spw_hf_reader *r, const spw_model *m, spw_error *err)
 {
@@ -451,6 +487,10 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
             SPW_TRY(bind_weights(r, m, id, i, err));
         } else if (found == NULL && is_scale(names, count, name, &id) && r->scale_of[id] == UINT32_MAX) {
             r->scale_of[id] = i;
+        } else if (found == NULL && is_beside(names, count, name, PACKED, &id) && r->of_param[id] == UINT32_MAX) {
+            SPW_TRY(bind_packed(r, id, &m->params[id], i, err));
+        } else if (found == NULL && is_beside(names, count, name, PACKED_SHAPE, &id)) {
+            continue; /* what the model says too */
         } else if (id == m->param_count && m->config.tied && is_head(name, &m->config)) {
             SPW_TRY(check_type(r, &r->tensors[i], err));
             head = i;

@@ -32,8 +32,8 @@ struct spw_hf_reader {
     uint64_t *first;        /* (param_count) the parameter's first element in it */
     spw__hf_mapped *mapped; /* (param_count) of those that are so */
     bool *in_terms;         /* (param_count) as spw_param has it */
-    uint32_t *scale_of;     /* (param_count) of those that are 8-bit floats: index of their scales' tensor */
-    spw_fp8_blocks blocks;
+    uint32_t *scale_of;     /* (param_count) of those that are codes (scaled.c): index of their scales' tensor */
+    spw_scaled blocks;
     bool turned; /* tensors of all experts have matrices (in, out) */
     uint32_t shard_count, tensor_count, param_count;
 };

@@ -378,18 +378,20 @@ read_columns(mapped *c, spw_dtype dtype, uint64_t first, uint64_t count, float *
         spw__st_let_go(c->columns, ((c->cols - 1) * c->stride + c->rows) * size);
 }
 
-/* Of 8-bit floats; the scales that a piece needs are read with it. */
+/* Of codes; the scales that a piece needs are read with it. */
 static spw_status
 read_scaled(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
-    const uint64_t cols = r->tensors[r->of_param[id]].info->shape[1];
+    const spw_scaled *b = &r->blocks;
+    const uint64_t cols = r->tensors[r->of_param[id]].info->shape[1] * (b->packed ? 32 / b->bits : 1);
     while (count > 0) {
-        spw_fp8_piece p = spw__fp8_piece(&r->blocks, cols, first, count < BLOCK ? count : BLOCK);
+        spw_scaled_piece p = spw__scaled_piece(b, cols, first, count < BLOCK ? count : BLOCK);
+        const uint64_t begin = first * b->bits / 8, end = ((first + p.count) * b->bits + 7) / 8;
         uint8_t codes[BLOCK];
         float scales[BLOCK];
-        SPW_TRY(spw_hf_read(r, r->of_param[id], first, codes, p.count, err));
+        SPW_TRY(spw_hf_read(r, r->of_param[id], begin, codes, end - begin, err));
         SPW_TRY(spw__hf_read_floats(r, r->scale_of[id], p.scale_first, p.scale_count, scales, err));
-        spw__fp8_read(out, &r->blocks, cols, codes, scales, first, &p);
+        spw__scaled_read(out, b, cols, codes, scales, first, &p);
         first += p.count;
         out += p.count;
         count -= p.count;

@@ -1,6 +1,7 @@
 /*
- * Folders of 8-bit floats with a scale for each block: their numbers against torch's (vectors made by make_fp8_vectors.py) in any
- * range and for any shape, what they train to, what is made of them, and what is refused, by name.
+ * Folders whose weights are codes with a scale for each block: 8-bit floats, and integers of 4 and 8 bits that are packed. Their numbers against
+ * torch's and compressed-tensors' (vectors made by make_fp8_vectors.py and make_packed_vectors.py) in any range and for any shape, what they
+ * train to, what is made of them, and what is refused, by name.
  */
 #include "lib_rig.h"
 #include "spw_files.h"
@@ -13,7 +14,11 @@
 #include <cmocka.h>
 
 enum { TENSORS_MAX = 80, TEXT_BYTES = 8192 };
-static const char *const cases[] = {"llama", "qwen3_moe", "ministral3"};
+static const struct {
+    const char *name, *quantized; /* its matrices that are codes have this in their names */
+    uint32_t count;
+} cases[] = {{"llama", "_proj.", 14},       {"qwen3_moe", "_proj.", 13},  {"ministral3", "_proj.", 14},
+             {"kimi_k25", ".experts.", 12}, {"llama_int8", "_proj.", 14}, {"llama_float", "_proj.", 14}};
 
 /* ---------------------------------------------------------------- folders of any types */
 
@@ -33,7 +38,7 @@ typedef struct folder {
 static void
 folder_path(char path[400], const char *name, const char *file)
 {
-    snprintf(path, 400, "tests/vectors/fp8/%s/%s", name, file);
+    snprintf(path, 400, "tests/vectors/scaled/%s/%s", name, file);
 }
 
 static struct tensor *
@@ -234,12 +239,6 @@ same_in_ranges(const opened *o, uint32_t id, const float *want)
     free(got);
 }
 
-static bool
-is_quantized(const spw_param *p)
-{
-    return strstr(p->name, "proj") != NULL;
-}
-
 /* Every matrix is what torch decodes, bit for bit; its bytes are nobody else's to read. */
 static void
 test_against_torch(void **state)
@@ -249,21 +248,22 @@ test_against_torch(void **state)
         char dir[400];
         opened o;
         uint32_t coded = 0;
-        folder_path(dir, cases[k], "");
+        folder_path(dir, cases[k].name, "");
         o = open_bound(dir, dir);
         for (uint32_t id = 0; id < o.model->param_count; id++) {
             const spw_param *p = &o.model->params[id];
             spw_st_extent at;
             spw_dtype dtype;
-            assert_true(spw_hf_reader_extent(o.r, id, &at, &dtype) == !is_quantized(p));
-            if (is_quantized(p)) {
-                float *want = expected(cases[k], p->name, p->rows * p->cols);
+            const bool quantized = strstr(p->name, cases[k].quantized) != NULL;
+            assert_true(spw_hf_reader_extent(o.r, id, &at, &dtype) == (!quantized && !p->in_terms));
+            if (quantized) {
+                float *want = expected(cases[k].name, p->name, p->rows * p->cols);
                 same_in_ranges(&o, id, want);
                 free(want);
                 coded++;
             }
         }
-        assert_int_equal(coded, k == 1 ? 13 : 14);
+        assert_int_equal(coded, cases[k].count);
         close_bound(&o);
     }
 }
@@ -390,6 +390,79 @@ test_random_shapes(void **state)
     free(values);
 }
 
+/* A parameter as integers that are packed; returns what they stand for, which the caller frees. */
+static float *
+add_packed(folder *f, const spw_param *p, uint32_t bits, uint64_t group, uint64_t *seed)
+{
+    const uint64_t elems = p->rows * p->cols, across = (p->cols + group - 1) / group;
+    const uint64_t shape[2] = {p->rows, p->cols * bits / 32}, scaled[2] = {p->rows, across};
+    const int stem = (int)(strlen(p->name) - strlen(".weight"));
+    char name[SPW_TENSOR_NAME_BYTES];
+    float *out = malloc(elems * sizeof *out), *scales;
+    uint32_t *words;
+    assert_non_null(out);
+    snprintf(name, sizeof name, "%.*s.weight_packed", stem, p->name);
+    words = add_tensor(f, name, "I32", 2, shape, elems * bits / 8)->data;
+    memset(words, 0, elems * bits / 8);
+    snprintf(name, sizeof name, "%.*s.weight_scale", stem, p->name);
+    scales = add_tensor(f, name, "F32", 2, scaled, p->rows * across * sizeof *scales)->data;
+    for (uint64_t i = 0; i < p->rows * across; i++)
+        scales[i] = 0.01f + (float)pick(seed, 100000) * 3e-6f;
+    for (uint64_t i = 0; i < elems; i++) {
+        const uint64_t row = i / p->cols, col = i % p->cols, bit = col * bits;
+        const int value = (int)pick(seed, 1u << bits) - (1 << (bits - 1));
+        words[row * shape[1] + bit / 32] |= (uint32_t)(value + (1 << (bits - 1))) << bit % 32;
+        out[i] = (float)value * scales[row * across + col / group];
+    }
+    return out;
+}
+
+/* Groups that do not divide a row, rows longer than what is read at once, and many in it. */
+static void
+test_random_packed(void **state)
+{
+    uint64_t seed = 12;
+    (void)state;
+    for (int k = 0; k < 24; k++) {
+        static const uint64_t sizes[] = {1, 3, 16, 32, 1000, 100000};
+        const uint32_t bits = k % 2 == 0 ? 4 : 8;
+        const uint64_t group = sizes[pick(&seed, 6)];
+        float *want[16] = {NULL};
+        folder *f = folder_make();
+        spw_model *m = NULL;
+        spw_model_config c;
+        spw_error err = {0};
+        opened o;
+        snprintf(f->config, sizeof f->config,
+                 "{\"model_type\":\"llama\",\"hidden_size\":%d,\"num_attention_heads\":1,\"num_hidden_layers\":1,"
+                 "\"intermediate_size\":%d,\"vocab_size\":3,\"quantization_config\":{\"quant_method\":"
+                 "\"compressed-tensors\",\"format\":\"pack-quantized\",\"config_groups\":{\"group_0\":{\"weights\":"
+                 "{\"num_bits\":%u,\"symmetric\":true,\"strategy\":\"group\",\"group_size\":%llu}}}}}",
+                 (int)(8 + 8 * pick(&seed, 8)), (int)(8 * (k % 4 < 2 ? 1 + pick(&seed, 25) : 500 + pick(&seed, 1100))),
+                 bits, (unsigned long long)group);
+        DONE(spw_hf_config_parse(&c, f->config, "test", false, &err));
+        DONE(spw_model_build(&m, &c, &err));
+        assert_true(m->param_count <= 16);
+        for (uint32_t id = 0; id < m->param_count; id++) {
+            const spw_param *p = &m->params[id];
+            if (p->ndim == 2)
+                want[id] = add_packed(f, p, bits, group, &seed);
+            else
+                memset(add_tensor(f, p->name, "F32", 1, (uint64_t[]){p->cols}, 4 * p->cols)->data, 0, 4 * p->cols);
+        }
+        folder_write(f);
+        o = open_bound(f->dir, f->dir);
+        for (uint32_t id = 0; id < m->param_count; id++) {
+            if (want[id] != NULL)
+                same_in_ranges(&o, id, want[id]);
+            free(want[id]);
+        }
+        close_bound(&o);
+        spw_model_destroy(m);
+        folder_free(f);
+    }
+}
+
 /* A file alone, and a folder without config.json: 128 x 128. */
 static void
 test_without_config(void **state)
@@ -453,9 +526,9 @@ test_tied_head(void **state)
 /* ---------------------------------------------------------------- what is refused */
 
 static void
-refused_config(const char *what, const char *with, const char *says)
+refused_config_of(const char *name, const char *what, const char *with, const char *says)
 {
-    folder *f = folder_read("llama");
+    folder *f = folder_read(name);
     spw_model_config m;
     spw_error err = {0};
     replace(f, what, with);
@@ -465,14 +538,68 @@ refused_config(const char *what, const char *with, const char *says)
 }
 
 static void
-taken_config(const char *what, const char *with)
+refused_config(const char *what, const char *with, const char *says)
 {
-    folder *f = folder_read("llama");
+    refused_config_of("llama", what, with, says);
+}
+
+static void
+taken_config_of(const char *name, const char *what, const char *with)
+{
+    folder *f = folder_read(name);
     spw_model_config m;
     spw_error err = {0};
     replace(f, what, with);
     DONE(spw_hf_config_parse(&m, f->config, "test", false, &err));
     folder_free(f);
+}
+
+static void
+taken_config(const char *what, const char *with)
+{
+    taken_config_of("llama", what, with);
+}
+
+/* Of compressed-tensors' formats two are read. */
+static void
+test_packed_config(void **state)
+{
+    static const char *const kimi = "kimi_k25", *const bits = "\"num_bits\": 4", *const size = "\"group_size\": 16",
+                             *const strategy = "\"strategy\": \"group\"", *const order = "\"actorder\": null",
+                             *const group = "not supported yet: text_config.quantization_config.config_groups {",
+                             *const format = "\"format\": \"pack-quantized\"",
+                             *const cache = "\"kv_cache_scheme\": null";
+    (void)state;
+    refused_config_of(kimi, bits, "\"num_bits\": 3", group);
+    refused_config_of(kimi, bits, "\"bits\": 4", group);
+    refused_config_of(kimi, size, "\"group_size\": 0", group);
+    refused_config_of(kimi, size, "\"group_size\": 1.5", group);
+    refused_config_of(kimi, size, "\"group_size\": -1", group);
+    refused_config_of(kimi, strategy, "\"strategy\": \"tensor_group\"", group);
+    refused_config_of(kimi, strategy, "\"strategy\": \"block\"", group);
+    refused_config_of(kimi, order, "\"actorder\": \"group\"", group);
+    refused_config_of(kimi, "\"symmetric\": true", "\"symmetric\": false", group);
+    refused_config_of(kimi, "\"dynamic\": false", "\"dynamic\": true", group);
+    refused_config_of(kimi, "\"type\": \"int\"", "\"type\": \"float\"", group);
+    refused_config_of(kimi, "\"group_0\": {", "\"group_1\": {}, \"group_0\": {", group);
+    refused_config_of(kimi, "\"group_0\": {", "\"group_0\": {\"format\": \"float-quantized\",", group);
+    refused_config_of(kimi, format, "\"format\": \"nvfp4-pack-quantized\"",
+                      "text_config.quantization_config.format \"nvfp4-pack-quantized\": of 8-bit floats");
+    refused_config_of(kimi, format, "\"format\": \"float-quantized\"",
+                      "quantization_config.format \"float-quantized\"");
+    refused_config_of(kimi, format, "\"formats\": \"pack-quantized\"", "quantization_config.format nothing");
+    refused_config_of(kimi, cache, "\"kv_cache_scheme\": {\"num_bits\": 8}", "quantization_config.kv_cache_scheme {");
+    refused_config_of(kimi, cache, "\"transform_config\": {\"config_groups\": {}}",
+                      "quantization_config.transform_config {");
+    refused_config_of(kimi, "\"compressed\"", "\"initialized\"", "quantization_config.quantization_status \"init");
+    refused_config_of("llama_float", "\"float-quantized\"", "\"pack-quantized\"", "quantization_config.format \"pack");
+    refused_config_of("llama_float", "\"num_bits\": 8", "\"num_bits\": 4", "quantization_config.config_groups {");
+    taken_config_of(kimi, order, "\"actorder\": \"static\"");
+    taken_config_of(kimi, "\"type\": \"int\"", "\"type\": null");
+    taken_config_of(kimi, cache, "\"sparsity_config\": {}");
+    taken_config_of(kimi, "\"group_0\": {", "\"group_0\": {\"format\": \"pack-quantized\",");
+    taken_config_of("llama_float", "\"strategy\": \"channel\"", "\"strategy\": \"tensor\"");
+    taken_config_of("llama_float", "\"block_structure\": null", "\"block_structure\": [16, 10]");
 }
 
 static void
@@ -555,7 +682,8 @@ refused_weights(folder *f, const char *model, spw_status status, const char *say
     folder_free(f);
 }
 
-#define UP "model.layers.1.mlp.up_proj.weight" /* (44, 24), scales (3, 3) */
+#define UP   "model.layers.1.mlp.up_proj.weight"                          /* (44, 24), scales (3, 3) */
+#define UP_0 "language_model.model.layers.1.mlp.experts.0.up_proj.weight" /* (16, 32), of 4 bits, scales (16, 2) */
 
 static void
 drop(folder *f, const char *name)
@@ -566,9 +694,9 @@ drop(folder *f, const char *name)
 }
 
 static folder *
-with_type(const char *tensor, const char *type, uint64_t rows, uint64_t cols, uint64_t bytes)
+with_type_of(const char *name, const char *tensor, const char *type, uint64_t rows, uint64_t cols, uint64_t bytes)
 {
-    folder *f = folder_read("llama");
+    folder *f = folder_read(name);
     struct tensor *t = find_tensor(f, tensor);
     snprintf(t->type, sizeof t->type, "%s", type);
     t->ndim = cols > 0 ? 2 : 1;
@@ -579,6 +707,57 @@ with_type(const char *tensor, const char *type, uint64_t rows, uint64_t cols, ui
     assert_non_null(t->data);
     memset(t->data, 0, bytes);
     return f;
+}
+
+static folder *
+with_type(const char *tensor, const char *type, uint64_t rows, uint64_t cols, uint64_t bytes)
+{
+    return with_type_of("llama", tensor, type, rows, cols, bytes);
+}
+
+static void
+test_packed_refused(void **state)
+{
+    static const char *const kimi = "kimi_k25";
+    folder *f = folder_read(kimi);
+    (void)state;
+    drop(f, UP_0 "_scale");
+    refused_weights(f, kimi, SPW_ECORRUPT, "/model.safetensors: tensor " UP_0 "_packed is I32",
+                    "scales are missing (model.layers.1.mlp.experts.0.up_proj.weight_scale)");
+    f = folder_read(kimi);
+    drop(f, UP_0 "_packed");
+    refused_weights(f, kimi, SPW_ECORRUPT, "tensor " UP_0 "_scale is for weights that are F8_E4M3 or packed",
+                    "is missing");
+    f = folder_read(kimi); /* what says less than the model does may be missing */
+    drop(f, UP_0 "_shape");
+    drop(f, UP_0 "_packed");
+    drop(f, UP_0 "_scale");
+    refused_weights(f, kimi, SPW_ECORRUPT, "experts.0.up_proj.weight is missing", "the weights of another model");
+    refused_weights(with_type_of(kimi, UP_0 "_packed", "I64", 16, 4, 16 * 4 * 8), kimi, SPW_ECORRUPT,
+                    UP_0 "_packed is I64", "4 bits for each weight are I32 of [16, 4]");
+    refused_weights(with_type_of(kimi, UP_0 "_packed", "I32", 16, 8, 16 * 8 * 4), kimi, SPW_ECORRUPT,
+                    UP_0 "_packed is I32 of shape [16, 8]", "I32 of [16, 4]");
+    refused_weights(with_type_of(kimi, UP_0 "_scale", "BF16", 16, 1, 32), kimi, SPW_ECORRUPT,
+                    UP_0 "_scale has shape [16, 1]", "blocks of 1 x 16 need [16, 2]");
+    refused_weights(with_type_of(kimi, UP_0 "_scale", "F8_E4M3", 16, 2, 32), kimi, SPW_ECORRUPT,
+                    UP_0 "_scale is F8_E4M3", "F32, BF16 and F16 are read");
+    f = folder_read(kimi);
+    memset(add_tensor(f, UP_0 "_zero_point", "I32", 2, (uint64_t[]){2, 2}, 16)->data, 0, 16);
+    refused_weights(f, kimi, SPW_ECORRUPT, UP_0 "_zero_point is not in this model", "");
+    f = folder_read(kimi);
+    memset(add_tensor(f, UP_0, "BF16", 2, (uint64_t[]){16, 32}, 16 * 64)->data, 0, 16 * 64);
+    refused_weights(f, kimi, SPW_ECORRUPT, "experts.0.up_proj.weight", "there twice");
+    f = folder_read(kimi);
+    replace(f, "\"quantization_config\"", "\"quantization\"");
+    refused_weights(f, kimi, SPW_ECONFIG, "/config.json: there are packed weights", "no quantization_config");
+    f = folder_read(kimi);
+    f->config[0] = '\0';
+    refused_weights(f, kimi, SPW_ECONFIG, "there are packed weights, and no config.json that says their bits", "");
+    f = folder_read("llama_float");
+    replace(f, "\"type\": \"float\"", "\"type\": \"int\"");
+    replace(f, "\"float-quantized\"", "\"pack-quantized\"");
+    refused_weights(f, "llama_float", SPW_ECONFIG,
+                    "quantization_config.quant_method is not that of weights in 8-bit floats", "");
 }
 
 /* Each by the names of tensor and file. */
@@ -682,21 +861,25 @@ static folder *
 decoded(const char *name)
 {
     folder *f = folder_read(name);
-    char *at = strstr(f->config, ",\n  \"quantization_config\"");
-    assert_non_null(at);
-    snprintf(at, 3, "\n}");
+    replace(f, "\"quantization_config\"", "\"quantization\"");
     for (uint32_t i = 0; i < f->count; i++) {
         struct tensor *t = &f->tensors[i];
-        uint64_t elems = t->shape[0] * t->shape[1];
-        if (strcmp(t->type, "F8_E4M3") == 0) {
-            free(t->data);
-            t->data = expected(name, t->name, elems);
-            t->bytes = 4 * elems;
-            snprintf(t->type, sizeof t->type, "F32");
+        char *packed = strstr(t->name, "_packed"), *inner = strstr(t->name, "model.layers.");
+        uint64_t elems;
+        if (packed == NULL && strcmp(t->type, "F8_E4M3") != 0)
+            continue;
+        if (packed != NULL) {
+            t->shape[1] *= strcmp(name, "llama_int8") == 0 ? 4 : 8;
+            *packed = '\0';
         }
+        elems = t->shape[0] * t->shape[1];
+        free(t->data);
+        t->data = expected(name, inner, elems);
+        t->bytes = 4 * elems;
+        snprintf(t->type, sizeof t->type, "F32");
     }
     for (uint32_t i = f->count; i-- > 0;) {
-        if (strstr(f->tensors[i].name, "_scale_inv") != NULL)
+        if (strstr(f->tensors[i].name, ".weight_s") != NULL) /* scales, and shapes of what was packed */
             drop(f, f->tensors[i].name);
     }
     folder_write(f);
@@ -751,7 +934,7 @@ same_training(const char *name, spw_state_format format, spw_tier tier, void (*c
     assert_true(coded.losses[0] > 1 && coded.losses[0] < 10 && coded.losses[0] != coded.losses[RIG_STEPS - 1]);
     assert_memory_equal(coded.losses, plain.losses, sizeof coded.losses);
     assert_memory_equal(coded.norms, plain.norms, sizeof coded.norms);
-    rig_same_state(&coded, &plain, "state after training from 8-bit floats");
+    rig_same_state(&coded, &plain, "state after training from codes");
     rig_remove(&coded);
     rig_remove(&plain);
     folder_free(f);
@@ -765,6 +948,9 @@ test_training(void **state)
     same_training("llama", SPW_STATE_SPLIT, SPW_TIER_NVME, NULL);
     same_training("qwen3_moe", SPW_STATE_FP32, SPW_TIER_NVME, NULL);
     same_training("qwen3_moe", SPW_STATE_MIXED, SPW_TIER_HOST, NULL);
+    same_training("kimi_k25", SPW_STATE_SPLIT, SPW_TIER_NVME, NULL);
+    same_training("llama_int8", SPW_STATE_FP32, SPW_TIER_HOST, NULL);
+    same_training("llama_float", SPW_STATE_MIXED, SPW_TIER_NVME, NULL);
 }
 
 /* What is frozen could stay in its file, where it is not what trains; as codes it is made of the numbers. */
@@ -777,6 +963,8 @@ test_frozen(void **state)
     same_training("llama", SPW_STATE_FP32, SPW_TIER_NVME, int8_codes);
     same_training("qwen3_moe", SPW_STATE_SPLIT, SPW_TIER_HOST, int8_codes);
     same_training("llama", SPW_STATE_SPLIT, SPW_TIER_NVME, int4_lora);
+    same_training("kimi_k25", SPW_STATE_SPLIT, SPW_TIER_NVME, int4_lora);
+    same_training("kimi_k25", SPW_STATE_MIXED, SPW_TIER_NVME, freeze_layers);
 }
 
 static void
@@ -822,8 +1010,8 @@ test_export(void **state)
     (void)state;
     tiny_dir_make(dir);
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
-        check_export(cases[k], dir, SPW_DTYPE_COUNT, SPW_BF16);
-        check_export(cases[k], dir, SPW_F32, SPW_F32);
+        check_export(cases[k].name, dir, SPW_DTYPE_COUNT, SPW_BF16);
+        check_export(cases[k].name, dir, SPW_F32, SPW_F32);
     }
     tiny_dir_remove(dir);
 }
@@ -880,9 +1068,11 @@ main(void)
         cmocka_unit_test(test_random_shapes),    cmocka_unit_test(test_without_config),
         cmocka_unit_test(test_tied_head),        cmocka_unit_test(test_config),
         cmocka_unit_test(test_config_of_images), cmocka_unit_test(test_weights_refused),
-        cmocka_unit_test(test_faults),           cmocka_unit_test(test_training),
-        cmocka_unit_test(test_frozen),           cmocka_unit_test(test_export),
-        cmocka_unit_test(test_checkpoint),       cmocka_unit_test(test_generator),
+        cmocka_unit_test(test_packed_config),    cmocka_unit_test(test_packed_refused),
+        cmocka_unit_test(test_random_packed),    cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_training),         cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_export),           cmocka_unit_test(test_checkpoint),
+        cmocka_unit_test(test_generator),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
