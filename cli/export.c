@@ -25,6 +25,20 @@ parse_dtype(const char *text, spw_dtype *out)
     return false;
 }
 
+/* A checkpoint of adapters may do without the weights that they are beside: those that training had are to be merged, whatever is there now. */
+static spw_status
+find_base(spw_export_options *o, spw_error *err)
+{
+    static spw_config config; /* large */
+    static char base[SPW_WEIGHTS_BYTES];
+    if (o->model != NULL || spw_hf_has_weights(o->source))
+        return SPW_OK;
+    SPW_TRY(spw_checkpoint_read_config(o->source, &config, NULL, err));
+    SPW_TRY(spw_checkpoint_weights(o->source, &config, base, err));
+    o->model = base;
+    return SPW_OK;
+}
+
 int
 cli_export(int argc, char **argv)
 {
@@ -61,7 +75,8 @@ cli_export(int argc, char **argv)
         return cli_usage(argv[0], "a source and --to FOLDER are needed");
     if (spw_checkpoint_find(o.source, found, NULL) == SPW_OK) {
         o.source = found;
-        if (spw_checkpoint_verify(found, o.dtype == SPW_F32, &err) != SPW_OK) /* fp32: its masters */
+        if (spw_checkpoint_verify(found, o.dtype == SPW_F32, &err) != SPW_OK || /* fp32: its masters */
+            find_base(&o, &err) != SPW_OK)
             return cli_fail(&err);
     }
     if (spw_export(&o, &report, &err) != SPW_OK)

@@ -23,7 +23,8 @@ typedef struct about {
     spw_checkpoint_state state;
     bool is_foreign, has_others; /* others: weights beside a foreign one, which are not shown */
     spw_foreign_about foreign;
-    spw_error no_resume; /* why a checkpoint cannot be gone on from */
+    spw_error no_resume;          /* why a checkpoint cannot be gone on from */
+    char base[SPW_WEIGHTS_BYTES]; /* of adapters alone, whose weights they are beside */
 } about;
 
 typedef struct totals {
@@ -140,14 +141,14 @@ list_tensors(spw_hf_reader *r, bool with_digest, totals *sum, json_t *list, spw_
 
 /* ---------------------------------------------------------------- what belongs to a folder */
 
-/* Of a config, which is the about's: whether there is such a model, and the tensors are its. */
+/* Of a config, which is the about's: whether there is such a model, and the tensors are its. r NULL: adapters alone. */
 static void
 learn_model(about *a, spw_hf_reader *r)
 {
     spw_model *model = NULL;
     a->has_config = spw_model_build(&model, &a->config, &a->refusal) == SPW_OK;
     a->params = model != NULL ? spw_model_elems(model) : 0;
-    a->fits = model != NULL && spw_hf_reader_bind(r, model, &a->refusal) == SPW_OK;
+    a->fits = model != NULL && r != NULL && spw_hf_reader_bind(r, model, &a->refusal) == SPW_OK;
     spw_model_destroy(model);
 }
 
@@ -155,10 +156,13 @@ static void
 learn(about *a, const char *folder, spw_hf_reader *r)
 {
     static spw_config config; /* large */
-    if (spw_dir_has(folder, "config.json") && spw_hf_config_load(&a->config, folder, &a->refusal) == SPW_OK)
-        learn_model(a, r);
+    const char *of = folder;
     a->has_state = spw_dir_has(folder, "spillway.json") &&
                    spw_checkpoint_read_config(folder, &config, &a->state, &a->no_resume) == SPW_OK;
+    if (a->has_state && r == NULL && spw_checkpoint_weights(folder, &config, a->base, &a->no_resume) == SPW_OK)
+        of = a->base;
+    if (spw_dir_has(of, "config.json") && spw_hf_config_load(&a->config, of, &a->refusal) == SPW_OK)
+        learn_model(a, r);
     if (a->has_state && !spw_dir_has(folder, OPTIMIZER_FILE)) /* it is written even where nothing has state */
         (void)SPW_RAISE(&a->no_resume, SPW_ENOENT, "%s/" OPTIMIZER_FILE " is not there", folder);
 }
@@ -174,6 +178,8 @@ print_about(const about *a)
                (unsigned long long)c->width, (unsigned long long)c->heads, (unsigned long long)c->head_dim,
                (unsigned long long)c->kv_heads, (unsigned long long)c->mlp_width, (unsigned long long)c->vocab,
                c->tied ? ", tied head" : "");
+    if (a->has_state && a->base[0] != '\0')
+        printf("the weights are those of %s\n", a->base);
     if (a->has_state)
         printf("checkpoint of step %llu, %.6g tokens\n", (unsigned long long)a->state.step, a->state.tokens);
     if (a->is_foreign) {
@@ -268,12 +274,16 @@ inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, abo
     spw_status st = SPW_OK;
     if (is_folder && spw_foreign_find(path, file, sizeof file))
         return inspect_foreign(file, path, with_digest, sum, a, list, err);
-    st = spw_hf_reader_open(&r, path, err);
-    if (st == SPW_OK && is_folder)
-        learn(a, path, r);
-    if (st == SPW_OK)
-        st = show(r, with_digest, sum, list, err);
-    spw_hf_reader_close(r);
+    if (is_folder && spw_hf_adapters(path) != NULL && !spw_hf_has_weights(path)) {
+        learn(a, path, NULL);
+    } else {
+        st = spw_hf_reader_open(&r, path, err);
+        if (st == SPW_OK && is_folder)
+            learn(a, path, r);
+        if (st == SPW_OK)
+            st = show(r, with_digest, sum, list, err);
+        spw_hf_reader_close(r);
+    }
     for (size_t i = 0; st == SPW_OK && is_folder && i < sizeof beside / sizeof beside[0]; i++) {
         if (!spw_dir_has(path, beside[i]))
             continue;

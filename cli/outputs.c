@@ -58,10 +58,13 @@ cli_warn_of_full_disk(const spw_config *c, const spw_engine *e, const spw_checkp
         snprintf(many, sizeof many, "%llu checkpoints at once take", (unsigned long long)count);
     fprintf(stderr,
             "spillway: warning: %s %s and spillway.checkpoint_dir %s has %s free%s: saving will fail unless room is "
-            "made%s\n",
+            "made%s%s\n",
             many, spw_format_bytes(a, sizeof a, spw_checkpoint_disk_bytes(e, count)), c->run.checkpoint_dir,
             spw_format_bytes(b, sizeof b, room), swap_bytes > 0 ? " beside swap" : "",
-            count > 1 && c->run.keep_last == 0 ? " or spillway.keep_last says that fewer stay" : "");
+            count > 1 && c->run.keep_last == 0 ? " or spillway.keep_last says that fewer stay" : "",
+            c->run.lora.rank > 0 && c->run.checkpoint_base && spw_config_start_folder(c) != NULL
+                ? "; with spillway.checkpoint_base false they hold adapters alone"
+                : "");
 }
 
 spw_status

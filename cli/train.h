@@ -24,7 +24,7 @@ typedef struct train_run {
     spw_reference *reference; /* of spillway.preference; NULL: there is none */
     double *answers;          /* beside tokens, what it found */
     spw_checkpoint_state at;
-    char weights_from[SPW_PATH_BYTES + 64]; /* of the checkpoint to go on from */
+    char weights_from[SPW_WEIGHTS_BYTES]; /* of the checkpoint to go on from */
     const char *trace_path;
     bool quiet, tty, resumed, resume_anyway, from_folder, from_foreign, rates_known, ranks_known;
     bool spent, stopped; /* before spillway.steps, on all ranks: the write budget is; a signal came to one of them */

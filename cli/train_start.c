@@ -212,7 +212,7 @@ find_checkpoint(train_run *r, const char *resume, char found[SPW_PATH_BYTES], sp
             tell_of_trainer(resume, err);
         SPW_TRY(st);
         SPW_TRY(spw_checkpoint_read_config(found, &saved, &r->at, err));
-        snprintf(r->weights_from, sizeof r->weights_from, "%.1000s/model.safetensors", found);
+        SPW_TRY(spw_checkpoint_weights(found, &r->config, r->weights_from, err));
     }
     r->resumed = true;
     return SPW_OK;

@@ -167,7 +167,7 @@ check_digests(const spw_manifest *m, const char *path, bool optimizer, spw_error
     spw_bounce *bounce;
     spw_status st;
     SPW_TRY(spw_bounce_create(&bounce, spw__checkpoint_buffers(spw_cpu_allowed_count()), err));
-    st = check_digest(m, SPW_DIGEST_MODEL, path, bounce, err);
+    st = m->base[0] == '\0' ? check_digest(m, SPW_DIGEST_MODEL, path, bounce, err) : SPW_OK;
     if (st == SPW_OK && spw_dir_has(path, SPW_ADAPTER_FILE))
         st = check_digest(m, SPW_DIGEST_ADAPTER, path, bounce, err);
     if (st == SPW_OK && optimizer && spw_dir_has(path, SPW_OPTIMIZER_FILE))
@@ -334,7 +334,8 @@ check_files(const spw__checkpoint_sources *job, const spw_manifest *m, const cha
 {
     bool first = spw__engine_rank(job->e) == 0;
     file_read files[SPW_DIGEST_COUNT] = {{{0}, 0}};
-    files[SPW_DIGEST_MODEL].sum = spw_hf_reader_sum(job->model, first, &files[SPW_DIGEST_MODEL].bytes);
+    if (m->base[0] == '\0')
+        files[SPW_DIGEST_MODEL].sum = spw_hf_reader_sum(job->model, first, &files[SPW_DIGEST_MODEL].bytes);
     if (job->optimizer != NULL)
         files[SPW_DIGEST_OPTIMIZER] =
             (file_read){spw_st_reader_sum(job->optimizer, first), spw_st_reader_file_bytes(job->optimizer)};
@@ -368,12 +369,11 @@ find_tensor(spw_st_reader *r, const char *path, const spw_param *p, const char *
 }
 
 static spw_status
-open_tensors(spw__checkpoint_sources *job, const char *path, bool with_optimizer, spw_error *err)
+open_tensors(spw__checkpoint_sources *job, const char *path, const char *weights, bool with_optimizer, spw_error *err)
 {
     const spw_model *m = spw_engine_model(job->e);
     char file[SPW_PATH_BYTES + 64];
-    snprintf(file, sizeof file, "%.1000s/" SPW_MODEL_FILE, path);
-    SPW_TRY(spw_hf_reader_open(&job->model, file, err));
+    SPW_TRY(spw_hf_reader_open(&job->model, weights, err));
     SPW_TRY(spw_hf_reader_bind(job->model, m, err));
     SPW_TRY(spw_bounce_create(&job->bounce, spw__checkpoint_buffers(spw__engine_workers(job->e)), err));
     spw_hf_reader_past_cache(job->model, job->bounce);
@@ -427,20 +427,23 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
 {
     spw__checkpoint_sources job;
     bool with_optimizer = spw__layout_trained(spw_engine_layout(e)) > 0;
-    char model[SPW_PATH_BYTES + 64];
+    char weights[SPW_WEIGHTS_BYTES] = "";
     spw_manifest manifest = {0};
     spw_error own = {0};
     int64_t none = 0;
     spw_status st;
     SPW_TRY(spw__checkpoint_sources_init(&job, e, err));
-    snprintf(model, sizeof model, "%.1000s/" SPW_MODEL_FILE, path);
-    st = spw__in_place_check(e, model, &own);
+    st = spw__manifest_read(&manifest, path, &own);
     if (st == SPW_OK)
-        st = spw__manifest_read(&manifest, path, &own);
+        st = spw__checkpoint_weights(&manifest, path, spw__engine_config(e)->model_path, weights, &own);
+    if (st == SPW_OK)
+        st = spw__in_place_check(e, weights, &own);
+    if (st == SPW_OK && manifest.base[0] != '\0' && with_optimizer)
+        st = spw__checkpoint_check_base(&manifest, path, spw__engine_config(e), &own);
     if (st == SPW_OK) {
         if (manifest.scaled) /* without one (of bf16, say) the scale is where it begins */
             spw_engine_set_loss_scaler(e, &manifest.scaler);
-        st = open_tensors(&job, path, with_optimizer, &own);
+        st = open_tensors(&job, path, weights, with_optimizer, &own);
     }
     st = spw__engine_agree(e, st, &own, &none, err);
     if (st == SPW_OK)
@@ -451,7 +454,9 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
     } else if (st == SPW_OK && spw__engine_rank(e) == 0) {
         warn_unchecked(path);
     }
-    if (st == SPW_OK && manifest.digests_known && is_kept(&job, &manifest))
+    if (st == SPW_OK && manifest.base[0] != '\0' && with_optimizer)
+        spw__checkpoint_began(e, weights);
+    else if (st == SPW_OK && manifest.digests_known && is_kept(&job, &manifest))
         spw__checkpoint_saved(e, path, manifest.digests[SPW_DIGEST_MODEL], spw__checkpoint_contents(e));
     if (st == SPW_OK) {
         spw_engine_set_updates(e, manifest.state.updates);

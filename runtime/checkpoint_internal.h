@@ -31,13 +31,14 @@ void spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *su
 /*
  * The model's file of the last checkpoint (checkpoint_link.c), for engines that train none of it. contents: a number that an
  * edit of what is frozen changes. saved: that folder holds what was there at this number; digest: of its file, for rank 0.
- * unchanged: this rank still has what is in it. link, on rank 0 and if all ranks have: gives the file a second name in folder;
+ * unchanged: this rank still has what is in it, and the next checkpoint may do without a file of its own. link, on rank 0 and if all ranks have: gives the file a second name in folder;
  * false: it must be written. Between steps.
  */
 uint64_t spw__checkpoint_contents(spw_engine *e);
 void spw__checkpoint_saved(spw_engine *e, const char *checkpoint, const char *digest, uint64_t contents);
-bool spw__checkpoint_unchanged(spw_engine *e);
+bool spw__checkpoint_unchanged(spw_engine *e, const spw_config *config);
 bool spw__checkpoint_link(spw_engine *e, const char *folder);
+bool spw__checkpoint_all_frozen(const spw_engine *e); /* all but adapters */
 
 /*
  * The manifest (checkpoint_manifest.c): what spillway.json says, every field checked. Errors are SPW_ECORRUPT and name file,
@@ -52,8 +53,21 @@ typedef struct spw_manifest {
     bool digests_known; /* false: of format 1 */
     bool scaled;
     spw_loss_scaler scaler; /* of fp16 */
-    json_t *config;         /* an object */
+    char base[SPW_PATH_BYTES],
+        base_digest[17]; /* the folder of what is frozen, and its fingerprint; "": the model's file is here */
+    json_t *config;      /* an object */
 } spw_manifest;
+/*
+ * Where a checkpoint does not hold what is frozen (checkpoint_base.c).
+ *   weights     its model's file, or the folder: model_path's or the one that it names, whichever has the fingerprint. SPW_ENOENT: neither
+ *   check_base  whether a configuration makes the same weights of the folder. SPW_ECONFIG: it does not
+ *   began       the engine's weights are a folder's, which checkpoints may name
+ */
+spw_status spw__checkpoint_weights(const spw_manifest *m, const char *checkpoint, const char *model_path,
+                                   char out[SPW_WEIGHTS_BYTES], spw_error *err);
+spw_status
+spw__checkpoint_check_base(const spw_manifest *m, const char *checkpoint, const spw_config *now, spw_error *err);
+void spw__checkpoint_began(spw_engine *e, const char *folder);
 /* What each rank has summed of each file becomes what all have. Collective, on the channel of saves. */
 spw_status spw__checkpoint_sum_ranks(spw_engine *e, spw_st_sum sums[SPW_DIGEST_COUNT], spw_error *err);
 spw_status spw__manifest_read(spw_manifest *out, const char *checkpoint, spw_error *err);

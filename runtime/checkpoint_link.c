@@ -1,5 +1,5 @@
 /*
- * The model's file of one checkpoint in the next: where everything in it is frozen, as with adapters, a save gives the file of
+ * The model's file of one checkpoint in the next, or none (checkpoint_base.c): where everything in it is frozen, as with adapters, a save gives the file of
  * the last checkpoint (or of the one training went on from) a second name instead of writing all of it again. Only while it is
  * certain that both are the same: the store's frozen chunks were not edited on any rank, and the file is the one whose bytes
  * were summed. Where a link cannot be had (another file system, none of its kind there, the old one removed) the file is written.
@@ -17,8 +17,8 @@ spw__checkpoint_contents(spw_engine *e)
     return stats.frozen_edits;
 }
 
-static bool
-all_frozen(const spw_engine *e)
+bool
+spw__checkpoint_all_frozen(const spw_engine *e)
 {
     const spw_model *m = spw_engine_model(e);
     uint32_t base = spw__base_count(m), id = 0;
@@ -47,14 +47,16 @@ spw__checkpoint_saved(spw_engine *e, const char *checkpoint, const char *digest,
     snprintf(s->path, sizeof s->path, "%.1000s/" SPW_MODEL_FILE, checkpoint);
     snprintf(s->digest, sizeof s->digest, "%s", digest);
     s->contents = contents;
-    s->there = all_frozen(e) && (spw__engine_rank(e) > 0 || look(s->path, s));
+    s->base = false;
+    s->there = spw__checkpoint_all_frozen(e) && (spw__engine_rank(e) > 0 || look(s->path, s));
 }
 
 bool
-spw__checkpoint_unchanged(spw_engine *e)
+spw__checkpoint_unchanged(spw_engine *e, const spw_config *c)
 {
     const saved_model *s = spw__engine_saved(e);
-    return s->there && s->contents == spw__checkpoint_contents(e);
+    const bool wanted = s->base ? !c->run.checkpoint_base : c->run.checkpoint_links;
+    return wanted && s->there && s->contents == spw__checkpoint_contents(e);
 }
 
 bool
@@ -63,6 +65,8 @@ spw__checkpoint_link(spw_engine *e, const char *folder)
     const saved_model *s = spw__engine_saved(e);
     char to[SPW_PATH_BYTES + 128];
     saved_model now;
+    if (s->base)
+        return true; /* there is no file of it */
     snprintf(to, sizeof to, "%.1100s/" SPW_MODEL_FILE, folder);
     return look(s->path, &now) && now.device == s->device && now.inode == s->inode && now.bytes == s->bytes &&
            now.changed_ns == s->changed_ns && link(s->path, to) == 0;

@@ -40,6 +40,8 @@ spw__manifest_text(const spw_manifest *m)
             json_object_set_new(digests, spw__digest_names[i], json_string(m->digests[i]));
     }
     json_object_set_new(root, "digests", digests);
+    if (m->base[0] != '\0')
+        json_object_set_new(root, "base", json_pack("{s:s, s:s}", "path", m->base, "fingerprint", m->base_digest));
     json_object_set(root, "config", m->config);
     if (m->scaled)
         json_object_set_new(root, "loss_scale",
@@ -148,6 +150,26 @@ object(reading *r, const json_t *in, const char *key, int flags)
 }
 
 static void
+check_digits(reading *r, const char *name, const json_t *v, const char digits[17])
+{
+    if (v != NULL && strspn(digits, "0123456789abcdef") != 16)
+        wrong(r, name, v, "16 hexadecimal digits");
+}
+
+static void
+read_base(reading *r, const json_t *in, spw_manifest *out)
+{
+    const json_t *base = object(r, in, "base", 0);
+    if (base == NULL)
+        return;
+    string(r, base, "base", "path", out->base, sizeof out->base, REQUIRED);
+    string(r, base, "base", "fingerprint", out->base_digest, sizeof out->base_digest, REQUIRED);
+    check_digits(r, "base.fingerprint", json_object_get(base, "fingerprint"), out->base_digest);
+    if (r->st == SPW_OK && out->base[0] != '/')
+        wrong(r, "base.path", json_object_get(base, "path"), "a path from the root");
+}
+
+static void
 read_digests(reading *r, const json_t *in, spw_manifest *out)
 {
     const json_t *digests = object(r, in, "digests", REQUIRED);
@@ -155,9 +177,8 @@ read_digests(reading *r, const json_t *in, spw_manifest *out)
         char name[64];
         const json_t *v = field(digests, "digests", spw__digest_names[i], name);
         string(r, digests, "digests", spw__digest_names[i], out->digests[i], sizeof out->digests[i],
-               i == 0 ? REQUIRED : 0);
-        if (v != NULL && strspn(out->digests[i], "0123456789abcdef") != sizeof out->digests[i] - 1)
-            wrong(r, name, v, "16 hexadecimal digits");
+               i == SPW_DIGEST_MODEL && out->base[0] == '\0' ? REQUIRED : 0);
+        check_digits(r, name, v, out->digests[i]);
     }
 }
 
@@ -177,6 +198,7 @@ read_fields(reading *r, const json_t *root, spw_manifest *out)
     s->updates = (uint64_t)integer(r, root, "", "updates", 0, REQUIRED);
     s->bytes_written = (uint64_t)integer(r, root, "", "bytes_written", 0, 0);
     s->tokens = number(r, root, "", "tokens", false, 0);
+    read_base(r, root, out);
     read_digests(r, root, out);
     if ((data = object(r, root, "data", 0)) != NULL) {
         s->data.files = (uint64_t)integer(r, data, "data", "files", 1, REQUIRED);

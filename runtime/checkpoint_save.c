@@ -268,7 +268,9 @@ spw_checkpoint_disk_bytes(const spw_engine *e, uint64_t count)
     const spw_model *m = spw_engine_model(e);
     spw_state_format format = spw__engine_format(e);
     uint64_t bytes = 1 << 16, of_base = 0, base = spw__base_count(m);
-    bool linked = spw__engine_config(e)->run.checkpoint_links;
+    const spw_config *c = spw__engine_config(e);
+    const bool named = !c->run.checkpoint_base && spw_config_start_folder(c) != NULL;
+    bool linked = named || c->run.checkpoint_links;
     for (uint32_t id = 0; id < m->param_count; id++) {
         uint64_t elems = m->params[id].rows * m->params[id].cols;
         *(id < base ? &of_base : &bytes) +=
@@ -276,7 +278,7 @@ spw_checkpoint_disk_bytes(const spw_engine *e, uint64_t count)
         bytes += spw__checkpoint_trains(e, id) ? elems * parts_of(format, spw__checkpoint_rule(e, id)) * 4 : 0;
         linked = linked && (id >= base || !spw__checkpoint_trains(e, id));
     }
-    return count * bytes + (linked ? 1 : count) * of_base;
+    return count * bytes + (!linked ? count : named ? 0 : 1) * of_base;
 }
 
 /* Of the files in the order of their digests; NULL: no such file, or a link. */
@@ -299,6 +301,22 @@ sum_files(const spw_checkpoint_job *job, spw_st_sum sums[SPW_DIGEST_COUNT], spw_
     return spw__checkpoint_sum_ranks(job->e, sums, err);
 }
 
+/* Whether the frozen model is in the folder that it came from, and in no file of a checkpoint. */
+static bool
+names_base(const spw_checkpoint_job *job)
+{
+    return job->linked && spw__engine_saved(job->e)->base;
+}
+
+/* What holds what is frozen, where that is not written. */
+static void
+name_frozen(const saved_model *s, spw_manifest *m)
+{
+    memcpy(s->base ? m->base_digest : m->digests[SPW_DIGEST_MODEL], s->digest, sizeof m->base_digest);
+    if (s->base)
+        memcpy(m->base, s->path, sizeof m->base);
+}
+
 /* A file of which anything is missing or came twice has no digest, and is no checkpoint. */
 static spw_status
 write_digests(const spw_checkpoint_job *job, const spw_st_sum sums[SPW_DIGEST_COUNT], spw_manifest *m, spw_error *err)
@@ -306,7 +324,7 @@ write_digests(const spw_checkpoint_job *job, const spw_st_sum sums[SPW_DIGEST_CO
     const spw_st_writer *writers[SPW_DIGEST_COUNT];
     list_writers(job, writers);
     if (job->linked)
-        memcpy(m->digests[SPW_DIGEST_MODEL], spw__engine_saved(job->e)->digest, sizeof m->digests[0]);
+        name_frozen(spw__engine_saved(job->e), m);
     for (int i = 0; i < SPW_DIGEST_COUNT; i++) {
         uint64_t bytes = writers[i] != NULL ? spw_st_writer_file_bytes(writers[i]) : 0;
         if (sums[i].bytes != bytes)
@@ -355,9 +373,9 @@ complete(spw_checkpoint_job *job, const spw_st_sum sums[SPW_DIGEST_COUNT], spw_e
 {
     char path[NAME_BYTES + 64];
     SPW_TRY(flush(job, err));
-    snprintf(path, sizeof path, "%s/config.json",
-             job->partial); /* Hugging Face's, so that the folder loads elsewhere */
-    SPW_TRY(spw_file_write_text(path, job->model_config, err));
+    snprintf(path, sizeof path, "%s/config.json", job->partial);
+    if (!names_base(job)) /* so that the folder loads elsewhere: as a model, or as adapters of one */
+        SPW_TRY(spw_file_write_text(path, job->model_config, err));
     if (job->adapter != NULL) {
         snprintf(path, sizeof path, "%s/" SPW_ADAPTER_CONFIG_FILE, job->partial);
         SPW_TRY(spw_file_write_text(path, job->adapter_config, err));
@@ -439,6 +457,21 @@ release(spw_checkpoint_job *job, bool remove)
     spw_mem_free(job);
 }
 
+/* As peft has it; where the weights are not beside the adapters, it is told where. */
+static spw_status
+describe_adapters(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
+{
+    json_t *adapters;
+    if (spw_engine_model(job->e)->lora.rank == 0)
+        return SPW_OK;
+    adapters = spw__adapter_config(spw_engine_model(job->e), config);
+    if (names_base(job))
+        json_object_set_new(adapters, "base_model_name_or_path", json_string(spw__engine_saved(job->e)->path));
+    job->adapter_config = json_dumps(adapters, JSON_INDENT(2));
+    json_decref(adapters);
+    return job->adapter_config != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "adapter_config.json");
+}
+
 static spw_status
 prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
 {
@@ -446,13 +479,6 @@ prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
     job->config = spw_config_dump(config);
     SPW_TRY(spw_hf_config_carry(&job->model_config, &spw_engine_model(job->e)->config, source,
                                 spw_state_weight_dtype(job->format), err));
-    if (spw_engine_model(job->e)->lora.rank > 0) {
-        json_t *adapters = spw__adapter_config(spw_engine_model(job->e), config);
-        job->adapter_config = json_dumps(adapters, JSON_INDENT(2));
-        json_decref(adapters);
-        if (job->adapter_config == NULL)
-            return SPW_RAISE(err, SPW_ENOMEM, "adapter_config.json");
-    }
     if (job->config == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest");
     if (spw__engine_rank(job->e) > 0)
@@ -465,6 +491,7 @@ prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
     SPW_TRY(spw_dir_make(job->partial, err));
     SPW_TRY(spw_hf_copy_companions(source, spw_config_kept_tokenizer(config), job->partial, err));
     job->linked = job->unchanged && spw__checkpoint_link(job->e, job->partial);
+    SPW_TRY(describe_adapters(job, config, err));
     return open_writers(job, 0, err);
 }
 
@@ -512,7 +539,7 @@ static spw_status
 prepare_together(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
 {
     spw_error own = {0};
-    double changed = config->run.checkpoint_links && spw__checkpoint_unchanged(job->e) ? 0 : 1;
+    double changed = spw__checkpoint_unchanged(job->e, config) ? 0 : 1;
     int64_t owner, none = 0;
     SPW_TRY(take_turn(job, err));
     SPW_TRY(spw_engine_sum(job->e, &changed, 1, err));
@@ -630,7 +657,7 @@ spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_error *err)
     end_snapshot(job);
     end_work(job);
     st = job->error.status;
-    if (st == SPW_OK)
+    if (st == SPW_OK && !names_base(job))
         spw__checkpoint_saved(job->e, job->final, job->model_digest, job->contents);
     if (st != SPW_OK && err != NULL) {
         *err = job->error;

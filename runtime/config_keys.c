@@ -525,6 +525,9 @@ const key_row spw__config_rows[] = {
         "how many checkpoints stay in checkpoint_dir: older ones go when a new one is complete; 0: all"),
     BOOL("spillway.checkpoint_links", NULL, run.checkpoint_links, "true",
          "with adapters, checkpoints share the file of the frozen model (a hard link); false: each writes its own"),
+    BOOL("spillway.checkpoint_base", NULL, run.checkpoint_base, "true",
+         "with adapters, checkpoints hold the frozen model; false: they name model.path's folder, from which it came "
+         "and which then has to stay"),
     BOOL("spillway.save_in_background", NULL, run.save_in_background, "true",
          "training goes on while a checkpoint is written; false: it waits"),
     BOOL("spillway.save_at_end", NULL, run.save_at_end, "true",

@@ -30,16 +30,17 @@ read_json(const char *folder, const char *name, json_t **out, spw_error *err)
     return SPW_OK;
 }
 
-/* eos_token_id, a number or a list of them, from generation_config.json, or else config.json. */
+/* eos_token_id, a number or a list of them, from generation_config.json, or else config.json, of adapters alone their model's. */
 static spw_status
 read_end_tokens(spw_weights *w, spw_error *err)
 {
     static const char *const names[] = {"generation_config.json", "config.json"};
+    const char *folder = spw_dir_has(w->path, "config.json") ? w->path : w->from;
     for (int k = 0; k < 2 && w->end_token_count == 0; k++) {
         json_t *root, *ids;
-        if (!spw_dir_has(w->path, names[k]))
+        if (!spw_dir_has(folder, names[k]))
             continue;
-        SPW_TRY(read_json(w->path, names[k], &root, err));
+        SPW_TRY(read_json(folder, names[k], &root, err));
         ids = json_object_get(root, "eos_token_id");
         for (size_t i = 0; i < (json_is_array(ids) ? json_array_size(ids) : 1); i++) {
             const json_t *id = json_is_array(ids) ? json_array_get(ids, i) : ids;
@@ -48,8 +49,8 @@ read_end_tokens(spw_weights *w, spw_error *err)
                 continue;
             if (w->end_token_count == SPW_END_TOKENS_MAX) {
                 json_decref(root);
-                return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s/%s: eos_token_id has more than %d tokens", w->path,
-                                 names[k], SPW_END_TOKENS_MAX);
+                return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s/%s: eos_token_id has more than %d tokens", folder, names[k],
+                                 SPW_END_TOKENS_MAX);
             }
             w->end_tokens[w->end_token_count++] = (int32_t)value;
         }
@@ -127,8 +128,9 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
     memset(w, 0, sizeof *w);
     if (strlen(path) >= SPW_PATH_BYTES - 100)
         return SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", path);
-    SPW_TRY(spw_hf_check_folder(path, err));
     w->is_checkpoint = spw_dir_has(path, "spillway.json") || !spw_dir_has(path, "config.json");
+    if (!spw_dir_has(path, "spillway.json"))
+        SPW_TRY(spw_hf_check_folder(path, err));
     if (w->is_checkpoint) {
         st = spw_checkpoint_find(path, w->path, err);
         if (st == SPW_ENOENT && spw_foreign_find(path, w->path, sizeof w->path))
@@ -156,7 +158,10 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
         snprintf(w->path, sizeof w->path, "%s", path);
         SPW_TRY(find_folder(w, err));
     }
-    snprintf(w->from, sizeof w->from, w->is_checkpoint ? "%.1000s/model.safetensors" : "%.1000s", w->path);
+    if (w->is_checkpoint)
+        SPW_TRY(spw_checkpoint_weights(w->path, &w->config, w->from, err));
+    else
+        snprintf(w->from, sizeof w->from, "%.1000s", w->path);
     w->config.zero.offload_param = w->config.zero.offload_optimizer = SPW_TIER_HOST;
     w->config.zero.param_path.count = w->config.zero.optimizer_path.count = 0;
     w->config.run.host_memory = w->config.run.device_memory = SPW_AUTO;

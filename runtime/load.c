@@ -62,6 +62,8 @@ spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
         st = spw__checkpoint_check_weights(e, path, job.model, job.bounce, &own);
         st = spw__engine_agree_loaded(e, st, &own, err);
     }
+    if (st == SPW_OK && !spw__engine_config(e)->run.checkpoint_base)
+        spw__checkpoint_began(e, path);
     spw__checkpoint_sources_deinit(&job);
     return st;
 }

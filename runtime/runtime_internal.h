@@ -423,9 +423,9 @@ spw__layout_weight_bytes(const spw_layout *l, const spw_store_chunk *c, uint32_t
 {
     return spw_store_weight_bytes(c->elems, bytes, l->units[c->unit_idx].coded ? l->code_bits : 0);
 }
-/* The model's file that holds what is frozen, all of the model but adapters (checkpoint_link.c). */
+/* The model's file that holds what is frozen, all of the model but adapters (checkpoint_link.c), or the folder that it came from (checkpoint_base.c). */
 typedef struct saved_model {
-    bool there;
+    bool there, base;  /* base: a folder, whose fingerprint is the digest; the last four are not known */
     uint64_t contents; /* of the store, when it was the same */
     char path[SPW_PATH_BYTES + 32], digest[17];
     uint64_t device, inode, bytes, changed_ns;

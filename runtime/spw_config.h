@@ -171,7 +171,7 @@ typedef struct spw_config {
         spw_dtype grad_dtype;
         char checkpoint_dir[SPW_CHECKPOINT_DIR_BYTES], run_log[SPW_PATH_BYTES];
         uint64_t checkpoint_interval, eval_interval, eval_batches; /* steps; 0: never (the end still saves) */
-        bool save_at_end, save_in_background, checkpoint_links;
+        bool save_at_end, save_in_background, checkpoint_links, checkpoint_base;
         uint64_t keep_last;           /* checkpoints of checkpoint_dir that stay; 0: all */
         uint64_t tbw;                 /* bytes the swap disks are rated for; 0: not known */
         uint64_t write_budget;        /* bytes that the run may write to nvme swap, resumed or not; 0: no limit */

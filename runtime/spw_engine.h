@@ -126,7 +126,7 @@ typedef struct spw_engine_options {
     const volatile int *stop;
     bool resumes; /* a checkpoint will be loaded or saved, though there is neither model.path nor a checkpoint_dir */
     /*
-     * Where the weights will be loaded from: the path of spw_engine_load_weights(), or "<checkpoint>/model.safetensors". With
+     * Where the weights will be loaded from: the path of spw_engine_load_weights(), or spw_checkpoint_weights(). With
      * spillway.frozen_in_place, frozen weights on nvme of the type that the state format gives them stay there, and
      * nothing else can be loaded; the files must not change. NULL: all are copied.
      */
@@ -332,7 +332,8 @@ typedef struct spw_checkpoint_state {
 typedef struct spw_checkpoint_job spw_checkpoint_job;
 spw_status spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *engine, const spw_config *config, const char *dir,
                                 const spw_checkpoint_state *state, spw_error *err);
-/* About what so many checkpoints, one or more, take on disk at once; with spillway.checkpoint_links they share what is frozen. */
+/* About what so many checkpoints, one or more, take on disk at once; with spillway.checkpoint_links they share what is frozen, without spillway.checkpoint_base they
+ * do not have it. */
 uint64_t spw_checkpoint_disk_bytes(const spw_engine *engine, uint64_t count);
 bool spw_checkpoint_done(spw_checkpoint_job *job);
 void spw_checkpoint_hand_over(spw_checkpoint_job *job);
@@ -358,6 +359,13 @@ spw_status spw_checkpoint_check_names(const char *dir, uint64_t after, uint64_t 
  * Threads any; starts up to four.
  */
 spw_status spw_checkpoint_verify(const char *path, bool optimizer, spw_error *err);
+/*
+ * Where the weights of a checkpoint are, for spw_engine_options: its model's file, or the folder that adapters are beside which were saved without
+ * it (spillway.checkpoint_base): model.path's, or the one that the checkpoint names. Errors  SPW_ENOENT: neither has the same weights.
+ */
+enum { SPW_WEIGHTS_BYTES = SPW_PATH_BYTES + 64 };
+spw_status
+spw_checkpoint_weights(const char *path, const spw_config *config, char out[SPW_WEIGHTS_BYTES], spw_error *err);
 /* Model section of the checkpoint's configuration, and its state. */
 spw_status
 spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_state *state, spw_error *err);

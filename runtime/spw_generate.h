@@ -27,7 +27,7 @@ enum { SPW_END_TOKENS_MAX = 64 };
 typedef struct spw_weights {
     char path[SPW_PATH_BYTES]; /* the folder itself; of several checkpoints the newest complete one */
     bool is_checkpoint;
-    char from[SPW_PATH_BYTES + 64]; /* for spw_engine_options: the file or folder that holds them */
+    char from[SPW_WEIGHTS_BYTES]; /* for spw_engine_options: the file or folder that holds them */
     spw_config config; /* its model, weights in host memory, budgets auto: the caller may place them elsewhere */
     int32_t end_tokens[SPW_END_TOKENS_MAX]; /* what ends a text: eos_token_id of its JSON files */
     uint32_t end_token_count;

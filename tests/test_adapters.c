@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <sys/stat.h>
 #include <cmocka.h>
 
@@ -130,6 +131,63 @@ test_checkpoints_share(void **state)
     assert_false(shared(&r, 8, 9));
     rig_remove(&r);
     rig_remove(&other);
+}
+
+static bool
+has_model(const rig *r, int step)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/step-%d/model.safetensors", r->dir, step);
+    return access(path, F_OK) == 0;
+}
+
+/* Those that name the folder of the frozen model, in every tier, until something of it is edited: then it is in the checkpoint. */
+static void
+test_checkpoints_name(void **state)
+{
+    rig base, r, other;
+    char from[400];
+    (void)state;
+    rig_config(&base, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    rig_open(&base);
+    rig_need(&base, spw_engine_init_params(base.e, 7, &base.err));
+    rig_save(&base, 1);
+    snprintf(from, sizeof from, "%s/step-1", base.dir);
+    for (int tier = SPW_TIER_HOST; tier <= SPW_TIER_NVME; tier++) {
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, (spw_tier)tier);
+        rig_config(&other, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+        rig_lora(&r);
+        rig_lora(&other);
+        r.c.run.checkpoint_base = false;
+        r.c.run.frozen_in_place = tier == SPW_TIER_NVME;
+        other.c.run.checkpoint_base = true;
+        r.from = from;
+        rig_open(&r);
+        rig_need(&r, spw_engine_load_weights(r.e, from, &r.err));
+        rig_train(&r, 0, 2);
+        rig_save(&r, 2);
+        assert_false(has_model(&r, 2));
+        rig_load(&other, &r, 2);
+        rig_same_state(&r, &other, "state of a checkpoint without the model");
+        rig_save(&other, 3);
+        assert_true(has_model(&other, 3)); /* who wants it has it again */
+        rig_close(&other);
+        other.c.run.checkpoint_base = false;
+        rig_load(&other, &r, 2);
+        rig_train(&other, 2, 3);
+        rig_save(&other, 4);
+        assert_false(has_model(&other, 4));
+        change_frozen(&other, 0.25f);
+        rig_save(&other, 5);
+        assert_true(has_model(&other, 5));
+        rig_close(&r);
+        r.from = NULL;
+        rig_load(&r, &other, 5);
+        rig_same_state(&r, &other, "state after an edit");
+        rig_remove(&r);
+        rig_remove(&other);
+    }
+    rig_remove(&base);
 }
 
 /* Where something of the model itself is trained, every checkpoint has its own. */
@@ -551,11 +609,11 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_checkpoints_share),   cmocka_unit_test(test_checkpoints_do_not_share),
-        cmocka_unit_test(test_lora_starts_as_base), cmocka_unit_test(test_lora_everywhere),
-        cmocka_unit_test(test_lora_resumes),        cmocka_unit_test(test_lora_bytes),
-        cmocka_unit_test(test_lora_merged),         cmocka_unit_test(test_lora_refusals),
-        cmocka_unit_test(test_lora_routers),
+        cmocka_unit_test(test_checkpoints_share), cmocka_unit_test(test_checkpoints_do_not_share),
+        cmocka_unit_test(test_checkpoints_name),  cmocka_unit_test(test_lora_starts_as_base),
+        cmocka_unit_test(test_lora_everywhere),   cmocka_unit_test(test_lora_resumes),
+        cmocka_unit_test(test_lora_bytes),        cmocka_unit_test(test_lora_merged),
+        cmocka_unit_test(test_lora_refusals),     cmocka_unit_test(test_lora_routers),
     };
     return cmocka_run_group_tests_name("adapters", tests, NULL, NULL);
 }

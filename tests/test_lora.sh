@@ -58,6 +58,60 @@ written() { # OVERRIDES...
 apart=$(($(written --set spillway.frozen_in_place=false) - $(written)))
 check "weights that stay in their files are not written" [ "$apart" -gt 50000 ]
 
+# Checkpoints that name the folder of the frozen model: the same training, without its weights.
+head -c 700 "$dir/text" >"$dir/little"
+alone() { run train "$dir/llama.json" --quiet --set "model={\"path\":\"$dir/base\"}" --set spillway.checkpoint_dir="$dir/$1" "${@:2}"; }
+adapters() { for f in adapter_model optimizer-00001-of-00001; do cmp "$1/$f.safetensors" "$2/$f.safetensors" || return 1; done; }
+losses() { run eval "$@" --data "$dir/little" && cp "$dir/out" "$dir/loss"; }
+named="--set spillway.checkpoint_base=false"
+check "with the model" alone held
+check "without it" alone named $named
+check "has no weights" [ ! -e "$dir/named/step-6/model.safetensors" ]
+check "and the same state" adapters "$dir/held/step-6" "$dir/named/step-6"
+check "peft is told where they are" grep -q "\"base_model_name_or_path\": \"$dir/base\"" "$dir/named/step-6/adapter_config.json"
+check "resumed, all in host memory" alone named-again $named --resume "$dir/named/step-3" --set zero_optimization.offload_param.device=cpu
+check "it is the run that was not stopped" adapters "$dir/named/step-6" "$dir/named-again/step-6"
+check "and has none either" [ ! -e "$dir/named-again/step-6/model.safetensors" ]
+check "resumed with the model" alone named-whole --resume "$dir/named/step-3"
+check "it has the model's bytes" same "$dir/held/step-6" "$dir/named-whole/step-6"
+check "on two ranks" alone named-two $named -n 2
+check "it has none" [ ! -e "$dir/named-two/step-6/model.safetensors" ]
+check "and is resumed by one" alone named-one $named --resume "$dir/named-two/step-3" --set gradient_accumulation_steps=2
+check "with codes" alone named-codes $named --set spillway.frozen_codes=int8
+check "other codes of its weights are other weights" refuses "spillway.frozen_codes was int8 and is none" train "$dir/llama.json" --quiet --resume-anyway \
+    --set "model={\"path\":\"$dir/base\"}" $named --resume "$dir/named-codes/step-3"
+check "other roundings too" refuses "spillway.state_format gave bf16 weights and gives fp32" train "$dir/llama.json" --quiet --resume-anyway \
+    --set "model={\"path\":\"$dir/base\"}" $named --resume "$dir/named/step-3" --set spillway.state_format=fp32 --set bf16.enabled=false
+check "the same codes are not" alone named-codes-2 $named --set spillway.frozen_codes=int8 --resume "$dir/named-codes/step-3"
+check "and are the same weights" adapters "$dir/named-codes/step-6" "$dir/named-codes-2/step-6"
+check "text is drawn" run generate "$dir/held" --prompt abc --tokens 9 --temperature 0
+cp "$dir/out" "$dir/want"
+check "and from named weights" run generate "$dir/named" --prompt abc --tokens 9 --temperature 0
+check "the same" cmp "$dir/want" "$dir/out"
+check "held weights are evaluated" losses "$dir/held"
+cp "$dir/loss" "$dir/want"
+check "named ones too" losses "$dir/named"
+check "with the same loss" [ "$(grep -o 'loss [0-9.]*' "$dir/want")" = "$(grep -o 'loss [0-9.]*' "$dir/loss")" ]
+check "held weights are exported" run export "$dir/held" --to "$dir/held-merged" --dtype bf16
+check "named ones too" run export "$dir/named" --to "$dir/named-merged" --dtype bf16
+check "to the same" cmp "$dir/held-merged/model.safetensors" "$dir/named-merged/model.safetensors"
+check "inspected, it says where they are" run inspect "$dir/named"
+check "by its path" grep -qx "the weights are those of $dir/base" "$dir/out"
+mv "$dir/base" "$dir/moved"
+gone="has adapters alone, and the weights that they are beside were in $dir/base, which is not there"
+for command in "eval $dir/named --data $dir/little" "generate $dir/named --prompt a" "export $dir/named --to $dir/gone"; do
+    check "a folder that is not there stops ${command%% *}" refuses "$gone" $command
+done
+check "and train" refuses "$gone" train "$dir/llama.json" --quiet --set "model={\"path\":\"$dir/llama-merged\"}" --resume-anyway --resume "$dir/named/step-3"
+check "one that is somewhere else now does not" run train "$dir/llama.json" --quiet --set "model={\"path\":\"$dir/moved\"}" $named \
+    --set spillway.checkpoint_dir="$dir/named-moved" --resume "$dir/named/step-3"
+check "and the state is the same" adapters "$dir/named/step-6" "$dir/named-moved/step-6"
+check "what is merged elsewhere too" run export "$dir/named" --to "$dir/moved-merged" --dtype bf16 --model "$dir/moved"
+check "is the same" cmp "$dir/held-merged/model.safetensors" "$dir/moved-merged/model.safetensors"
+cp -r "$dir/llama-merged" "$dir/base"
+check "other weights of the same shapes are others" refuses "were in $dir/base, which has others now" eval "$dir/named" --data "$dir/little"
+rm -rf "$dir/base" && mv "$dir/moved" "$dir/base"
+
 # Adapters as peft writes them: in 16 bits, with alpha over the root of the rank; and what they may not be.
 variant() { # NAME CODE WIDTH OF: a folder like llama's or that of OF, changed by Python, which has tensors t {name: (shape, bytes of bf16)} and the configuration c
     local of=$dir/${4:-llama}/step-6
@@ -227,10 +281,10 @@ import os, shutil, sys, torch
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
-folder, merged = sys.argv[1:]
-base = merged + "-base"
-os.makedirs(base)
-for f in ("config.json", "model.safetensors"):
+folder, merged = sys.argv[1:3]
+base = sys.argv[3] if len(sys.argv) > 3 else merged + "-base"
+for f in ("config.json", "model.safetensors") if len(sys.argv) < 4 else ():
+    os.makedirs(base, exist_ok=True)
     shutil.copy(f"{folder}/{f}", base)
 load = lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 ids = torch.arange(60)[None] * 7 % 256
@@ -277,6 +331,8 @@ if python3 -c 'import torch, transformers, peft' 2>/dev/null; then
     for name in llama gpt2 gpt_oss qwen3_5_moe_text qwen3_next fused_qwen3 fused_gpt_oss; do
         check "$name is the same to peft, transformers and the export" compare "$dir/$name/step-6" "$dir/$name-merged"
     done
+    check "named weights are exported in fp32" run export "$dir/named" --to "$dir/named-full" --dtype fp32
+    check "and the same to peft and transformers" compare "$dir/named/step-6" "$dir/named-full" "$dir/base"
     for name in fused_qwen3 fused_gpt_oss; do
         for parameters in "mlp.experts.down_proj mlp.experts.gate_up_proj" "layers.1.mlp.experts.gate_up_proj"; do
             rm -rf "$dir/theirs" "$dir/theirs-merged"

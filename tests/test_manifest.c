@@ -27,6 +27,11 @@ test_round_trip(void **state)
         m.state = (spw_checkpoint_state){
             .step = 1ull << 40, .data_position = 7, .updates = 5, .bytes_written = 11, .tokens = 1e15};
         snprintf(m.digests[SPW_DIGEST_MODEL], sizeof m.digests[0], "0123456789abcdef");
+        if (parts == 3) { /* of adapters alone */
+            memset(m.digests[SPW_DIGEST_MODEL], 0, sizeof m.digests[0]);
+            snprintf(m.base, sizeof m.base, "/mnt/\"models\"/base");
+            snprintf(m.base_digest, sizeof m.base_digest, "00ff00ff00ff00ff");
+        }
         if (parts & 1) {
             m.state.data = (spw_data_summary){
                 2, 3, 4, "text, \"quoted\"", "tokenizer 00ff", .held_out = 5, .held_out_known = true};
@@ -49,6 +54,8 @@ test_round_trip(void **state)
                     m.state.data.bytes == again.state.data.bytes && m.state.data.tokens == again.state.data.tokens);
         assert_true(m.state.data.held_out == again.state.data.held_out &&
                     m.state.data.held_out_known == again.state.data.held_out_known);
+        assert_string_equal(m.base, again.base);
+        assert_string_equal(m.base_digest, again.base_digest);
         assert_string_equal(m.state.data.formats, again.state.data.formats);
         assert_string_equal(m.state.data.encoder, again.state.data.encoder);
         assert_true(m.scaler.scale == again.scaler.scale && m.scaler.hysteresis == again.scaler.hysteresis &&
@@ -86,6 +93,12 @@ test_refusals(void **state)
         {BEGIN CONFIG ",\"digests\":{\"model.safetensors\":\"0123456789abcdeg\"}}",
          "m: digests.model.safetensors: expected 16 hexadecimal digits, got \"0123456789abcdeg\""},
         {BEGIN CONFIG ",\"digests\":{\"model.safetensors\":\"0123456789abcdef0\"}}", "less than 17 bytes"},
+        {BEGIN DIGESTS CONFIG ",\"base\":\"/b\"}", "m: base: expected an object, got \"/b\""},
+        {BEGIN DIGESTS CONFIG ",\"base\":{\"path\":\"/b\"}}", "m: base.fingerprint: expected"},
+        {BEGIN DIGESTS CONFIG ",\"base\":{\"path\":\"/b\",\"fingerprint\":\"0123\"}}",
+         "m: base.fingerprint: expected 16 hexadecimal digits, got \"0123\""},
+        {BEGIN DIGESTS CONFIG ",\"base\":{\"path\":\"b\",\"fingerprint\":\"0123456789abcdef\"}}",
+         "m: base.path: expected a path from the root, got \"b\""},
         {BEGIN DIGESTS "}", "m: config: expected an object, got nothing"},
         {BEGIN DIGESTS ",\"config\":[]}", "m: config: expected an object, got []"},
         {BEGIN DIGESTS CONFIG ",\"data\":3}", "m: data: expected an object, got 3"},
