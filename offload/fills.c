@@ -5,14 +5,48 @@
  */
 #include "offload_internal.h"
 
+/* Of units in the device's cache: being filled, or there and nobody's. */
+enum { FILLS, IDLE };
+
+void
+spw__store_note(spw_store *s, const unit *u)
+{
+    const uint32_t unit_idx = (uint32_t)(u - s->units);
+    spw__future_mark(&s->future, unit_idx, FILLS, u->d == D_FILLING);
+    spw__future_mark(&s->future, unit_idx, IDLE, u->d == D_READY && u->pins == 0 && !u->wanted && !u->direct);
+}
+
+static spw_store_use
+use_at(const spw_store *s, uint64_t place)
+{
+    const future_use *use = spw__future_at(&s->future, place);
+    return (spw_store_use){use->unit_idx, use->generation};
+}
+
+static unit *
+unit_at(spw_store *s, uint64_t place)
+{
+    return &s->units[spw__future_at(&s->future, place)->unit_idx];
+}
+
+/* How near a use is, as distances say it (slots.c): what is needed later than that may make room for it. */
+static uint64_t
+nearness(const spw_store *s, uint64_t place)
+{
+    return place - s->future.front + 1;
+}
+
 void
 spw__store_drop_device(spw_store *s, unit *u)
 {
+    const uint64_t first = s->future.units[u - s->units].first;
     SPW_ASSERT(u->pins == 0 && u->copies_inflight == 0);
     if (s->cfg.chaos_seed != 0 && !s->apart)
         memset(s->device_cache + u->device_offset, 0xff, u->device_bytes);
     u->d = D_NONE;
     u->abort_fill = false;
+    s->future.settled = first < s->future.settled ? first : s->future.settled;
+    spw__store_note(s, u);
     if (u->direct)
         return;
     spw_gaps_give_back(&s->room, u->device_offset, u->device_bytes);
@@ -45,6 +79,7 @@ copy_done(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, uin
         spw__store_abort_fill(s, u);
     } else if (u->copied_count == u->plan.chunk_count) {
         u->d = D_READY;
+        spw__store_note(s, u);
         pthread_cond_broadcast(&s->main_cond);
     }
     spw__store_kick(s);
@@ -155,19 +190,26 @@ bool
 spw__store_fill_goes_on(const spw_store *s, const unit *u)
 {
     bool demanded = s->demand_set && &s->units[s->demand.unit_idx] == u && s->demand.generation == u->device_generation;
-    bool ahead = u->next_use < s->fetch_count && s->future[u->next_use].generation == u->device_generation;
+    const uint64_t next = s->future.units[u - s->units].first;
+    bool ahead = next < s->future.fetch_end && use_at(s, next).generation == u->device_generation;
     return u->d == D_FILLING && !u->abort_fill && (demanded || (ahead && (u->wanted || !s->tight))) &&
            promised(s, u, u->device_generation);
 }
 
+static uint32_t
+next_use(const spw_store *s, const unit *u)
+{
+    return spw__future_until(&s->future, (uint32_t)(u - s->units));
+}
+
 /* Rather what is used later; of those of whose next use nothing is known what was used longer ago, and of those never used what lies lower. */
 static bool
-better_victim(const unit *o, const unit *than)
+better_victim(const spw_store *s, const unit *o, const unit *than)
 {
     if (than == NULL || o->wanted != than->wanted)
         return than == NULL || than->wanted;
-    if (o->next_use != than->next_use)
-        return o->next_use > than->next_use;
+    if (next_use(s, o) != next_use(s, than))
+        return next_use(s, o) > next_use(s, than);
     return o->last_use != than->last_use ? o->last_use < than->last_use : o->device_offset < than->device_offset;
 }
 
@@ -179,21 +221,59 @@ static bool
 may_be_begun_anew(const spw_store *s, const unit *o, bool waited_for)
 {
     return o->d == D_FILLING && o->copies_inflight == 0 &&
-           (o->next_use >= s->fetch_count || s->tight || (waited_for && o->read_next <= o->fill_next));
+           (s->future.units[o - s->units].first >= s->future.fetch_end || s->tight ||
+            (waited_for && o->read_next <= o->fill_next));
+}
+
+/* The one of them to go, if it is o. */
+static unit *
+better_of(const spw_store *s, unit *o, unit *victim, uint64_t nearer_than)
+{
+    bool idle = (o->d == D_READY && o->pins == 0) || may_be_begun_anew(s, o, nearer_than == 0);
+    return idle && (uint64_t)next_use(s, o) + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
+                   better_victim(s, o, victim)
+               ? o
+               : victim;
+}
+
+/* Who has to make room; NULL: nobody may. */
+static unit *
+find_victim(spw_store *s, uint64_t nearer_than)
+{
+    unit *victim = NULL;
+    for (uint64_t i = spw_set_next(&s->resident, 0); i < s->unit_count; i = spw_set_next(&s->resident, i + 1))
+        victim = better_of(s, &s->units[i], victim, nearer_than);
+    return victim;
+}
+
+/*
+ * The same, and at hand where all that could go are known to be used again, which is nearly always: what is idle and used last, or one of
+ * the few that are being filled.
+ */
+static unit *
+victim_for(spw_store *s, uint64_t nearer_than)
+{
+    const future *f = &s->future;
+    const uint64_t last = spw__future_last(f, IDLE);
+    unit *victim = NULL;
+    if (f->useless[IDLE] + f->useless[FILLS] > 0)
+        return find_victim(s, nearer_than);
+    if (last != FUTURE_NONE)
+        victim = better_of(s, unit_at(s, last), NULL, nearer_than);
+    for (uint64_t i = spw__future_next(f, FILLS, s->tight || nearer_than == 0 ? f->front : f->fetch_end);
+         i != FUTURE_NONE; i = spw__future_next(f, FILLS, i + 1))
+        victim = better_of(s, unit_at(s, i), victim, nearer_than);
+    if (nearer_than == 0 && (victim == NULL || victim->wanted))
+        return find_victim(s, nearer_than);
+    SPW_ASSERT(victim == find_victim(s, nearer_than));
+    return victim;
 }
 
 static bool
 make_room(spw_store *s, unit *u, uint64_t nearer_than)
 {
     while (!spw_gaps_take(&s->room, u->device_bytes, &u->device_offset)) {
-        unit *victim = NULL;
-        for (uint64_t i = spw_set_next(&s->resident, 0); i < s->unit_count; i = spw_set_next(&s->resident, i + 1)) {
-            unit *o = &s->units[i];
-            bool idle = (o->d == D_READY && o->pins == 0) || may_be_begun_anew(s, o, nearer_than == 0);
-            if (idle && (uint64_t)o->next_use + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
-                better_victim(o, victim))
-                victim = o;
-        }
+        unit *victim = victim_for(s, nearer_than);
         if (victim == NULL)
             return false;
         s->tight = s->tight || victim->wanted;
@@ -235,7 +315,38 @@ reserve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
     u->fill_next = u->read_next = u->copied_count = 0;
     u->abort_fill = false;
     u->by_demand = urgent;
+    spw__store_note(s, u);
     return true;
+}
+
+/* Nothing is left to fetch for it, until its unit is dropped or edited. */
+static bool
+is_settled(const spw_store *s, uint64_t place)
+{
+    const future_use *use = spw__future_at(&s->future, place);
+    const unit *u = &s->units[use->unit_idx];
+    return use->taken ||
+           (u->d == D_READY && u->device_generation == use->generation && promised(s, u, use->generation));
+}
+
+static bool
+are_settled(const spw_store *s, uint64_t place, uint64_t end)
+{
+    while (place < end && is_settled(s, place))
+        place++;
+    return place == end;
+}
+
+/* The first use that may be fetched and is not settled. */
+static uint64_t
+first_unsettled(spw_store *s)
+{
+    future *f = &s->future;
+    f->settled = f->settled > f->front ? f->settled : f->front;
+    SPW_ASSERT(are_settled(s, f->front, f->settled));
+    while (f->settled < f->fetch_end && is_settled(s, f->settled))
+        f->settled++;
+    return f->settled;
 }
 
 /*
@@ -243,16 +354,17 @@ reserve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
  * first, and be brought twice; and with few slots two of them could wait for each other.
  */
 static bool
-in_turn(const spw_store *s, uint32_t i)
+in_turn(const spw_store *s, spw_store_use use)
 {
-    return promised(s, &s->units[s->future[i].unit_idx], s->future[i].generation);
+    return promised(s, &s->units[use.unit_idx], use.generation);
 }
 
 void
 spw__store_reserve(spw_store *s)
 {
-    for (uint32_t i = 0; i < s->fetch_count && s->poison.status == SPW_OK && !s->tight; i++) {
-        if (!in_turn(s, i) || !reserve_use(s, s->future[i], (uint64_t)i + 1, false))
+    for (uint64_t i = first_unsettled(s); i < s->future.fetch_end && s->poison.status == SPW_OK && !s->tight; i++) {
+        const spw_store_use use = use_at(s, i);
+        if (!spw__future_at(&s->future, i)->taken && (!in_turn(s, use) || !reserve_use(s, use, nearness(s, i), false)))
             break;
     }
 }
@@ -272,13 +384,14 @@ serve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
 static void
 go_on_with_fills(spw_store *s)
 {
+    const future *f = &s->future;
     bool slots = !s->demand_set || s->units[s->demand.unit_idx].d != D_FILLING || serve_use(s, s->demand, 0, true);
-    for (uint32_t i = 0; i < s->fetch_count; i++) {
-        unit *u = &s->units[s->future[i].unit_idx];
-        if (u->d != D_FILLING || (s->tight && !u->wanted))
+    for (uint64_t i = spw__future_next(f, FILLS, f->front); i < f->fetch_end; i = spw__future_next(f, FILLS, i + 1)) {
+        unit *u = unit_at(s, i);
+        if (s->tight && !u->wanted)
             continue;
         if (slots)
-            slots = serve_use(s, s->future[i], (uint64_t)i + 1, false);
+            slots = serve_use(s, use_at(s, i), nearness(s, i), false);
         else if (!u->abort_fill)
             copy_chunks(s, u);
     }
@@ -291,10 +404,11 @@ spw__store_schedule_fills(spw_store *s)
     go_on_with_fills(s);
     if (s->demand_set && !serve_use(s, s->demand, 0, true))
         return;
-    for (uint32_t i = 0; i < s->fetch_count; i++) {
-        if (s->tight && !s->units[s->future[i].unit_idx].wanted)
+    for (uint64_t i = first_unsettled(s); i < s->future.fetch_end; i++) {
+        const spw_store_use use = use_at(s, i);
+        if (spw__future_at(&s->future, i)->taken || (s->tight && !s->units[use.unit_idx].wanted))
             continue;
-        if (!in_turn(s, i) || !serve_use(s, s->future[i], (uint64_t)i + 1, false))
+        if (!in_turn(s, use) || !serve_use(s, use, nearness(s, i), false))
             return;
     }
 }

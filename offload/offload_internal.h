@@ -15,7 +15,7 @@
 #ifndef SPW_OFFLOAD_INTERNAL_H
 #define SPW_OFFLOAD_INTERNAL_H
 
-#include "spw_offload.h"
+#include "future_internal.h"
 #include <pthread.h>
 
 typedef enum { W_EMPTY, W_READING, W_VERIFYING, W_CLEAN, W_UPDATING, W_DIRTY, W_WRITING } w_state;
@@ -92,9 +92,8 @@ typedef struct unit {
     uint32_t fill_next, read_next, copied_count, copies_inflight;
     uint32_t pins;
     bool abort_fill, by_demand;
-    bool wanted;                  /* the caller of acquire waits for it, and for others with it */
-    uint32_t next_use, next_use2; /* positions in the future; UINT32_MAX: none */
-    uint64_t last_use;            /* release's count */
+    bool wanted;       /* the caller of acquire waits for it, and for others with it */
+    uint64_t last_use; /* release's count */
     /* Of a device that works by itself: the compute that read it last, where it lay then, whether that may be under way. */
     spw_gpu_event *used;
     uint64_t used_offset;
@@ -161,8 +160,7 @@ struct spw_store {
     chunk *sum_head, *summed_head; /* gradients: for the workers, and back */
     loan *loans;                   /* record slot number record_slot_count + i */
     uint32_t loan_count;
-    spw_store_use *future;
-    uint32_t future_count, fetch_count, future_capacity; /* of it: what may be fetched; what it holds at most */
+    future future;
     spw_store_use demand;
     spw_gaps room;    /* of the device's cache */
     spw_set resident; /* units that have a place there */
@@ -373,6 +371,8 @@ void spw__store_push_job(chunk **head, chunk **tail, chunk *c); /* behind the ot
 /* fills.c */
 enum { GATHERS_INFLIGHT_MAX = 8 }; /* in the h2d queue, updates on the device included */
 void spw__store_drop_device(spw_store *s, unit *u);
+/* Something changed of whether it is being filled, or there and held or wanted by nobody. */
+void spw__store_note(spw_store *s, const unit *u);
 void spw__store_follow(spw_store *s, unit *u); /* h2d waits for what read the unit last */
 /* Gives a half-filled buffer up as soon as no copy writes to it any more. */
 void spw__store_abort_fill(spw_store *s, unit *u);

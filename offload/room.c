@@ -190,7 +190,8 @@ spw_store_table_bytes(const spw_store_config *cfg)
     uint64_t threads = (cfg->worker_count > 0 ? cfg->worker_count : 1) + 1; /* and the mover */
     uint64_t slots = (uint64_t)cfg->weight_slot_count + cfg->record_slot_count;
     return sizeof(spw_store) +
-           cfg->unit_count * (sizeof(unit) + 4 * sizeof(spw_store_use) + sizeof(spw_gap) + 1 /* of sets */) +
+           cfg->unit_count *
+               (sizeof(unit) + 4 * sizeof(future_use) + sizeof(future_unit) + sizeof(spw_gap) + 3 /* of sets */) +
            cfg->chunk_count * (sizeof(chunk) + LOANS_PER_CHUNK * sizeof(loan)) + slots * sizeof(int32_t) +
            threads * spw_touched_bytes(SPW_STACK_BYTES) +
            (cfg->path_count > 0 ? spw_aio_memory_bytes(&cfg->aio, cfg->path_count + (cfg->file_count > 0)) : 0) +

@@ -27,10 +27,10 @@ distance(const spw_store *s, const chunk *c)
     if (u->op == OP_UPDATE && u->grad_ready && (s->gate_open || spw__runs_ahead(s, u)) && !c->started)
         return 0; /* about to be updated */
     if (u->wanted && u->d == D_FILLING && k >= u->fill_next)
-        return 0; /* about to be copied: next_use is the one after that */
+        return 0; /* about to be copied: its next use is the one after that */
     if (u->d == D_READY || (u->d == D_FILLING && k < u->fill_next))
-        return (1ull << 32) + u->next_use2;
-    return u->next_use;
+        return (1ull << 32) + spw__future_until_again(&s->future, c->plan.unit_idx);
+    return spw__future_until(&s->future, c->plan.unit_idx);
 }
 
 /*

@@ -262,6 +262,12 @@ spw_status spw_store_snapshot_finish(spw_store *store, spw_error *err);
 
 /* The uses to come, nearest first: the first fetch_count may be fetched, all of them guide eviction. A hint; copied. */
 void spw_store_set_future(spw_store *store, const spw_store_use *uses, uint32_t use_count, uint32_t fetch_count);
+/*
+ * The same uses as were told last, less the first `dropped` of them, with use_count others behind them: what a pass changes from use to use.
+ * Cost  of what is dropped and added, however many uses or units there are.
+ */
+void spw_store_future_goes_on(spw_store *store, uint32_t dropped, const spw_store_use *uses, uint32_t use_count,
+                              uint32_t fetch_count);
 /* Drops what is on the device and held by nobody, and the future: the next uses fetch again. Waits for copies under way. */
 void spw_store_forget(spw_store *store);
 /*

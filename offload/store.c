@@ -106,14 +106,13 @@ build(spw_store *s, spw_error *err)
     s->weight_slot_owner = spw_mem_calloc(cfg->weight_slot_count, sizeof(int32_t));
     s->record_slot_free = spw_mem_calloc(cfg->record_slot_count, sizeof(int32_t));
     s->loans = spw_mem_calloc((uint64_t)LOANS_PER_CHUNK * cfg->chunk_count, sizeof *s->loans);
-    s->future_capacity = 4 * cfg->unit_count + 64;
-    s->future = spw_mem_calloc(s->future_capacity, sizeof *s->future);
     s->swaps = spw_mem_calloc(cfg->path_count + 1, sizeof(spw_swap *));
     s->windows = spw_mem_calloc(cfg->grad_window_count + 1, sizeof *s->windows);
     s->workers = spw_mem_calloc(workers, sizeof(pthread_t));
-    if (!s->units || !s->chunks || !s->weight_slot_owner || !s->record_slot_free || !s->loans || !s->future ||
-        !s->swaps || !s->windows || !s->workers)
+    if (!s->units || !s->chunks || !s->weight_slot_owner || !s->record_slot_free || !s->loans || !s->swaps ||
+        !s->windows || !s->workers)
         return SPW_RAISE(err, SPW_ENOMEM, "store of %u chunks", cfg->chunk_count);
+    SPW_TRY(spw__future_init(&s->future, cfg->unit_count, 4 * cfg->unit_count + 64, err));
     SPW_TRY(spw_gaps_init(&s->room, cfg->device_cache_bytes, cfg->unit_count, err));
     SPW_TRY(spw_set_init(&s->resident, cfg->unit_count, err));
     SPW_TRY(spw_set_init(&s->busy, cfg->unit_count, err));
@@ -130,7 +129,6 @@ build(spw_store *s, spw_error *err)
         if (cfg->device_granule > 0)
             s->units[i].device_bytes =
                 (s->units[i].device_bytes + cfg->device_granule - 1) / cfg->device_granule * cfg->device_granule;
-        s->units[i].next_use = s->units[i].next_use2 = UINT32_MAX;
     }
     for (uint32_t i = 0; i < s->chunk_count; i++) {
         s->chunks[i].store = s;
@@ -231,7 +229,7 @@ spw_store_destroy(spw_store *s)
     spw_mem_free(s->weight_slot_owner);
     spw_mem_free(s->record_slot_free);
     spw_mem_free(s->loans);
-    spw_mem_free(s->future);
+    spw__future_deinit(&s->future);
     spw_gaps_deinit(&s->room);
     spw_set_deinit(&s->resident);
     spw_set_deinit(&s->busy);
@@ -244,46 +242,18 @@ spw_store_destroy(spw_store *s)
 
 /* ---------------------------------------------------------------- uses */
 
-/* Lock held. */
-static void
-note_next_uses(spw_store *s)
-{
-    for (uint32_t i = 0; i < s->unit_count; i++)
-        s->units[i].next_use = s->units[i].next_use2 = UINT32_MAX;
-    for (uint32_t i = 0; i < s->future_count; i++) {
-        unit *u = &s->units[s->future[i].unit_idx];
-        if (u->next_use == UINT32_MAX)
-            u->next_use = i;
-        else if (u->next_use2 == UINT32_MAX)
-            u->next_use2 = i;
-    }
-}
-
-/* Lock held. A use that has come is not to come any more: nothing is fetched for it once it was released. */
-static void
-take_from_future(spw_store *s, spw_store_use use)
-{
-    for (uint32_t i = 0; i < s->fetch_count; i++) {
-        if (s->future[i].unit_idx != use.unit_idx || s->future[i].generation != use.generation)
-            continue;
-        memmove(s->future + i, s->future + i + 1, (s->future_count - i - 1) * sizeof *s->future);
-        s->future_count--;
-        s->fetch_count--;
-        note_next_uses(s);
-        return;
-    }
-}
-
 void
 spw_store_set_future(spw_store *s, const spw_store_use *uses, uint32_t use_count, uint32_t fetch_count)
 {
+    spw_store_future_goes_on(s, UINT32_MAX, uses, use_count, fetch_count);
+}
+
+void
+spw_store_future_goes_on(spw_store *s, uint32_t dropped, const spw_store_use *uses, uint32_t use_count,
+                         uint32_t fetch_count)
+{
     pthread_mutex_lock(&s->lock);
-    if (use_count > s->future_capacity)
-        use_count = s->future_capacity;
-    memcpy(s->future, uses, use_count * sizeof *uses);
-    s->future_count = use_count;
-    s->fetch_count = fetch_count < use_count ? fetch_count : use_count;
-    note_next_uses(s);
+    spw__future_go_on(&s->future, dropped, uses, use_count, fetch_count);
     spw__store_reserve(s);
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
@@ -294,8 +264,7 @@ spw_store_forget(spw_store *s)
 {
     bool filling = true;
     pthread_mutex_lock(&s->lock);
-    s->future_count = s->fetch_count = 0;
-    note_next_uses(s);
+    spw__future_go_on(&s->future, UINT32_MAX, NULL, 0, 0);
     while (filling && s->poison.status == SPW_OK) {
         filling = false;
         for (uint32_t i = 0; i < s->unit_count; i++) {
@@ -366,9 +335,11 @@ static bool
 help(spw_store *s)
 {
     unit *u = s->units, *end = u + s->unit_count;
+    if (s->cfg.whole == NULL || s->poison.status != SPW_OK)
+        return false;
     while (u < end && u->half != H_BETWEEN)
         u++;
-    if (s->cfg.whole == NULL || u == end || s->poison.status != SPW_OK)
+    if (u == end)
         return false;
     u->half = H_CHANGING;
     s->copies_inflight++;
@@ -391,6 +362,7 @@ spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const
         unit *u = &s->units[uses[k].unit_idx];
         weights[k] = NULL;
         u->wanted = true;
+        spw__store_note(s, u);
         s->stats.uses++;
         s->stats.hits += u->d != D_NONE && u->device_generation == uses[k].generation && !u->by_demand;
     }
@@ -423,11 +395,12 @@ spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const
     for (k = 0; k < count; k++) {
         unit *u = &s->units[uses[k].unit_idx];
         u->wanted = false;
+        u->pins += st == SPW_OK;
+        spw__store_note(s, u);
         if (st != SPW_OK)
             continue;
-        u->pins++;
         u->by_demand = false;
-        take_from_future(s, uses[k]);
+        spw__future_take(&s->future, uses[k]); /* nothing is fetched for it once it was released */
         weights[k] = u->direct ? s->chunks[u->plan.chunk_first].weights : s->device_cache + u->device_offset;
     }
     pthread_mutex_unlock(&s->lock);
@@ -449,6 +422,7 @@ spw_store_release(spw_store *s, uint32_t unit_idx, spw_gpu_queue *reader)
     }
     u->pins--;
     u->last_use = ++s->releases;
+    spw__store_note(s, u);
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
 }
@@ -460,6 +434,8 @@ void
 spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end)
 {
     u->op = op;
+    if (op == OP_INIT || op == OP_EDIT)
+        s->future.settled = s->future.begin;
     spw_set_add(&s->busy, (uint64_t)(u - s->units));
     u->half = op == OP_UPDATE && u->plan.whole ? H_FIRST : H_SECOND;
     u->load_next = u->job_next = u->done_next = first;

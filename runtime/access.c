@@ -597,6 +597,7 @@ spw_engine_release_gathered(spw_engine *e, spw_error *err)
     SPW_TRY(spw__engine_forget(e, err));
     SPW_TRY(spw_store_drain(e->store, err)); /* updates hand on what they make */
     spw_store_forget(e->store);
+    e->told.goes_on = false;
     e->part_changed = false;
     e->counting = false;
     return spw_store_check(e->store, err);

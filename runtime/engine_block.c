@@ -96,21 +96,24 @@ bind_params(block_run *run)
 static void
 tell(spw_engine *e, int mode, const spw_store_use *uses, uint32_t count)
 {
-    uint32_t n, ahead;
+    const bool parts = e->layout.parts > 1;
+    const spw_trace_rules rules = {
+        .generations = e->generations,
+        .units = e->layout.units,
+        .wrap_step = mode == MODE_TRAIN ? 1 : 0,
+        .max_elems = e->config.run.prefetch ? e->config.zero.prefetch_bucket_size / e->layout.parts : 0,
+        .max = e->future_max - count};
+    uint32_t n;
+    e->told.goes_on = e->told.goes_on && e->told_mode == mode && count == 0 && !parts;
+    e->told_mode = mode;
     for (uint32_t i = 0; i < count; i++)
         e->future[i] = uses[i];
-    n = count + spw_trace_future(&e->traces[mode], e->generations, mode == MODE_TRAIN ? 1 : 0, e->future + count,
-                                 e->future_max - count);
-    for (uint32_t i = count; i < n; i++) { /* what is frozen stays at the generation it has */
-        if (!e->layout.units[e->future[i].unit_idx].trainable)
-            e->future[i].generation = e->generations[e->future[i].unit_idx];
-    }
-    ahead = count + spw_trace_ahead(e->future + count, e->config.run.prefetch ? n - count : 0, e->layout.units,
-                                    e->config.zero.prefetch_bucket_size / e->layout.parts);
-    if (e->layout.parts > 1)
-        spw__ranks_tell(e->ranks, e->future, n, ahead);
+    n = count + spw_trace_tell(&e->traces[mode], &rules, &e->told, e->future + count);
+    e->told.goes_on = e->told.goes_on && count == 0;
+    if (parts)
+        spw__ranks_tell(e->ranks, e->future, n, count + e->told.ahead);
     else
-        spw_store_set_future(e->store, e->future, n, ahead);
+        spw_store_future_goes_on(e->store, e->told.dropped, e->future, n, count + e->told.ahead);
 }
 
 void

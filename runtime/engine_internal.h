@@ -202,6 +202,9 @@ struct spw_engine {
     bool *grad_begun;              /* of a parameter: something of this pass is in its gradient */
     uint64_t *generations;
     spw_trace traces[MODE_COUNT];
+    spw_trace_told
+        told; /* of the trace of told_mode, what the store knows; goes_on is cleared where generations change */
+    int told_mode;
     spw_store_use *future; /* (future_max); between ranks as many more for the store */
     uint32_t future_max;
     uint64_t updates, step_count;

@@ -456,6 +456,7 @@ decide(spw_engine *e, uint32_t micro_batches, const int32_t *targets, double lr,
     e->updates++;
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->generations[u] += e->takes_part[u];
+    e->told.goes_on = false;
     return spw__orthogonal_all(e, gate_was_open, err);
 }
 

@@ -211,6 +211,6 @@ spw__engine_fill(spw_engine *e, spw_store_fn fn, void *ctx, spw_error *err)
     e->fills++;
     SPW_TRY(spw_store_sweep(e->store, SPW_SWEEP_INIT, fill_chunk, &job, err));
     memset(e->generations, 0, e->layout.unit_count * sizeof *e->generations); /* as the store counts them now */
-    e->grads_there = e->late.pending = false;
+    e->grads_there = e->late.pending = e->told.goes_on = false;
     return SPW_OK;
 }

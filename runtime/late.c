@@ -53,6 +53,7 @@ spw__late_end(spw_engine *e)
         spw__late_may(e, u);
         e->generations[u] += e->late.units[u];
     }
+    e->told.goes_on = false;
     e->updates++;
     e->late.runs = false;
 }

@@ -594,8 +594,9 @@ empty_windows(sim *s)
     const spw_layout *l = s->in->layout;
     const double credit = s->credit;
     uint32_t held = 0;
-    for (uint32_t i = 0; i < l->unit_count && s->in->early_gate && s->gate_open && s->ready_count > s->in->grad_windows;
-         i++) {
+    if (s->in->grad_windows == 0 || !s->in->early_gate || !s->gate_open)
+        return;
+    for (uint32_t i = s->ready_from; i < l->unit_count && s->ready_count > s->in->grad_windows; i++) {
         sim_unit *u = &s->units[i];
         if (!l->units[i].spills || !u->updating || !u->grad_ready || ++held <= s->in->grad_windows)
             continue;

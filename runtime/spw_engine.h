@@ -84,11 +84,25 @@ void spw_trace_begin(spw_trace *trace);
 void spw_trace_use(spw_trace *trace, uint32_t unit_idx);
 void spw_trace_end(spw_trace *trace);
 /*
- * The uses to come, at most max, nearest first: the rest of this pass at generations[unit], then the next pass at
- * generations[unit] + wrap_step. Returns how many.
+ * The uses to come, at most max, nearest first: the rest of this pass at generations[unit], then the next pass, where what is trained is
+ * wrap_step generations further. Those that begin within max_elems elements may be fetched.
  */
-uint32_t spw_trace_future(const spw_trace *trace, const uint64_t *generations, uint64_t wrap_step, spw_store_use *out,
-                          uint32_t max);
+typedef struct spw_trace_rules {
+    const uint64_t *generations;
+    const spw_store_unit *units;
+    uint64_t wrap_step, max_elems;
+    uint32_t max;
+} spw_trace_rules;
+/* What was told of them last, zeroed before the first time: uses [pos, end) of this pass and the next, of which `ahead` may be fetched. */
+typedef struct spw_trace_told {
+    bool goes_on; /* to be cleared when generations change, or another trace was told of */
+    uint32_t pos, end, ahead;
+    uint64_t ahead_elems;
+    uint32_t
+        dropped; /* of the uses told last the first so many have passed; UINT32_MAX: all, what is told is everything */
+} spw_trace_told;
+/* Leaves in out (max) what comes behind the uses that were told last, and returns how many. Cost  of these and of what has passed. */
+uint32_t spw_trace_tell(const spw_trace *trace, const spw_trace_rules *rules, spw_trace_told *told, spw_store_use *out);
 /* How many of these uses may be fetched now: those that begin within max_elems elements. */
 uint32_t spw_trace_ahead(const spw_store_use *uses, uint32_t count, const spw_store_unit *units, uint64_t max_elems);
 

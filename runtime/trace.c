@@ -67,15 +67,41 @@ spw_trace_ahead(const spw_store_use *uses, uint32_t count, const spw_store_unit 
     return n;
 }
 
-uint32_t
-spw_trace_future(const spw_trace *t, const uint64_t *generations, uint64_t wrap_step, spw_store_use *out, uint32_t max)
+/* That one of the pass's uses, or, behind its last, of the next pass's. */
+static uint32_t
+unit_at(const spw_trace *t, uint32_t at)
 {
+    return t->units[at < t->count ? at : at - t->count];
+}
+
+/* How far uses may be fetched, which never ends earlier than before: the first of them may be fewer. */
+static void
+reach(const spw_trace *t, const spw_trace_rules *r, spw_trace_told *told)
+{
+    for (; told->ahead < told->end - told->pos && told->ahead_elems < r->max_elems; told->ahead++)
+        told->ahead_elems += r->units[unit_at(t, told->pos + told->ahead)].elems;
+}
+
+uint32_t
+spw_trace_tell(const spw_trace *t, const spw_trace_rules *r, spw_trace_told *told, spw_store_use *out)
+{
+    const uint32_t pos = t->pos, left = t->recorded ? 2 * t->count - pos : 0;
+    const uint32_t end = pos + (left < r->max ? left : r->max);
     uint32_t n = 0;
-    if (!t->recorded)
-        return 0;
-    for (uint32_t i = t->pos; i < t->count && n < max; i++)
-        out[n++] = (spw_store_use){t->units[i], generations[t->units[i]]};
-    for (uint32_t i = 0; i < t->count && n < max; i++)
-        out[n++] = (spw_store_use){t->units[i], generations[t->units[i]] + wrap_step};
+    if (!told->goes_on || pos < told->pos)
+        *told = (spw_trace_told){.pos = pos, .end = pos, .dropped = UINT32_MAX};
+    else
+        told->dropped = pos - told->pos;
+    for (; told->pos < pos; told->pos++) {
+        told->ahead_elems -= told->ahead > 0 ? r->units[unit_at(t, told->pos)].elems : 0;
+        told->ahead -= told->ahead > 0;
+    }
+    for (uint32_t i = told->end > pos ? told->end : pos; i < end; i++) {
+        const uint32_t u = unit_at(t, i);
+        out[n++] = (spw_store_use){u, r->generations[u] + (i >= t->count && r->units[u].trainable ? r->wrap_step : 0)};
+    }
+    told->end = end;
+    told->goes_on = t->recorded;
+    reach(t, r, told);
     return n;
 }
