@@ -289,18 +289,21 @@ pass_uses(const spw_engine *e, plan_use *uses, uint32_t *forward_count)
         uint32_t held = spw__block_turns(e, units, count), turns = count - held;
         bool pieces = turns > 0 && e->layout.of_vocab[units[held]], seen = pieces && at == last; /* before losses */
         uint32_t micros = pieces ? e->group_max : 1;
-        uint32_t times = seen || (turns > 0 && !pieces && at >= last && comes_again(e)) ? 2 : 1;
+        const bool experts_back = turns > 0 && !pieces && at >= last;
+        const bool again = seen || (experts_back && comes_again(e));
+        const bool goes = !experts_back || (e->back[block_idx] & SPW_PASSED_EXPERTS) != 0;
         if (at == last)
             *forward_count = n;
         if (at > last && spw_model_is_embedding(e->model, block_idx)) {
             note_later_ends(e, uses, *forward_count, n, block_idx);
             continue;
         }
-        note_together(uses, &n, units, held, n + held + micros * turns * times);
+        note_together(uses, &n, units, held, n + held + micros * turns * (again + goes));
         for (uint32_t micro = 0; micro < micros; micro++) {
-            if (times > 1)
+            if (again)
                 note_turns(e, uses, &n, units + held, turns, false);
-            note_turns(e, uses, &n, units + held, turns, at >= last);
+            if (goes)
+                note_turns(e, uses, &n, units + held, turns, at >= last);
         }
     }
     return n;

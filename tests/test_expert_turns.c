@@ -567,6 +567,63 @@ test_bytes(void **state)
     }
 }
 
+/* Adapters beside what lies next to the experts or behind them; in three turns, with the least memory. */
+static void
+little_asked(rig *r, spw_family family, const char *target, uint32_t micros)
+{
+    rig_config(r, family, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    rig_lora(r);
+    r->c.run.lora_targets.count = 1;
+    snprintf(r->c.run.lora_targets.item[0], sizeof r->c.run.lora_targets.item[0], "%s", target);
+    r->c.accumulation = micros;
+    r->c.gradient_clipping = 1;
+    r->c.run.expert_turns = 3;
+    r->c.run.prefetch = false; /* each turn comes when it is due: bytes do not depend on time */
+    snprintf(r->c.run.recompute, sizeof r->c.run.recompute, "always");
+    r->c.run.device_memory = 4096;
+    assert_int_equal(rig_begin(r), SPW_ENOFIT);
+    r->c.run.device_memory = rig_least_named(r, "spillway.device_memory");
+    rig_close(r);
+    rig_need(r, rig_begin(r));
+}
+
+/*
+ * Where nothing in front of the lowest block's experts asks for a gradient the backward pass does not go through them, and their weights do
+ * not come for it, but where what reads their sum is computed again: a step moves the bytes that were planned, fewer or not. In turns that
+ * micro-batches share they do come.
+ */
+static void
+test_bytes_nobody_asks_for(void **state)
+{
+    static const struct {
+        spw_family family;
+        const char *targets[2]; /* behind the experts or beside them, and in front */
+        uint32_t micros;
+        bool fewer;
+    } cases[] = {{SPW_FAMILY_QWEN2_MOE, {"*.shared_expert.down_proj", "v_proj"}, 1, true},
+                 {SPW_FAMILY_QWEN2_MOE, {"*.shared_expert.down_proj", "v_proj"}, 2, false},
+                 {SPW_FAMILY_GEMMA4, {"*.mlp.down_proj", "*.mlp.down_proj"}, 1, false}};
+    (void)state;
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        uint64_t moved[2];
+        for (int t = 0; t < 2; t++) {
+            spw_step_result result;
+            rig r;
+            little_asked(&r, cases[k].family, cases[k].targets[t], cases[k].micros);
+            for (int s = 0; s < 3; s++) {
+                rig_need(&r, rig_step(&r, (uint64_t)s, &result));
+                rig_need(&r, spw_store_drain(spw_engine_store(r.e), &r.err)); /* updates go before the next step */
+            }
+            moved[t] = result.h2d;
+            print_message("%s, %u micro-batches: %llu bytes to the device\n", cases[k].targets[t], cases[k].micros,
+                          (unsigned long long)moved[t]);
+            assert_int_equal(moved[t], spw_engine_plan(r.e)->traffic[SPW_PACE_DEFAULT].h2d);
+            rig_remove(&r);
+        }
+        assert_true(cases[k].fewer ? moved[0] < moved[1] : moved[0] == moved[1]);
+    }
+}
+
 /* Three micro-batches in each of two turns of four layers' experts, checkpoints in a tier. */
 static void
 open_way(rig *r, spw_family family, spw_tier checkpoints, uint32_t read_kept_from, uint64_t chaos)
@@ -762,10 +819,17 @@ test_refusals(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_shared),      cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_ranks),        cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_fewest_turns),
-        cmocka_unit_test(test_fewer_tables), cmocka_unit_test(test_bytes),       cmocka_unit_test(test_read_kept),
-        cmocka_unit_test(test_read_chosen),  cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
+                                       cmocka_unit_test(test_shared),
+                                       cmocka_unit_test(test_resume),
+                                       cmocka_unit_test(test_ranks),
+                                       cmocka_unit_test(test_ranks_agree),
+                                       cmocka_unit_test(test_fewest_turns),
+                                       cmocka_unit_test(test_fewer_tables),
+                                       cmocka_unit_test(test_bytes),
+                                       cmocka_unit_test(test_bytes_nobody_asks_for),
+                                       cmocka_unit_test(test_read_kept),
+                                       cmocka_unit_test(test_read_chosen),
+                                       cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests_name("expert turns", tests, NULL, NULL);
 }
