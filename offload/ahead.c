@@ -106,6 +106,7 @@ recall(spw_store *s)
         c->r = R_READY;
         c->ahead = c->started = false;
         u->job_next = k < u->job_next ? k : u->job_next;
+        spw__store_note_op(s, u);
     }
 }
 
@@ -285,6 +286,7 @@ spw_store_step_undo(spw_store *s, spw_error *err)
                 continue;
             spw__store_drop_records(s, u);
             u->load_next = u->job_next = u->done_next = 0;
+            spw__store_note_op(s, u);
         }
         s->undoing = false;
         spw__store_kick(s);

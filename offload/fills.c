@@ -9,11 +9,13 @@
 enum { FILLS, IDLE };
 
 void
-spw__store_note(spw_store *s, const unit *u)
+spw__store_note(spw_store *s, unit *u)
 {
     const uint32_t unit_idx = (uint32_t)(u - s->units);
     spw__future_mark(&s->future, unit_idx, FILLS, u->d == D_FILLING);
     spw__future_mark(&s->future, unit_idx, IDLE, u->d == D_READY && u->pins == 0 && !u->wanted && !u->direct);
+    if (u->op != OP_NONE)
+        spw__store_note_op(s, u);
 }
 
 static spw_store_use
@@ -304,6 +306,7 @@ reserve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
             u->d = D_READY;
             u->device_generation = use.generation;
             u->by_demand = urgent;
+            spw__store_note(s, u);
             pthread_cond_broadcast(&s->main_cond);
         }
         return true;

@@ -87,9 +87,9 @@ append(future *f, const spw_store_use *uses, uint32_t count)
     }
 }
 
-/* What was taken is back where it was. */
+/* What was taken is back where it was; of that what lies below `kept` is about to go. */
 static void
-put_back(future *f)
+put_back(future *f, uint64_t kept)
 {
     while (f->taken != FUTURE_NONE) {
         const uint64_t place = f->taken;
@@ -97,7 +97,7 @@ put_back(future *f)
         uint64_t before = FUTURE_NONE, at = f->units[use->unit_idx].first;
         f->taken = use->again == 0 ? FUTURE_NONE : f->begin + use->again - 1;
         use->taken = 0;
-        f->settled = place < f->settled ? place : f->settled;
+        f->settled = place >= kept && place < f->settled ? place : f->settled;
         while (at != FUTURE_NONE && at < place) {
             const uint32_t again = use_at(f, at)->again;
             before = at;
@@ -120,7 +120,7 @@ drop_first(future *f)
 void
 spw__future_go_on(future *f, uint32_t dropped, const spw_store_use *uses, uint32_t count, uint32_t fetch_count)
 {
-    put_back(f);
+    put_back(f, f->begin + dropped);
     for (; dropped > 0 && f->begin < f->end; dropped--)
         drop_first(f);
     append(f, uses, count);

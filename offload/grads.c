@@ -260,6 +260,7 @@ spw_store_grad_ready(spw_store *s, uint32_t unit_idx)
     unit *u = &s->units[unit_idx];
     pthread_mutex_lock(&s->lock);
     u->grad_ready = true;
+    spw__store_note_op(s, u);
     u->in_window = u->plan.spills ? u->plan.chunk_count : 0;
     for (uint32_t k = 0; k < u->plan.chunk_count && u->plan.spills; k++)
         s->chunks[u->plan.chunk_first + k].g = G_WINDOW;

@@ -81,6 +81,7 @@ typedef struct unit {
     uint32_t on_nvme; /* of its records, chunks */
     bool holding;     /* until its update has ended these stay in memory once they are there (spw_store_holds) */
     bool grad_ready;
+    bool waits;         /* for it, and is counted */
     int32_t window;     /* where its gradient is, of units that spill; -1: nowhere */
     uint64_t grad_turn; /* of the windows that were taken */
     uint32_t in_window; /* chunks whose gradient is still there */
@@ -154,6 +155,7 @@ struct spw_store {
     int32_t *record_slot_free;
     uint32_t record_slot_free_count;
     uint32_t holding; /* chunks of units that do */
+    uint32_t between; /* units whose update is (H_BETWEEN) */
     unit **windows;   /* (cfg.grad_window_count) whose gradient is there; NULL: free */
     uint32_t window_free, grads_leaving;
     uint64_t grad_turns;
@@ -165,7 +167,10 @@ struct spw_store {
     spw_gaps room;    /* of the device's cache */
     spw_set resident; /* units that have a place there */
     spw_set busy;     /* units with an operation */
-    spw_set read;     /* units in the cache whose last reader may be under way (used_pending) */
+    spw_set
+        todo; /* of these, without those that wait for a gradient (waiting) and those of which all is handed out and nothing on the device */
+    uint32_t waiting;
+    spw_set read; /* units in the cache whose last reader may be under way (used_pending) */
     uint64_t releases;
     bool tight; /* a wanted unit had to make room for another: nothing is fetched ahead until they are acquired */
     bool demand_set, gate_open, step_open, stop, mover_kicked;
@@ -319,6 +324,9 @@ void spw__store_kick(spw_store *s);
 void spw__store_poison(spw_store *s, const spw_error *err);
 void spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end); /* its chunks [first, end) */
 void spw__store_end_op(spw_store *s, unit *u);
+/* Something changed of how far its operation is, of its gradient, or of what the device shows of it. */
+void spw__store_note_op(spw_store *s, unit *u);
+bool spw__store_has_todo(const unit *u); /* it is to be in that set */
 void spw__store_wait_idle(spw_store *s); /* until no unit has an operation that can run */
 void spw__store_wait_a_moment(spw_store *s);
 /* What is waited for where somebody waits for this unit. Lock held. */
@@ -372,7 +380,7 @@ void spw__store_push_job(chunk **head, chunk **tail, chunk *c); /* behind the ot
 enum { GATHERS_INFLIGHT_MAX = 8 }; /* in the h2d queue, updates on the device included */
 void spw__store_drop_device(spw_store *s, unit *u);
 /* Something changed of whether it is being filled, or there and held or wanted by nobody. */
-void spw__store_note(spw_store *s, const unit *u);
+void spw__store_note(spw_store *s, unit *u);
 void spw__store_follow(spw_store *s, unit *u); /* h2d waits for what read the unit last */
 /* Gives a half-filled buffer up as soon as no copy writes to it any more. */
 void spw__store_abort_fill(spw_store *s, unit *u);

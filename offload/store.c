@@ -116,6 +116,7 @@ build(spw_store *s, spw_error *err)
     SPW_TRY(spw_gaps_init(&s->room, cfg->device_cache_bytes, cfg->unit_count, err));
     SPW_TRY(spw_set_init(&s->resident, cfg->unit_count, err));
     SPW_TRY(spw_set_init(&s->busy, cfg->unit_count, err));
+    SPW_TRY(spw_set_init(&s->todo, cfg->unit_count, err));
     SPW_TRY(spw_set_init(&s->read, cfg->unit_count, err));
     s->unit_count = cfg->unit_count;
     s->chunk_count = cfg->chunk_count;
@@ -233,6 +234,7 @@ spw_store_destroy(spw_store *s)
     spw_gaps_deinit(&s->room);
     spw_set_deinit(&s->resident);
     spw_set_deinit(&s->busy);
+    spw_set_deinit(&s->todo);
     spw_set_deinit(&s->read);
     spw_mem_free(s->swaps);
     spw_mem_free(s->windows);
@@ -330,19 +332,25 @@ fail_use(spw_store *s, spw_store_use use)
     spw__store_fail_still(s, what);
 }
 
+/* Somebody is between the halves of a unit's update. */
+static void
+change(spw_store *s, unit *u)
+{
+    u->half = H_CHANGING;
+    s->between--;
+    s->copies_inflight++;
+}
+
 /* Lock held, released in between. The lowest unit between the halves of its update goes on; false: there is none. */
 static bool
 help(spw_store *s)
 {
-    unit *u = s->units, *end = u + s->unit_count;
-    if (s->cfg.whole == NULL || s->poison.status != SPW_OK)
+    unit *u = s->units;
+    if (s->cfg.whole == NULL || s->between == 0 || s->poison.status != SPW_OK)
         return false;
-    while (u < end && u->half != H_BETWEEN)
+    while (u->half != H_BETWEEN)
         u++;
-    if (u == end)
-        return false;
-    u->half = H_CHANGING;
-    s->copies_inflight++;
+    change(s, u);
     pthread_mutex_unlock(&s->lock);
     spw__store_chaos_delay(s, (uint64_t)(u - s->units));
     s->cfg.whole(s->cfg.update_ctx, (uint32_t)(u - s->units), u->grad);
@@ -429,6 +437,22 @@ spw_store_release(spw_store *s, uint32_t unit_idx, spw_gpu_queue *reader)
 
 /* ---------------------------------------------------------------- steps */
 
+bool
+spw__store_has_todo(const unit *u)
+{
+    return u->op != OP_NONE && (u->op != OP_UPDATE || u->grad_ready) && (u->job_next < u->op_end || u->d != D_NONE);
+}
+
+void
+spw__store_note_op(spw_store *s, unit *u)
+{
+    const bool waits = u->op == OP_UPDATE && !u->grad_ready;
+    s->waiting += waits && !u->waits;
+    s->waiting -= !waits && u->waits;
+    u->waits = waits;
+    (spw__store_has_todo(u) ? spw_set_add : spw_set_remove)(&s->todo, (uint64_t)(u - s->units));
+}
+
 /* For chunks [first, end) of the unit. */
 void
 spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end)
@@ -443,6 +467,7 @@ spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t 
     u->grad_ready = false;
     for (uint32_t k = first; k < end; k++)
         s->chunks[u->plan.chunk_first + k].started = false;
+    spw__store_note_op(s, u);
 }
 
 void
@@ -450,6 +475,7 @@ spw__store_end_op(spw_store *s, unit *u)
 {
     u->op = OP_NONE;
     spw_set_remove(&s->busy, (uint64_t)(u - s->units));
+    spw__store_note_op(s, u);
 }
 
 void
@@ -475,8 +501,7 @@ spw_store_whole_take(spw_store *s, uint32_t unit_idx, void **grad, spw_error *er
     }
     st = s->poison.status; /* of this moment: who is told of a failure gives nothing back */
     if (st == SPW_OK) {
-        u->half = H_CHANGING;
-        s->copies_inflight++;
+        change(s, u);
     } else if (err != NULL) {
         *err = s->poison;
     }
@@ -495,6 +520,7 @@ spw_store_whole_done(spw_store *s, uint32_t unit_idx)
     u->load_next = u->job_next = u->done_next = 0;
     for (uint32_t k = 0; k < u->op_end; k++)
         spw__unit_chunk(s, u, k)->started = false;
+    spw__store_note_op(s, u);
     s->copies_inflight--;
     s->ended++;
     spw__store_kick(s);
@@ -522,8 +548,10 @@ spw__store_wait_idle(spw_store *s)
 void
 spw__store_close_step(spw_store *s)
 {
-    for (uint32_t i = 0; i < s->unit_count; i++)
+    for (uint32_t i = 0; i < s->unit_count; i++) {
         s->units[i].grad_ready = false;
+        spw__store_note_op(s, &s->units[i]);
+    }
     s->gate_open = s->step_open = s->held_back = s->spent = false;
     s->mode = SPW_STEP_GATED;
 }

@@ -296,6 +296,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
     end_together(s);
     while (u->job_next < u->load_next && spw__unit_chunk(s, u, u->job_next)->started)
         u->job_next++;
+    spw__store_note_op(s, u);
     return slots_left;
 }
 
@@ -318,25 +319,43 @@ read_ahead(spw_store *s, bool may_load)
     }
 }
 
-/* Of the units with an operation the first from there on, or, downwards, the last before. */
+/* Of these units the first from there on, or, downwards, the last before. */
 static uint64_t
-next_busy(const spw_store *s, bool down, uint64_t from)
+next_of(const spw_set *units, bool down, uint64_t from)
 {
-    return down ? spw_set_last(&s->busy, from) : spw_set_next(&s->busy, from);
+    return down ? spw_set_last(units, from) : spw_set_next(units, from);
 }
 
-/* Out of slots, the higher units still start what they hold: the slots that all wait for are theirs to give back. */
+/* What is told of all units with an operation. */
+static bool
+is_noted(const spw_store *s)
+{
+    uint32_t waiting = 0;
+    bool same = true;
+    for (uint64_t i = spw_set_next(&s->busy, 0); i < s->unit_count; i = spw_set_next(&s->busy, i + 1)) {
+        waiting += s->units[i].op == OP_UPDATE && !s->units[i].grad_ready;
+        same = same && spw_set_has(&s->todo, i) == spw__store_has_todo(&s->units[i]);
+    }
+    return same && waiting == s->waiting;
+}
+
+/*
+ * Out of slots, the higher units still start what they hold: the slots that all wait for are theirs to give back. Units that wait for their
+ * gradients, often thousands, are not looked at where nothing is read ahead for them.
+ */
 void
 spw__store_schedule_updates(spw_store *s)
 {
     bool may_load = true, before = spw__before_gate(s), late = s->mode == SPW_STEP_LATE;
     bool only_running = !late && (s->gate_open || s->mode == SPW_STEP_EARLY || before);
-    s->out_of_slots = s->backward = false;
-    for (uint64_t i = next_busy(s, late, late ? s->unit_count : 0); i < s->unit_count && !s->undoing;
-         i = next_busy(s, late, late ? i : i + 1)) {
+    const spw_set *units = only_running || s->waiting == 0 ? &s->todo : &s->busy;
+    SPW_ASSERT(is_noted(s));
+    s->out_of_slots = false;
+    s->backward = s->waiting > 0 && !s->undoing;
+    for (uint64_t i = next_of(units, late, late ? s->unit_count : 0); i < s->unit_count && !s->undoing;
+         i = next_of(units, late, late ? i : i + 1)) {
         unit *u = &s->units[i];
         bool runs = spw__may_run(s, u) || spw__runs_ahead(s, u);
-        s->backward = s->backward || (u->op == OP_UPDATE && !u->grad_ready);
         if (only_running && !runs)
             continue;
         may_load = advance_unit(s, u, may_load) && may_load;

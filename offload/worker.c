@@ -284,6 +284,7 @@ hand_back(spw_store *s, chunk *c)
     c->r = R_READY;
     c->started = c->ahead = false;
     u->job_next = k < u->job_next ? k : u->job_next;
+    spw__store_note_op(s, u);
     pthread_cond_broadcast(&s->main_cond);
 }
 
@@ -343,6 +344,7 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
         spw__store_finish_unit(s, u);
     } else {
         u->half = H_BETWEEN;
+        s->between++;
         pthread_cond_broadcast(&s->main_cond);
     }
 }
