@@ -14,6 +14,7 @@ mkdir -p build/fuzz/corpus
 cp examples/demo.json build/fuzz/corpus/
 for c in llama3 qwen3_bias gpt2 gemma3 gemma3_new gemma2_full phi3_long qwen2_5_vl_images qwen3_5_moe_images qwen3_next; do cp tests/vectors/families/$c/config.json build/fuzz/corpus/$c.json; done
 cp tests/vectors/scaled/llama/config.json build/fuzz/corpus/fp8.json
+cp tests/vectors/scaled/kimi_k25/config.json build/fuzz/corpus/kimi.json
 mkdir -p build/fuzz/tokenizer-corpus # first byte: 0 members of tokenizer.json, 1 a pattern and text, 2 and 3 text; from 0xc0 on characters
 { printf 2; head -c 3000 tests/vectors/tok_text.txt; } >build/fuzz/tokenizer-corpus/text
 { printf 3; tail -c 3000 tests/vectors/tok_text.txt; } >build/fuzz/tokenizer-corpus/special

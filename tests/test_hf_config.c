@@ -65,6 +65,25 @@ test_indexed_layers(void **state)
     }
 }
 
+/* Of a mixture of Qwen's, whose layers without experts are as wide as nothing else. */
+static void
+test_needs_dense_width(void **state)
+{
+    spw_model_config m;
+    spw_error err = {0};
+    char text[400];
+    (void)state;
+    for (int step = 1; step <= 2; step++) {
+        snprintf(text, sizeof text,
+                 "{\"model_type\":\"qwen3_moe\",\"hidden_size\":12,\"num_hidden_layers\":3,\"num_attention_heads\":2,"
+                 "\"decoder_sparse_step\":%d}",
+                 step);
+        assert_int_equal(spw_hf_config_parse(&m, text, "config.json", false, &err), step == 1 ? SPW_OK : SPW_ECONFIG);
+    }
+    assert_non_null(
+        strstr(err.message, "intermediate_size: expected the width of layers without experts, got nothing"));
+}
+
 /* Each is another model than is computed here, or no model; the message names file, key and value. */
 static void
 test_refusals(void **state)
@@ -980,9 +999,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_indexed_layers),
-        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_needs_dense_width),
+        cmocka_unit_test(test_indexed_layers), cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_section),
     };
     return cmocka_run_group_tests_name("hf_config", tests, NULL, NULL);

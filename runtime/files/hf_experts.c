@@ -41,6 +41,8 @@ read_dense_layers(const source *s, spw_model_config *c)
     }
     if (c->dense_first == 0 && step == 1)
         c->dense_width = 0;
+    else if (c->dense_width == 0)
+        return wrong(s, "intermediate_size", "the width of layers without experts", get(s, "intermediate_size"));
     return SPW_OK;
 }
 

@@ -92,9 +92,9 @@ read_group(const json_t *group, spw_scaled *out)
     const double bits = json_number_value(json_object_get(w, "num_bits")),
                  each = json_number_value(json_object_get(w, "group_size"));
     const bool whole = is_one_of(strategy, "tensor", "tensor"), grouped = is_one_of(strategy, "group", "group");
-    const uint64_t all = (uint64_t)BLOCK_MAX;
+    const uint64_t all = (uint64_t)BLOCK_MAX, size = each >= 1 && each <= BLOCK_MAX ? (uint64_t)each : 0;
     out->packed = is_missing(type) || is_one_of(type, "int", "int");
-    out->bits = (uint32_t)bits;
+    out->bits = bits == 4 ? 4 : 8;
     if (!json_is_true(json_object_get(w, "symmetric")) || json_is_true(json_object_get(w, "dynamic")) ||
         !(out->packed ? bits == 4 || bits == 8 : bits == 8 && is_one_of(type, "float", "float")))
         return false;
@@ -104,9 +104,8 @@ read_group(const json_t *group, spw_scaled *out)
         return json_is_array(json_object_get(w, "block_structure")) &&
                read_block(json_object_get(w, "block_structure"), out);
     out->rows = whole ? all : 1;
-    out->cols = grouped ? (uint64_t)each : all;
-    return grouped ? each >= 1 && each <= BLOCK_MAX && each == (double)out->cols
-                   : whole || is_one_of(strategy, "channel", "channel");
+    out->cols = grouped ? size : all;
+    return grouped ? size > 0 && each == (double)size : whole || is_one_of(strategy, "channel", "channel");
 }
 
 static const char *
