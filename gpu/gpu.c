@@ -364,16 +364,16 @@ spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg
 
 void
 spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, float offset, uint64_t M, uint64_t C,
-                float eps)
+                uint64_t stride, float eps)
 {
-    q->calls->rmsnorm(q, y, rstd, x, g, offset, M, C, eps);
+    q->calls->rmsnorm(q, y, rstd, x, g, offset, M, C, stride, eps);
 }
 
 void
 spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, const act *dy, const act *x,
-                         const act *g, float offset, const float *rstd, uint64_t M, uint64_t C)
+                         const act *g, float offset, const float *rstd, uint64_t M, uint64_t C, uint64_t stride)
 {
-    q->calls->rmsnorm_backward(q, dx, onto, dg, dy, x, g, offset, rstd, M, C);
+    q->calls->rmsnorm_backward(q, dx, onto, dg, dy, x, g, offset, rstd, M, C, stride);
 }
 
 void
@@ -483,6 +483,7 @@ check_delta(const spw_delta_shape *s)
     SPW_ASSERT(s->Hk > 0 && s->Hv % s->Hk == 0 && s->Dk % 8 == 0 && s->Dv % 8 == 0);
     SPW_ASSERT(s->Dk <= SPW_DELTA_DIM_MAX && s->Dv <= SPW_DELTA_DIM_MAX);
     SPW_ASSERT((s->begins != NULL) == (s->ends != NULL));
+    SPW_ASSERT(s->mamba || s->step_least == 0);
 }
 
 void

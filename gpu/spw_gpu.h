@@ -294,11 +294,14 @@ void spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const
 void
 spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, float *db, const act *dy,
                            const act *x, const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C);
-/* y = x * rstd * (offset + g), rstd = 1 / sqrt(mean(x^2) + eps) (M) fp32 out. g NULL: zeros, and dg is NULL too. */
+/*
+ * y = x * rstd * (offset + g), rstd = 1 / sqrt(mean(x^2) + eps) (M) fp32 out. g NULL: zeros, and dg is NULL too. Rows of C elements begin stride
+ * apart, in all arrays.
+ */
 void spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, float offset, uint64_t M,
-                     uint64_t C, float eps);
+                     uint64_t C, uint64_t stride, float eps);
 void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, const act *dy, const act *x,
-                              const act *g, float offset, const float *rstd, uint64_t M, uint64_t C);
+                              const act *g, float offset, const float *rstd, uint64_t M, uint64_t C, uint64_t stride);
 
 /*
  * Rotary embedding in place, on the first R elements of each of H heads of D at x + row * stride: pairs (j, j + R/2), or, with neighbors,
@@ -411,6 +414,7 @@ typedef struct spw_delta_shape {
     const int32_t *begins, *ends;  /* both NULL: a sequence is one document. Not with a cache. */
     uint64_t heads_each; /* backward: heads of keys, with those that read them, that are taken at a time; 0: all */
     bool mamba;
+    float step_least; /* of mamba: what softplus(a + dt_bias) is at least, where it has no gradient; 0: as it is */
 } spw_delta_shape;
 typedef struct spw_delta_inputs {
     const act *qkv, *a, *b, *log_a, *dt_bias, *skip;
@@ -450,9 +454,15 @@ void spw_gpu_delta_cached(spw_gpu_queue *q, act *out, const spw_delta_inputs *in
                           const spw_delta_shape *shape);
 /*
  * A function of each element by itself. GELU: its tanh form, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). GELU_ERF: 0.5 x (1 +
- * erf(x / sqrt(2))). RELU: x above 0, else 0, with a slope of 0 at 0. A NaN gives a NaN.
+ * erf(x / sqrt(2))). RELU: x above 0, else 0, with a slope of 0 at 0. RELU_SQUARED: that times itself. A NaN gives a NaN.
  */
-typedef enum spw_curve { SPW_CURVE_GELU, SPW_CURVE_GELU_ERF, SPW_CURVE_RELU, SPW_CURVE_COUNT } spw_curve;
+typedef enum spw_curve {
+    SPW_CURVE_GELU,
+    SPW_CURVE_GELU_ERF,
+    SPW_CURVE_RELU,
+    SPW_CURVE_RELU_SQUARED,
+    SPW_CURVE_COUNT
+} spw_curve;
 void spw_gpu_curve(spw_gpu_queue *q, spw_curve kind, act *y, const act *x, uint64_t n);
 void spw_gpu_curve_backward(spw_gpu_queue *q, spw_curve kind, act *dx, const act *dy, const act *x, uint64_t n,
                             unsigned flags);

@@ -118,13 +118,19 @@ fill_conv_cache(const subject *s, float **host, int32_t **ints)
     fill_slots(s, host[3], (s->d[3] - 1) * s->d[2], ints[4], ints[5]);
 }
 
-/* ---------------------------------------------------------------- the rule: d = B, T, Hk, Hv, Dk, Dv, documents' length or 0, which sum is not wanted; flags 1: Mamba-2's */
+/* ---------------------------------------------------------------- the rule: d = B, T, Hk, Hv, Dk, Dv, documents' length or 0, which sum is not wanted; flags 1: Mamba-2's, 2: whose steps have a least */
 
 static spw_delta_shape
 rule_of(const subject *s)
 {
-    return (spw_delta_shape){
-        .B = s->d[0], .T = s->d[1], .Hk = s->d[2], .Hv = s->d[3], .Dk = s->d[4], .Dv = s->d[5], .mamba = s->flags};
+    return (spw_delta_shape){.B = s->d[0],
+                             .T = s->d[1],
+                             .Hk = s->d[2],
+                             .Hv = s->d[3],
+                             .Dk = s->d[4],
+                             .Dv = s->d[5],
+                             .mamba = s->flags & 1,
+                             .step_least = s->flags & 2 ? 0.7f : 0};
 }
 
 static uint64_t
@@ -258,7 +264,9 @@ examine_delta(const parity *p, bool mamba)
                                    .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], i % 4},
                                    .row = {[2] = d[5], [3] = d[5], [5] = 8, [7] = d[3]},
                                    .heads = {[2] = d[3], [3] = d[3], [5] = pieces <= HEADS_MAX ? pieces : 1, [7] = 3},
-                                   .flags = mamba,
+                                   .flags = !mamba       ? 0
+                                            : i % 3 == 1 ? 3
+                                                         : 1,
                                    .row_least = 1,
                                    .more = {[6] = 16, [7] = 64}, /* of decays: what is left of larger sums */
                                    .reference = rows * d[3] * d[4] * d[5] < 4000000 ? reference_of_delta : NULL,

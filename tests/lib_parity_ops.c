@@ -279,7 +279,7 @@ void
 parity_elements(const parity *p)
 {
     examine_packed(p);
-    static const char *const curves[SPW_CURVE_COUNT] = {"gelu", "gelu, exact", "relu"};
+    static const char *const curves[SPW_CURVE_COUNT] = {"gelu", "gelu, exact", "relu", "relu, squared"};
     static const char *const gates[SPW_GATE_CLAMPED] = {"silu_mul", "gelu_mul", "sigmoid_mul"};
     static const uint64_t lengths[] = {1, 15, 16, 17, 100, 2049, 4100, 1000003};
     for (size_t i = 0; i < (p->large ? 8 : 7); i++) {
@@ -357,9 +357,25 @@ run_rmsnorm(const subject *s, spw_gpu_queue *q, void **p)
     uint64_t M = s->d[0], C = s->d[1];
     float *rstd = (float *)p[6] + M;
     spw_gpu_layernorm(q, p[2], p[6], rstd, p[0], p[1], p[5], M, C, 0.01f); /* fills what rmsnorm leaves */
-    spw_gpu_rmsnorm(q, p[2], rstd, p[0], p[1], (float)s->d[3], M, C, 0.01f);
+    spw_gpu_rmsnorm(q, p[2], rstd, p[0], p[1], (float)s->d[3], M, C, C, 0.01f);
     spw_gpu_rmsnorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, p[7], p[3], p[0], p[1], (float)s->d[3], rstd, M,
-                             C);
+                             C, C);
+}
+
+/* Of each row's halves, by weights of their own. */
+static void
+run_half_norms(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], C = s->d[1], half = C / 2;
+    for (uint64_t k = 0; k < 2; k++) {
+        uint64_t at = k * half;
+        float *rstd = (float *)p[6] + k * M;
+        void *x = subject_elem(p[0], at), *g = subject_elem(p[1], at);
+        void *onto = s->d[2] < 8 ? subject_elem(p[s->d[2]], at) : NULL;
+        spw_gpu_rmsnorm(q, subject_elem(p[2], at), rstd, x, g, (float)s->d[3], M, half, C, 0.01f);
+        spw_gpu_rmsnorm_backward(q, subject_elem(p[4], at), onto, (float *)p[7] + at, subject_elem(p[3], at), x, g,
+                                 (float)s->d[3], rstd, M, half, C);
+    }
 }
 
 static void
@@ -368,8 +384,8 @@ run_plain_norm(const subject *s, spw_gpu_queue *q, void **p)
     uint64_t M = s->d[0], C = s->d[1];
     float *rstd = (float *)p[6] + M;
     spw_gpu_layernorm(q, p[2], p[6], rstd, p[0], p[1], p[5], M, C, 0.01f); /* likewise */
-    spw_gpu_rmsnorm(q, p[2], rstd, p[0], NULL, 1, M, C, 0.01f);
-    spw_gpu_rmsnorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, NULL, p[3], p[0], NULL, 1, rstd, M, C);
+    spw_gpu_rmsnorm(q, p[2], rstd, p[0], NULL, 1, M, C, C, 0.01f);
+    spw_gpu_rmsnorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, NULL, p[3], p[0], NULL, 1, rstd, M, C, C);
 }
 
 /* d = M, C; onto another, and onto itself. */
@@ -388,11 +404,12 @@ parity_norms(const parity *p)
     static const uint64_t sizes[][2] = {{1, 1},    {1, 8},    {5, 3},    {7, 33},   {3, 200},    {70, 45},
                                         {70, 264}, {6, 1030}, {4200, 9}, {90, 520}, {100, 8192}, {4100, 768}};
     for (size_t i = 0; i < (p->large ? 12 : 10); i++)
-        for (unsigned f = 0; f < 12; f++) {
+        for (unsigned f = 0; f < 15; f++) {
             static const uint64_t onto[] = {8, 4, 0}; /* nothing, dx, x */
-            static const char *const names[] = {"layernorm", "rmsnorm", "rmsnorm, plain", "layernorm, unbiased"};
-            static void (*const runs[])(const subject *, spw_gpu_queue *,
-                                        void **) = {run_layernorm, run_rmsnorm, run_plain_norm, run_layernorm_unbiased};
+            static const char *const names[] = {"layernorm", "rmsnorm", "rmsnorm, plain", "layernorm, unbiased",
+                                                "rmsnorm, halves"};
+            static void (*const runs[])(const subject *, spw_gpu_queue *, void **) = {
+                run_layernorm, run_rmsnorm, run_plain_norm, run_layernorm_unbiased, run_half_norms};
             uint64_t M = sizes[i][0], C = sizes[i][1];
             if (f == 0)
                 subject_examine(p, &(subject){.name = "add_gated",
@@ -405,17 +422,19 @@ parity_norms(const parity *p)
                                                     {ACT, M * C, 0, 0}},
                                               .d = {M, C},
                                               .run = run_gated});
-            subject_examine(p, &(subject){.name = names[f % 4],
+            if (f % 5 == 4 && C % 2 != 0)
+                continue;
+            subject_examine(p, &(subject){.name = names[f % 5],
                                           .a = {{ACT, M * C, 0, 0},
                                                 {ACT, C, 0, 0},
                                                 {ACT_OUT, M * C, 0, 0},
                                                 {ACT, M * C, 0, 0},
-                                                {f / 4 == 1 ? ACT : ACT_OUT, M * C, 0, 0},
+                                                {f / 5 == 1 ? ACT : ACT_OUT, M * C, 0, 0},
                                                 {ACT, C, 0, 0},
                                                 {FP32_OUT, 2 * M, 0, 0},
                                                 {FP32, 2 * C, 0, 0}},
-                                          .d = {M, C, onto[f / 4], i % 2},
-                                          .run = runs[f % 4]});
+                                          .d = {M, C, onto[f / 5], i % 2},
+                                          .run = runs[f % 5]});
         }
 }
 
@@ -647,7 +666,7 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_curve(q, SPW_CURVE_GELU, p[2], p[0], C);
     spw_gpu_gate_mul(q, SPW_GATE_SILU, subject_elem(p[2], C), p[0], p[1], 1, C, C);
     spw_gpu_layernorm(q, subject_elem(p[2], 2 * C), p[4], (float *)p[4] + 1, p[0], p[1], p[1], 1, C, 1e-5f);
-    spw_gpu_rmsnorm(q, subject_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 0, 1, C, 1e-5f);
+    spw_gpu_rmsnorm(q, subject_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 0, 1, C, C, 1e-5f);
     spw_gpu_linear(q, subject_elem(p[2], 4 * C), p[0], p[1], NULL, 1, C, C, 0);
     spw_gpu_linear_cross_entropy(q, (float *)p[4] + 3, NULL, NULL, p[0], p[1], p[3], NULL, p[5], 1, 1, C, C, 1, 0, 0);
     for (uint64_t k = 0; k < 2; k++) { /* in one of two pieces, the first or the last */

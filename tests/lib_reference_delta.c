@@ -147,6 +147,12 @@ gate_input(const head *r, uint64_t t)
     return (double)r->a->a[row_of(r, t) * r->s->Hv + r->h] + (double)r->a->dt_bias[r->h];
 }
 
+static double
+step_of(const head *r, uint64_t t)
+{
+    return fmax(log1p(exp(gate_input(r, t))), (double)r->s->step_least);
+}
+
 static void
 open_head(head *r, const spw_delta_shape *s, const reference_delta_arrays *a, uint64_t b, uint64_t h)
 {
@@ -166,8 +172,8 @@ open_head(head *r, const spw_delta_shape *s, const reference_delta_arrays *a, ui
             r->q[t * s->Dk + i] = s->mamba ? (double)q[i] : (double)q[i] / root_of(q, s->Dk) / sqrt((double)s->Dk);
             r->k[t * s->Dk + i] = s->mamba ? (double)k[i] : (double)k[i] / root_of(k, s->Dk);
         }
-        r->gamma[t] = anew ? 0 : exp(rate_of(r) * log1p(exp(gate_input(r, t))));
-        r->beta[t] = s->mamba ? log1p(exp(gate_input(r, t))) : sigmoid((double)a->b[row * s->Hv + h]);
+        r->gamma[t] = anew ? 0 : exp(rate_of(r) * step_of(r, t));
+        r->beta[t] = s->mamba ? step_of(r, t) : sigmoid((double)a->b[row * s->Hv + h]);
     }
 }
 
@@ -235,7 +241,8 @@ step_back(const head *r, uint64_t t, double *state, double *dq, double *dk, cons
     const double *old = r->states + t * s->Dk * s->Dv, *now = old + s->Dk * s->Dv;
     const double *q = r->q + t * s->Dk, *k = r->k + t * s->Dk;
     uint64_t at = row_of(r, t) * s->Hv + r->h, values = row_of(r, t) * width_of(s) + place_of(r, 2);
-    double dgamma = 0, dbeta = 0, x = gate_input(r, t), softplus = log1p(exp(x));
+    double dgamma = 0, dbeta = 0, x = gate_input(r, t);
+    bool cut = log1p(exp(x)) < (double)s->step_least;
     for (uint64_t j = 0; j < s->Dv; j++) {
         double dout = (double)r->a->dout[at * s->Dv + j], ddelta = 0;
         for (uint64_t i = 0; i < s->Dk; i++) {
@@ -262,9 +269,9 @@ step_back(const head *r, uint64_t t, double *state, double *dq, double *dk, cons
         }
     }
     g->b[at] = dbeta * r->beta[t] * (1 - r->beta[t]);
-    g->a[at] = (dgamma * r->gamma[t] * rate_of(r) + (s->mamba ? dbeta : 0)) * sigmoid(x);
+    g->a[at] = (dgamma * r->gamma[t] * rate_of(r) + (s->mamba ? dbeta : 0)) * (cut ? 0 : sigmoid(x));
     g->dt_bias[r->h] += g->a[at];
-    g->log_a[r->h] += dgamma * r->gamma[t] * rate_of(r) * softplus;
+    g->log_a[r->h] += dgamma * r->gamma[t] * rate_of(r) * step_of(r, t);
 }
 
 static void

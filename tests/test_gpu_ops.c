@@ -239,7 +239,9 @@ curve_ref(const ops_subject *s, double *const *in, double *out)
 {
     for (uint64_t i = 0; i < s->d[0]; i++) {
         double x = 4 * in[0][i];
-        out[i] = s->d[1] == SPW_CURVE_RELU ? fmax(x, 0) : 0.5 * x * erfc(-x / sqrt(2));
+        out[i] = s->d[1] == SPW_CURVE_RELU           ? fmax(x, 0)
+                 : s->d[1] == SPW_CURVE_RELU_SQUARED ? fmax(x, 0) * fmax(x, 0)
+                                                     : 0.5 * x * erfc(-x / sqrt(2));
     }
 }
 
@@ -578,32 +580,41 @@ layernorm_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const fl
                                ops_saved[0], ops_saved[1], s->d[0], s->d[1]);
 }
 
+/* d = M, C, offset, groups of C columns in a row, each by weights of its own. */
 static void
 rmsnorm_ref(const ops_subject *s, double *const *in, double *out)
 {
-    uint64_t C = s->d[1];
-    for (uint64_t m = 0; m < s->d[0]; m++) {
+    uint64_t C = s->d[1], groups = s->d[3];
+    for (uint64_t k = 0; k < s->d[0] * groups; k++) {
         double sum = 0;
+        for (uint64_t c = k * C; c < (k + 1) * C; c++)
+            sum += in[0][c] * in[0][c] / (double)C;
         for (uint64_t c = 0; c < C; c++)
-            sum += in[0][m * C + c] * in[0][m * C + c] / (double)C;
-        for (uint64_t c = 0; c < C; c++)
-            out[m * C + c] = in[0][m * C + c] / sqrt(sum + 0.01) * ((double)s->d[2] + in[1][c]);
+            out[k * C + c] = in[0][k * C + c] / sqrt(sum + 0.01) * ((double)s->d[2] + in[1][k % groups * C + c]);
     }
 }
 
 static void
 rmsnorm_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_rmsnorm(q, out, ops_saved[1], in[0], in[1], (float)s->d[2], s->d[0], s->d[1], 0.01f);
+    uint64_t M = s->d[0], C = s->d[1];
+    for (uint64_t k = 0; k < s->d[3]; k++)
+        spw_gpu_rmsnorm(q, out + k * C, ops_saved[1] + k * M, in[0] + k * C, in[1] + k * C, (float)s->d[2], M, C,
+                        s->d[3] * C, 0.01f);
 }
 
 static void
 rmsnorm_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout,
             float *const *g)
 {
+    uint64_t M = s->d[0], C = s->d[1];
     (void)out;
-    spw_gpu_rmsnorm_backward(q, g[0], s->flags & SPW_OP_ACC_DX ? g[0] : NULL, g[1], dout, in[0], in[1], (float)s->d[2],
-                             ops_saved[1], s->d[0], s->d[1]);
+    for (uint64_t k = 0; k < s->d[3]; k++) {
+        float *dx = g[0] != NULL ? g[0] + k * C : NULL;
+        spw_gpu_rmsnorm_backward(q, dx, s->flags & SPW_OP_ACC_DX ? dx : NULL, g[1] != NULL ? g[1] + k * C : NULL,
+                                 dout + k * C, in[0] + k * C, in[1] + k * C, (float)s->d[2], ops_saved[1] + k * M, M, C,
+                                 s->d[3] * C);
+    }
 }
 
 /* d = M, C */
@@ -646,7 +657,7 @@ plain_norm_ref(const ops_subject *s, double *const *in, double *out)
 static void
 plain_norm_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_rmsnorm(q, out, ops_saved[1], in[0], NULL, 1, s->d[0], s->d[1], 0.01f);
+    spw_gpu_rmsnorm(q, out, ops_saved[1], in[0], NULL, 1, s->d[0], s->d[1], s->d[1], 0.01f);
 }
 
 static void
@@ -655,7 +666,7 @@ plain_norm_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const f
 {
     (void)out;
     spw_gpu_rmsnorm_backward(q, g[0], s->flags & SPW_OP_ACC_DX ? g[0] : NULL, NULL, dout, in[0], NULL, 1, ops_saved[1],
-                             s->d[0], s->d[1]);
+                             s->d[0], s->d[1], s->d[1]);
 }
 
 /* LayerNorm, RMSNorm and a sum by gates over rows shorter than the lanes, odd, and cut into several parts. */
@@ -674,8 +685,16 @@ test_norms(void **state)
             ops_examine(&(ops_subject){
                 "rmsnorm, plain", 1, {M * C}, M * C, {M, C}, f, plain_norm_ref, plain_norm_fwd, plain_norm_bwd});
             for (uint64_t offset = 0; offset < 2; offset++)
-                ops_examine(&(ops_subject){
-                    "rmsnorm", 2, {M * C, C}, M * C, {M, C, offset}, f, rmsnorm_ref, rmsnorm_fwd, rmsnorm_bwd});
+                for (uint64_t n = 1; n < 4 && M * n * C <= OPS_N_MAX; n += 2)
+                    ops_examine(&(ops_subject){"rmsnorm",
+                                               2,
+                                               {M * n * C, n * C},
+                                               M * n * C,
+                                               {M, C, offset, n},
+                                               f,
+                                               rmsnorm_ref,
+                                               rmsnorm_fwd,
+                                               rmsnorm_bwd});
         }
     }
 }
@@ -981,7 +1000,7 @@ test_nan_spreads(void **state)
     assert_true(isnan(y[10]));
     spw_gpu_layernorm(q, y, &mean, &rstd, x, g, b, 1, C, 1e-5f);
     assert_true(isnan(y[0]));
-    spw_gpu_rmsnorm(q, y, &rstd, x, g, 0, 1, C, 1e-5f);
+    spw_gpu_rmsnorm(q, y, &rstd, x, g, 0, 1, C, C, 1e-5f);
     assert_true(isnan(y[0]));
     spw_gpu_linear(q, y, x, w, NULL, 1, V, C, 0);
     assert_true(isnan(y[0]));

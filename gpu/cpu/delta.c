@@ -85,10 +85,25 @@ gate_input(const rule *r, uint64_t row, uint64_t h)
     return r->a[row * r->s.Hv + h] + r->dt_bias[h];
 }
 
+/* What a row's decay is made of, and of Mamba-2 its beta too. A NaN stays one. */
+static float
+step_of(const rule *r, uint64_t row, uint64_t h)
+{
+    float step = softplus(gate_input(r, row, h));
+    return step < r->s.step_least ? r->s.step_least : step;
+}
+
+static float
+step_slope(const rule *r, uint64_t row, uint64_t h)
+{
+    float x = gate_input(r, row, h);
+    return softplus(x) < r->s.step_least ? 0.0f : sigmoid(x);
+}
+
 static float
 log_decay(const rule *r, uint64_t row, uint64_t h)
 {
-    return -expf(r->log_a[h]) * softplus(gate_input(r, row, h));
+    return -expf(r->log_a[h]) * step_of(r, row, h);
 }
 
 static bool
@@ -117,7 +132,7 @@ take_turn(const rule *r, uint64_t row, uint64_t h, turn *t)
     if (s->mamba) {
         memcpy(t->q, q, s->Dk * sizeof *q);
         memcpy(t->k, k, s->Dk * sizeof *k);
-        t->beta = softplus(gate_input(r, row, h));
+        t->beta = step_of(r, row, h);
         return;
     }
     t->q_scale = of_length_one(r, t->q, q, 1.0f / sqrtf((float)s->Dk));
@@ -460,9 +475,9 @@ decay_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         gradient += r->asked[number];
         carried = within(carried + r->share[number], gradient * r->written[number]);
         gradient = is_first(r, row) ? 0.0f : gradient * expf(log);
-        r->da[at] = carried * -expf(r->log_a[h]) * sigmoid(gate_input(r, row, h));
+        r->da[at] = carried * -expf(r->log_a[h]) * step_slope(r, row, h);
         if (s->mamba) {
-            r->da[at] += r->dbeta[number] * sigmoid(gate_input(r, row, h));
+            r->da[at] += r->dbeta[number] * step_slope(r, row, h);
             sum_skip += (double)r->dskip_of[number];
         }
         sum_a += (double)r->da[at];

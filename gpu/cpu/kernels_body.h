@@ -206,6 +206,23 @@ k_relu_backward(float *dx, const float *dy, const float *x, uint64_t n, bool acc
 }
 
 static void
+k_relu_squared(float *restrict y, const float *restrict x, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = x[i] <= 0.0f ? 0.0f : x[i] * x[i];
+}
+
+static void
+k_relu_squared_backward(float *dx, const float *dy, const float *x, uint64_t n, bool acc)
+{
+#pragma GCC ivdep
+    for (uint64_t i = 0; i < n; i++) {
+        float d = x[i] <= 0.0f ? 0.0f : dy[i] * (2.0f * x[i]);
+        dx[i] = acc ? dx[i] + d : d;
+    }
+}
+
+static void
 k_silu_mul(float *restrict y, const float *restrict gate, const float *restrict up, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++)
@@ -695,8 +712,8 @@ k_sumsq(const float *x, uint64_t n)
 }
 
 const cpu_kernels KERNELS = {k_add,
-                             {k_gelu, k_gelu_erf, k_relu},
-                             {k_gelu_backward, k_gelu_erf_backward, k_relu_backward},
+                             {k_gelu, k_gelu_erf, k_relu, k_relu_squared},
+                             {k_gelu_backward, k_gelu_erf_backward, k_relu_backward, k_relu_squared_backward},
                              {k_silu_mul, k_gelu_mul, k_sigmoid_mul, k_clamped_mul},
                              {k_silu_mul_backward, k_gelu_mul_backward, k_sigmoid_mul_backward, k_clamped_mul_backward},
                              k_layernorm_row,

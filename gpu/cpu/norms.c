@@ -11,7 +11,7 @@ typedef struct norm_rows {
     float *y, *mean, *rstd; /* (rows, C), (rows), (rows) */
     const float *dy, *onto;
     float *dx, *dg, *db;
-    uint64_t rows, C;
+    uint64_t rows, C, stride; /* of rows */
     float eps, offset;
 } norm_rows;
 
@@ -22,7 +22,7 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     uint64_t first, count = cpu_slice(n->rows, cpu_row_grain(n->C), part_idx, &first);
     (void)worker_idx;
     for (uint64_t r = first; r < first + count; r++) {
-        uint64_t o = r * n->C;
+        uint64_t o = r * n->stride;
         if (n->mean != NULL)
             n->k->layernorm_row(n->y + o, n->mean + r, n->rstd + r, n->x + o, n->g, n->b, n->C, n->eps);
         else
@@ -37,7 +37,7 @@ dx_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     uint64_t first, count = cpu_slice(n->rows, cpu_row_grain(n->C), part_idx, &first);
     (void)worker_idx;
     for (uint64_t r = first; r < first + count; r++) {
-        uint64_t o = r * n->C;
+        uint64_t o = r * n->stride;
         const float *onto = n->onto != NULL ? n->onto + o : NULL;
         if (n->mean != NULL)
             n->k->layernorm_dx_row(n->dx + o, onto, n->dy + o, n->x + o, n->g, n->mean[r], n->rstd[r], n->C);
@@ -53,7 +53,7 @@ dg_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     uint64_t first, count = cpu_slice(n->C, CPU_COL_GRAIN, part_idx, &first);
     (void)worker_idx;
     for (uint64_t r = 0; r < n->rows; r++) {
-        uint64_t o = r * n->C + first;
+        uint64_t o = r * n->stride + first;
         if (n->dg != NULL)
             n->k->norm_dg_row(n->dg + first, n->dy + o, n->x + o, n->mean != NULL ? n->mean[r] : 0.0f, n->rstd[r],
                               count);
@@ -84,14 +84,19 @@ void
 spw__cpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
                    uint64_t M, uint64_t C, float eps)
 {
-    forward(q, &(norm_rows){.y = y, .mean = mean, .rstd = rstd, .x = x, .g = g, .b = b, .rows = M, .C = C, .eps = eps});
+    forward(
+        q, &(norm_rows){
+               .y = y, .mean = mean, .rstd = rstd, .x = x, .g = g, .b = b, .rows = M, .C = C, .stride = C, .eps = eps});
 }
 
 void
 spw__cpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, float offset, uint64_t M,
-                 uint64_t C, float eps)
+                 uint64_t C, uint64_t stride, float eps)
 {
-    forward(q, &(norm_rows){.y = y, .rstd = rstd, .x = x, .g = g, .offset = offset, .rows = M, .C = C, .eps = eps});
+    forward(
+        q,
+        &(norm_rows){
+            .y = y, .rstd = rstd, .x = x, .g = g, .offset = offset, .rows = M, .C = C, .stride = stride, .eps = eps});
 }
 
 void
@@ -108,12 +113,13 @@ spw__cpu_layernorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *d
                              .mean = (float *)(uintptr_t)mean,
                              .rstd = (float *)(uintptr_t)rstd,
                              .rows = M,
-                             .C = C});
+                             .C = C,
+                             .stride = C});
 }
 
 void
 spw__cpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, const act *dy, const act *x,
-                          const act *g, float offset, const float *rstd, uint64_t M, uint64_t C)
+                          const act *g, float offset, const float *rstd, uint64_t M, uint64_t C, uint64_t stride)
 {
     backward(q, &(norm_rows){.dx = dx,
                              .onto = onto,
@@ -124,5 +130,6 @@ spw__cpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg,
                              .rstd = (float *)(uintptr_t)rstd,
                              .offset = offset,
                              .rows = M,
-                             .C = C});
+                             .C = C,
+                             .stride = stride});
 }

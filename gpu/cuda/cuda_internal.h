@@ -187,9 +187,9 @@ spw__cuda_dense_product(void *C, const void *A, const void *B, uint64_t M, uint6
     return p;
 }
 void spw__cuda_gemm(cuda_queue *q, const cuda_product *p);
-/* sums(C) += of rows of a (M,C); scaled(C) += of a * (x - mean) * rstd, mean NULL: 0. Either may be NULL. */
+/* sums(C) += of rows of a (M,C), stride apart; scaled(C) += of a * (x - mean) * rstd, mean NULL: 0. Either may be NULL. */
 void spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, const void *x, const float *mean,
-                           const float *rstd, uint64_t M, uint64_t C);
+                           const float *rstd, uint64_t M, uint64_t C, uint64_t stride);
 /* sums(C) += of the rows of_sums (slices, C), and scaled likewise; in an order that slices alone decide. Either may be NULL. */
 void spw__cuda_add_slices(cuda_queue *q, float *sums, const float *of_sums, float *scaled, const float *of_scaled,
                           uint64_t C, uint64_t slices);

@@ -28,6 +28,7 @@ args_of(const spw_delta_inputs *in, const spw_delta_shape *s)
     args.group = (unsigned)(s->Hv / s->Hk);
     args.heads = (unsigned)s->Hv;
     args.shrink = 1.0f / sqrtf((float)s->Dk);
+    args.step_least = s->step_least;
     args.wide = spw__cuda_aligned(in->qkv); /* rows begin at eights */
     return args;
 }

@@ -35,6 +35,7 @@ template <class E> struct delta_args {
     unsigned Hk, Hv, Dk, Dv, group;
     unsigned head, heads; /* of values, that backward takes now: its scratch has these for Hv; forward 0, Hv */
     float shrink;         /* 1 / sqrt(Dk) */
+    float step_least;     /* of spw_delta_shape */
     bool wide;
 };
 
@@ -113,19 +114,21 @@ sigmoid(float x)
     return 1.0f / (1.0f + expf(-x));
 }
 
-/* log(gamma) of a row is -exp(log_a) times this, with x = a + dt_bias: log(1 + e^x). */
+/* log(gamma) of a row is -exp(log_a) times this, with x = a + dt_bias: log(1 + e^x), but of Mamba-2 at least `least`. A NaN stays one. */
+template <bool MAMBA>
 SPW_DEVICE float
-softplus(float x)
+step_of(float x, float least)
 {
-    return x > 20.0f ? x : log1pf(expf(x));
+    const float step = x > 20.0f ? x : log1pf(expf(x));
+    return MAMBA && step < least ? least : step;
 }
 
 /* A row's gamma, 0 where nothing is carried into it, and beta. */
 template <bool MAMBA>
 SPW_DEVICE float2
-gates_of(float a, float b, float log_a, float dt_bias, bool anew)
+gates_of(float a, float b, float log_a, float dt_bias, float step_least, bool anew)
 {
-    const float x = softplus(a + dt_bias);
+    const float x = step_of<MAMBA>(a + dt_bias, step_least);
     return float2{anew ? 0.0f : expf(-expf(log_a) * x), MAMBA ? x : sigmoid(b)};
 }
 
@@ -255,7 +258,7 @@ stage_columns(staged_columns<DIM> *to, const coming_columns<E, DIM> &coming, con
         store8(to->values[threadIdx.x / wide_row] + threadIdx.x % wide_row * 8, v, 8, true);
     }
     if (last < staged_columns<DIM>::ROWS)
-        to->gates[last] = gates_of<MAMBA>(coming.a, coming.b, log_a, dt_bias, coming.anew);
+        to->gates[last] = gates_of<MAMBA>(coming.a, coming.b, log_a, dt_bias, g.step_least, coming.anew);
 }
 
 /* A column of the state that a slot of the cache has. */

@@ -34,7 +34,7 @@ delta_prepare_kernel(delta_args<E> g, unsigned lanes)
         const unsigned h = (unsigned)(i % g.Hv);
         const uint64_t of = i / g.Hv;
         g.gates[i] = gates_of<MAMBA>(widen(g.a[i]), MAMBA ? 0.0f : widen(g.b[i]), widen(g.log_a[h]),
-                                     widen(g.dt_bias[h]), begins_at(g, of, of % g.T));
+                                     widen(g.dt_bias[h]), g.step_least, begins_at(g, of, of % g.T));
     }
 }
 
@@ -559,18 +559,19 @@ __launch_bounds__(DECAY_THREADS) delta_decay_kernel(delta_args<E> g, float *of_l
     gradient = carried_gradient(rows);
     for (uint64_t t = rows.end; t-- > rows.first;) {
         const uint64_t at = (b * g.T + t) * g.Hv + h;
-        const float x = widen(g.a[at]) + dt_bias, most = rows.asked[t];
+        const float x = widen(g.a[at]) + dt_bias, most = rows.asked[t], step = step_of<MAMBA>(x, g.step_least);
+        const float slope = MAMBA && step_of<false>(x, 0.0f) < g.step_least ? 0.0f : sigmoid(x);
         gradient = between(gradient + rows.share[t], -most, most);
         if (MAMBA) {
-            const float da = (gradient * rate + g.dbeta[numbers + t]) * sigmoid(x);
+            const float da = (gradient * rate + g.dbeta[numbers + t]) * slope;
             narrow(g.da + at, da);
             sum_a += da;
             sum_skip += g.dskip[numbers + t];
         } else {
-            narrow(g.da + at, gradient * rate * sigmoid(x));
-            sum_a += gradient * rate * sigmoid(x);
+            narrow(g.da + at, gradient * rate * slope);
+            sum_a += gradient * rate * slope;
         }
-        sum_log_a += gradient * rate * softplus(x);
+        sum_log_a += gradient * rate * step;
     }
     sum_a = block_sum(sum_a);
     sum_log_a = block_sum(sum_log_a);

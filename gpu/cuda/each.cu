@@ -148,7 +148,7 @@ spw__cuda_linear_each_backward(spw_gpu_queue *queue, act *dx, const act *dy, con
         uint64_t first, n = spw__each_rows(e, i, &first);
         if (n > 0 && e->db[i] != NULL)
             spw__cuda_column_sums(q, e->db[i], NULL, (const char *)dy + first * e->N * act_bytes, NULL, NULL, NULL, n,
-                                  e->N);
+                                  e->N, e->N);
     }
     if (e->count > 0 && in_out)
         BY_16_BITS(q, each_gradient<T>(q, x, dy, e, of_weights, e->K, e->N));

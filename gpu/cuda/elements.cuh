@@ -104,6 +104,7 @@ curve_at(float x)
     switch (kind) {
     case SPW_CURVE_GELU_ERF: return x * normal_share(x);
     case SPW_CURVE_RELU: return x <= 0.0f ? 0.0f : x;
+    case SPW_CURVE_RELU_SQUARED: return x <= 0.0f ? 0.0f : x * x;
     default: return x * gelu_sigmoid(x);
     }
 }
@@ -116,6 +117,7 @@ curve_back(float x, float d)
     switch (kind) {
     case SPW_CURVE_GELU_ERF: return d * (normal_share(x) + x * (0.39894228040143268f * expf(-0.5f * x * x)));
     case SPW_CURVE_RELU: return x <= 0.0f ? 0.0f : d;
+    case SPW_CURVE_RELU_SQUARED: return x <= 0.0f ? 0.0f : d * (2.0f * x);
     default: return d * gelu_slope(x, gelu_sigmoid(x));
     }
 }

@@ -137,7 +137,7 @@ linear_backward(cuda_queue *q, act *dx, float *dw, float *db, const act *dy, con
     of_x.after = gelu_in != NULL ? AFTER_GELU_BACKWARD : AFTER_NOTHING;
     of_x.gelu_in = (void *)gelu_in;
     if (db != NULL)
-        spw__cuda_column_sums(q, db, NULL, dy, NULL, NULL, NULL, M, N);
+        spw__cuda_column_sums(q, db, NULL, dy, NULL, NULL, NULL, M, N, N);
     if (dw != NULL)
         spw__cuda_gemm(q, &of_w);
     if (dx != NULL)

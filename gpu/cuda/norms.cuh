@@ -1,6 +1,7 @@
 /*
  * LayerNorm and RMSNorm (mean NULL) by offset + g with a block per row, or a warp where rows are short, and sums over the rows of a
  * matrix: partial sums of fixed slices of rows, then the slices in turn, so that the order depends on the shape alone.
+ * Rows of C elements begin stride apart.
  * PLAIN: there is no g, which is zeros; a kernel of its own, because a branch in front of a load costs others registers.
  */
 #ifndef SPW_CUDA_NORMS_CUH
@@ -32,7 +33,7 @@ row_sum(float v)
 template <class T, int EIGHTS, bool PLAIN>
 __global__ void
 norm_rows_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M,
-                 uint64_t C, float eps, bool wide)
+                 uint64_t C, uint64_t stride, float eps, bool wide)
 {
     const unsigned lane = threadIdx.x % 32;
     const uint64_t row = (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -44,7 +45,7 @@ norm_rows_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T
     for (int k = 0; k < EIGHTS; k++) {
         uint64_t c = (uint64_t)((unsigned)k * 32 + lane) * 8;
         if (c < C)
-            load_eight(&raw[k], x + row * C + c, C - c, wide);
+            load_eight(&raw[k], x + row * stride + c, C - c, wide);
     }
     if (mean != NULL) {
 #pragma unroll
@@ -82,7 +83,7 @@ norm_rows_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T
 #pragma unroll
         for (int j = 0; j < 8; j++)
             v[j] = (v[j] - mu) * r * (offset + gain[j]) + shift[j];
-        store8(y + row * C + c, v, C - c, wide);
+        store8(y + row * stride + c, v, C - c, wide);
     }
     if (lane == 0) {
         if (mean != NULL)
@@ -94,12 +95,12 @@ norm_rows_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T
 /* A block has a row. */
 template <class T, bool PLAIN>
 __global__ void
-norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t C, float eps,
-            bool wide)
+norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t C,
+            uint64_t stride, float eps, bool wide)
 {
     const unsigned place = threadIdx.x, places = blockDim.x;
     const uint64_t row = blockIdx.x;
-    const T *in = x + row * C;
+    const T *in = x + row * stride;
     float sum = 0.0f, mu = 0.0f, r, v[8], gain[8], shift[8];
     if (mean != NULL) {
         for (uint64_t c = place * 8; c < C; c += places * 8) {
@@ -131,7 +132,7 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
 #pragma unroll
         for (int j = 0; j < 8; j++)
             v[j] = (v[j] - mu) * r * (offset + gain[j]) + shift[j];
-        store8(y + row * C + c, v, C - c, wide);
+        store8(y + row * stride + c, v, C - c, wide);
     }
     if (place == 0) {
         if (mean != NULL)
@@ -143,10 +144,10 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
 template <class T, bool WARP, bool PLAIN>
 __global__ void
 norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, float offset, const float *mean,
-                     const float *rstd, uint64_t M, uint64_t C, bool wide)
+                     const float *rstd, uint64_t M, uint64_t C, uint64_t stride, bool wide)
 {
     unsigned place, places;
-    uint64_t row = my_row<WARP>(&place, &places), at = row * C;
+    uint64_t row = my_row<WARP>(&place, &places), at = row * stride;
     float mu, r, a = 0.0f, b = 0.0f, v[8], d[8], gain[8], old[8];
     if (row >= M)
         return; /* the whole warp */
@@ -200,7 +201,7 @@ template <class T> struct norm_rows_of {
 template <class T>
 SPW_DEVICE void
 load_norm_rows(norm_rows_of<T> *rows, const T *x, const T *dy, const float *mean, const float *rstd, uint64_t row,
-               uint64_t end, uint64_t c, uint64_t C, bool wide)
+               uint64_t end, uint64_t c, uint64_t C, uint64_t stride, bool wide)
 {
     *rows = norm_rows_of<T>{};
 #pragma unroll
@@ -211,8 +212,8 @@ load_norm_rows(norm_rows_of<T> *rows, const T *x, const T *dy, const float *mean
         rows->mean[k] = mean != NULL ? mean[mine] : 0.0f;
         rows->rstd[k] = rstd[mine];
         if (c < C) {
-            load_eight(&rows->x[k], x + mine * C + c, C - c, wide);
-            load_eight(&rows->dy[k], dy + mine * C + c, C - c, wide);
+            load_eight(&rows->x[k], x + mine * stride + c, C - c, wide);
+            load_eight(&rows->dy[k], dy + mine * stride + c, C - c, wide);
         }
     }
 }
@@ -227,7 +228,7 @@ __global__ void
 __launch_bounds__(WARPS_OF_ROW * 32, 1)
     norm_backward_sums_kernel(T *dx, float *partial, float *scaled, const T *onto, const T *dy, const T *x, const T *g,
                               float offset, const float *mean, const float *rstd, uint64_t M, uint64_t C,
-                              uint64_t rows_per_slice, bool wide)
+                              uint64_t stride, uint64_t rows_per_slice, bool wide)
 {
     __shared__ float parts[2][2 * ROWS_TOGETHER][WARPS_OF_ROW];
     const unsigned warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -241,7 +242,7 @@ __launch_bounds__(WARPS_OF_ROW * 32, 1)
         load_eight(&of_g, g + c, C - c, wide);
         widen8(gain, of_g);
     }
-    load_norm_rows(&rows, x, dy, mean, rstd, first, end, c, C, wide);
+    load_norm_rows(&rows, x, dy, mean, rstd, first, end, c, C, stride, wide);
     for (uint64_t row = first; row < end; row += ROWS_TOGETHER, turn ^= 1) {
         norm_rows_of<T> next;
         eight<T> of_onto[ROWS_TOGETHER] = {};
@@ -249,8 +250,8 @@ __launch_bounds__(WARPS_OF_ROW * 32, 1)
 #pragma unroll
         for (int k = 0; k < ROWS_TOGETHER; k++)
             if (onto != NULL && row + (unsigned)k < end && c < C)
-                load_eight(&of_onto[k], onto + (row + (unsigned)k) * C + c, C - c, wide);
-        load_norm_rows(&next, x, dy, mean, rstd, row + ROWS_TOGETHER, end, c, C, wide);
+                load_eight(&of_onto[k], onto + (row + (unsigned)k) * stride + c, C - c, wide);
+        load_norm_rows(&next, x, dy, mean, rstd, row + ROWS_TOGETHER, end, c, C, stride, wide);
 #pragma unroll
         for (int k = 0; k < ROWS_TOGETHER; k++) {
             float a = 0.0f, b = 0.0f;
@@ -290,7 +291,7 @@ __launch_bounds__(WARPS_OF_ROW * 32, 1)
             for (int j = 0; j < 8; j++)
                 d[j] =
                     old[j] + (d[j] * (offset + gain[j]) - a - (v[j] - rows.mean[k]) * rows.rstd[k] * b) * rows.rstd[k];
-            store8(dx + (row + (unsigned)k) * C + c, d, C - c, wide);
+            store8(dx + (row + (unsigned)k) * stride + c, d, C - c, wide);
         }
         rows = next;
     }
@@ -334,7 +335,7 @@ put_partial(float *partial, const float *sum, uint64_t C)
 template <class T, bool SCALED>
 __global__ void
 column_sums_kernel(float *partial, float *scaled, const T *a, const T *x, const float *mean, const float *rstd,
-                   uint64_t M, uint64_t C, uint64_t rows_per_slice, bool wide)
+                   uint64_t M, uint64_t C, uint64_t stride, uint64_t rows_per_slice, bool wide)
 {
     const int rows = SCALED ? 2 : 4;
     uint64_t c = ((uint64_t)blockIdx.x * COLUMN_LANES + threadIdx.x % COLUMN_LANES) * LANE_COLUMNS;
@@ -348,9 +349,9 @@ column_sums_kernel(float *partial, float *scaled, const T *a, const T *x, const 
             uint64_t row = r + (unsigned)k * ROW_LANES;
             if (row >= end)
                 break;
-            load_eight(&of_a[k], a + row * C + c, C - c, wide);
+            load_eight(&of_a[k], a + row * stride + c, C - c, wide);
             if (SCALED) {
-                load_eight(&of_x[k], x + row * C + c, C - c, wide);
+                load_eight(&of_x[k], x + row * stride + c, C - c, wide);
                 mu[k] = mean != NULL ? mean[row] : 0.0f;
                 scale[k] = rstd[row];
             }

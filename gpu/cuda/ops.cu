@@ -74,6 +74,7 @@ spw__cuda_curve(spw_gpu_queue *queue, spw_curve kind, act *y, const act *x, uint
     switch (kind) {
     case SPW_CURVE_GELU_ERF: curve<SPW_CURVE_GELU_ERF>(q, y, x, n); break;
     case SPW_CURVE_RELU: curve<SPW_CURVE_RELU>(q, y, x, n); break;
+    case SPW_CURVE_RELU_SQUARED: curve<SPW_CURVE_RELU_SQUARED>(q, y, x, n); break;
     default: curve<SPW_CURVE_GELU>(q, y, x, n); break;
     }
 }
@@ -97,6 +98,7 @@ spw__cuda_curve_backward(spw_gpu_queue *queue, spw_curve kind, act *dx, const ac
     switch (kind) {
     case SPW_CURVE_GELU_ERF: curve_backward<SPW_CURVE_GELU_ERF>(q, dx, dy, x, n, add); break;
     case SPW_CURVE_RELU: curve_backward<SPW_CURVE_RELU>(q, dx, dy, x, n, add); break;
+    case SPW_CURVE_RELU_SQUARED: curve_backward<SPW_CURVE_RELU_SQUARED>(q, dx, dy, x, n, add); break;
     default: curve_backward<SPW_CURVE_GELU>(q, dx, dy, x, n, add); break;
     }
 }
@@ -262,11 +264,11 @@ spw__cuda_sum_heads(spw_gpu_queue *queue, act *y, uint64_t y_stride, const act *
 template <class T, bool SCALED>
 static void
 column_sums(cuda_queue *q, float *of_sums, float *of_scaled, const void *a, const void *x, const float *mean,
-            const float *rstd, uint64_t M, uint64_t C, uint64_t slices, uint64_t rows_per_slice)
+            const float *rstd, uint64_t M, uint64_t C, uint64_t stride, uint64_t slices, uint64_t rows_per_slice)
 {
     LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES * LANE_COLUMNS), (unsigned)slices), COLUMN_LANES * ROW_LANES, 0,
-           (column_sums_kernel<T, SCALED>), of_sums, of_scaled, (const T *)a, (const T *)x, mean, rstd, M, C,
-           rows_per_slice, C % LANE_COLUMNS == 0 && spw__cuda_aligned(a, x));
+           (column_sums_kernel<T, SCALED>), of_sums, of_scaled, (const T *)a, (const T *)x, mean, rstd, M, C, stride,
+           rows_per_slice, (C | stride) % LANE_COLUMNS == 0 && spw__cuda_aligned(a, x));
 }
 
 void
@@ -285,7 +287,7 @@ spw__cuda_add_slices(cuda_queue *q, float *sums, const float *of_sums, float *sc
 
 void
 spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, const void *x, const float *mean,
-                      const float *rstd, uint64_t M, uint64_t C)
+                      const float *rstd, uint64_t M, uint64_t C, uint64_t stride)
 {
     uint64_t columns = spw__cuda_blocks(C, COLUMN_LANES * LANE_COLUMNS), slices = (M + 63) / 64, rows_per_slice;
     uint64_t most_slices;
@@ -303,9 +305,9 @@ spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, 
     of_sums = sums != NULL ? partial : NULL;
     of_scaled = scaled != NULL ? partial + slices * C : NULL;
     if (scaled != NULL)
-        BY_TYPE(q, column_sums<T, true>(q, of_sums, of_scaled, a, x, mean, rstd, M, C, slices, rows_per_slice));
+        BY_TYPE(q, column_sums<T, true>(q, of_sums, of_scaled, a, x, mean, rstd, M, C, stride, slices, rows_per_slice));
     else
-        BY_TYPE(q, column_sums<T, false>(q, of_sums, NULL, a, NULL, NULL, NULL, M, C, slices, rows_per_slice));
+        BY_TYPE(q, column_sums<T, false>(q, of_sums, NULL, a, NULL, NULL, NULL, M, C, stride, slices, rows_per_slice));
     spw__cuda_add_slices(q, sums, of_sums, scaled, of_scaled, C, slices);
 }
 
@@ -314,59 +316,60 @@ enum { ROWS_OF_BLOCK = 8 }; /* that have a warp each */
 template <class T, int EIGHTS, bool PLAIN>
 static void
 norm_rows(cuda_queue *q, T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M,
-          uint64_t C, float eps, bool wide)
+          uint64_t C, uint64_t stride, float eps, bool wide)
 {
     LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_rows_kernel<T, EIGHTS, PLAIN>), y, mean,
-           rstd, x, g, b, offset, M, C, eps, wide);
+           rstd, x, g, b, offset, M, C, stride, eps, wide);
 }
 
 template <class T, bool PLAIN>
 static void
 launch_norm(cuda_queue *q, T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M,
-            uint64_t C, float eps, bool wide)
+            uint64_t C, uint64_t stride, float eps, bool wide)
 {
     if (C <= 256)
-        norm_rows<T, 1, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+        norm_rows<T, 1, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, stride, eps, wide);
     else if (C <= 512)
-        norm_rows<T, 2, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+        norm_rows<T, 2, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, stride, eps, wide);
     else if (C <= 1024)
-        norm_rows<T, 4, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+        norm_rows<T, 4, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, stride, eps, wide);
     else if (C <= 2048)
-        norm_rows<T, 8, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+        norm_rows<T, 8, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, stride, eps, wide);
     else if (C <= 4096 && sizeof(T) == 2)
-        norm_rows<T, sizeof(T) == 2 ? 16 : 8, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+        norm_rows<T, sizeof(T) == 2 ? 16 : 8, PLAIN>(q, y, mean, rstd, x, g, b, offset, M, C, stride, eps, wide);
     else
-        LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T, PLAIN>), y, mean, rstd, x, g, b, offset, C, eps,
-               wide);
+        LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T, PLAIN>), y, mean, rstd, x, g, b, offset, C, stride,
+               eps, wide);
 }
 
 static void
 norm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b, float offset,
-     uint64_t M, uint64_t C, float eps)
+     uint64_t M, uint64_t C, uint64_t stride, float eps)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    bool wide = C % 8 == 0 && spw__cuda_aligned(y, x, g, b);
+    bool wide = (C | stride) % 8 == 0 && spw__cuda_aligned(y, x, g, b);
     if (M == 0)
         return;
     if (g == NULL)
-        BY_TYPE(q, launch_norm<T, true>(q, (T *)y, NULL, rstd, (const T *)x, NULL, NULL, offset, M, C, eps, wide));
+        BY_TYPE(q,
+                launch_norm<T, true>(q, (T *)y, NULL, rstd, (const T *)x, NULL, NULL, offset, M, C, stride, eps, wide));
     else
         BY_TYPE(q, launch_norm<T, false>(q, (T *)y, mean, rstd, (const T *)x, (const T *)g, (const T *)b, offset, M, C,
-                                         eps, wide));
+                                         stride, eps, wide));
 }
 
 void
 spw__cuda_layernorm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
                     uint64_t M, uint64_t C, float eps)
 {
-    norm(queue, y, mean, rstd, x, g, b, 0.0f, M, C, eps);
+    norm(queue, y, mean, rstd, x, g, b, 0.0f, M, C, C, eps);
 }
 
 void
 spw__cuda_rmsnorm(spw_gpu_queue *queue, act *y, float *rstd, const act *x, const act *g, float offset, uint64_t M,
-                  uint64_t C, float eps)
+                  uint64_t C, uint64_t stride, float eps)
 {
-    norm(queue, y, NULL, rstd, x, g, NULL, offset, M, C, eps);
+    norm(queue, y, NULL, rstd, x, g, NULL, offset, M, C, stride, eps);
 }
 
 /* Rows of fewer elements than the one leave a block too few threads. Slices have a block each, and so many threads fill an H200. */
@@ -375,7 +378,8 @@ enum { SUMS_LEAST = 512, SUMS_SLICES = 512, SUMS_THREADS = 56 << 10 };
 template <class T>
 static void
 norm_backward_sums(cuda_queue *q, T *dx, const T *onto, float *dg, float *db, const T *dy, const T *x, const T *g,
-                   float offset, const float *mean, const float *rstd, uint64_t M, uint64_t C, bool wide)
+                   float offset, const float *mean, const float *rstd, uint64_t M, uint64_t C, uint64_t stride,
+                   bool wide)
 {
     uint64_t filled = SUMS_THREADS / row_threads(C), most = filled < SUMS_SLICES ? filled : (uint64_t)SUMS_SLICES;
     uint64_t rows_per_slice = spw_round_up((M + most - 1) / most, 2 * ROWS_TOGETHER);
@@ -385,60 +389,60 @@ norm_backward_sums(cuda_queue *q, T *dx, const T *onto, float *dg, float *db, co
     if (partial == NULL)
         return;
     LAUNCH(q, (unsigned)slices, row_threads(C), 0, (norm_backward_sums_kernel<T>), dx, of_db, of_dg, onto, dy, x, g,
-           offset, mean, rstd, M, C, rows_per_slice, wide);
+           offset, mean, rstd, M, C, stride, rows_per_slice, wide);
     spw__cuda_add_slices(q, db, of_db, dg, of_dg, C, slices);
 }
 
 template <class T, bool PLAIN>
 static void
 norm_backward_rows(cuda_queue *q, T *dx, const T *onto, const T *dy, const T *x, const T *g, float offset,
-                   const float *mean, const float *rstd, uint64_t M, uint64_t C, bool wide)
+                   const float *mean, const float *rstd, uint64_t M, uint64_t C, uint64_t stride, bool wide)
 {
     if (row_threads(C) == 32)
         LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_backward_kernel<T, true, PLAIN>), dx,
-               onto, dy, x, g, offset, mean, rstd, M, C, wide);
+               onto, dy, x, g, offset, mean, rstd, M, C, stride, wide);
     else
         LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_backward_kernel<T, false, PLAIN>), dx, onto, dy, x, g, offset,
-               mean, rstd, M, C, wide);
+               mean, rstd, M, C, stride, wide);
 }
 
 /* The parameters' gradients first: dx may be dy. */
 static void
 norm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *db, const act *dy, const act *x,
-              const act *g, float offset, const float *mean, const float *rstd, uint64_t M, uint64_t C)
+              const act *g, float offset, const float *mean, const float *rstd, uint64_t M, uint64_t C, uint64_t stride)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    bool wide = C % 8 == 0 && spw__cuda_aligned(dx, dy, x, g) && spw__cuda_aligned(onto);
+    bool wide = (C | stride) % 8 == 0 && spw__cuda_aligned(dx, dy, x, g) && spw__cuda_aligned(onto);
     if (M == 0)
         return;
     if (dx != NULL && (dg != NULL || db != NULL) && C >= SUMS_LEAST && C <= WARPS_OF_ROW * 256) {
         BY_TYPE(q, norm_backward_sums<T>(q, (T *)dx, (const T *)onto, dg, db, (const T *)dy, (const T *)x, (const T *)g,
-                                         offset, mean, rstd, M, C, wide));
+                                         offset, mean, rstd, M, C, stride, wide));
         return;
     }
-    spw__cuda_column_sums(q, db, dg, dy, x, mean, rstd, M, C);
+    spw__cuda_column_sums(q, db, dg, dy, x, mean, rstd, M, C, stride);
     if (dx == NULL)
         return;
     if (g == NULL)
         BY_TYPE(q, norm_backward_rows<T, true>(q, (T *)dx, (const T *)onto, (const T *)dy, (const T *)x, NULL, offset,
-                                               NULL, rstd, M, C, wide));
+                                               NULL, rstd, M, C, stride, wide));
     else
         BY_TYPE(q, norm_backward_rows<T, false>(q, (T *)dx, (const T *)onto, (const T *)dy, (const T *)x, (const T *)g,
-                                                offset, mean, rstd, M, C, wide));
+                                                offset, mean, rstd, M, C, stride, wide));
 }
 
 void
 spw__cuda_layernorm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *db, const act *dy,
                              const act *x, const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C)
 {
-    norm_backward(queue, dx, onto, dg, db, dy, x, g, 0.0f, mean, rstd, M, C);
+    norm_backward(queue, dx, onto, dg, db, dy, x, g, 0.0f, mean, rstd, M, C, C);
 }
 
 void
 spw__cuda_rmsnorm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, const act *dy, const act *x,
-                           const act *g, float offset, const float *rstd, uint64_t M, uint64_t C)
+                           const act *g, float offset, const float *rstd, uint64_t M, uint64_t C, uint64_t stride)
 {
-    norm_backward(queue, dx, onto, dg, NULL, dy, x, g, offset, NULL, rstd, M, C);
+    norm_backward(queue, dx, onto, dg, NULL, dy, x, g, offset, NULL, rstd, M, C, stride);
 }
 
 /* ---------------------------------------------------------------- loss */

@@ -56,7 +56,7 @@ rmsnorm(spw_tape *t, spw_value *x, spw_value *g, uint64_t cols, float offset, fl
     if (y == NULL || rstd == NULL || (o = spw__tape_op(t, T_RMSNORM, y)) == NULL)
         return spw__tape_fail(t);
     if (spw__tape_computes(t))
-        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g != NULL ? g->data : NULL, offset, rows, cols, eps);
+        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g != NULL ? g->data : NULL, offset, rows, cols, cols, eps);
     o->in[0] = x;
     o->param[0] = g;
     o->saved[0] = rstd;
@@ -92,5 +92,5 @@ spw__rmsnorm_backward(spw_tape *t, const spw__op *o)
     act *dx = spw__tape_grad_onto(t, x, &onto);
     if (!t->dry)
         spw_gpu_rmsnorm_backward(t->queue, dx, onto, spw__tape_sum(t, g), y->grad, x->data, g != NULL ? g->data : NULL,
-                                 o->p, o->saved[0], x->rows * (x->cols / o->D), o->D);
+                                 o->p, o->saved[0], x->rows * (x->cols / o->D), o->D, o->D);
 }
