@@ -324,6 +324,8 @@ keys_read(const spw_model_config *m, uint64_t layer_idx, double T)
 static double
 attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
 {
+    if (!spw_model_attends(m, layer_idx))
+        return 0;
     if (spw_model_is_linear(m, layer_idx))
         return (m->linear_mamba ? 4.0 : 6.0) * (double)(m->linear_heads * m->linear_key_dim * m->linear_value_dim);
     return 2.0 * (double)(m->heads * (spw_model_head_dim(m, layer_idx) + spw_model_value_dim(m, layer_idx))) *
@@ -572,7 +574,7 @@ own_cache(const spw_engine *e, uint64_t layer_idx)
     uint64_t state = m->linear_heads * m->linear_key_dim * m->linear_value_dim * sizeof(float);
     layer_cache c = {.at = 0};
     for (uint64_t l = 0; l <= layer_idx; l++) {
-        uint64_t keys = e->cache_positions * spw__cache_width(e, l) * e->compute_bytes;
+        uint64_t keys = spw_model_attends(m, l) ? e->cache_positions * spw__cache_width(e, l) * e->compute_bytes : 0;
         bool linear = spw_model_is_linear(m, l);
         c.at += c.bytes[0] + c.bytes[1];
         c.bytes[0] = spw_round_up(e->cache_slots * (linear ? state : keys), CACHE_ALIGN);

@@ -17,12 +17,17 @@ enum { JSON_BYTES_MAX = 16 << 20 };
 static spw_status
 read_json(const char *folder, const char *name, json_t **out, spw_error *err)
 {
-    char path[SPW_PATH_BYTES + 64], *text = NULL;
+    char path[SPW_PATH_BYTES + 64], *text = NULL, *plain;
     json_error_t where;
+    *out = NULL;
     snprintf(path, sizeof path, "%.1000s/%s", folder, name);
     SPW_TRY(spw_file_read_text(path, JSON_BYTES_MAX, &text, err));
-    *out = json_loads(text, 0, &where);
+    plain = spw_hf_plain_json(text);
     spw_mem_free(text);
+    if (plain == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "%s", path);
+    *out = json_loads(plain, 0, &where);
+    spw_mem_free(plain);
     if (!json_is_object(*out)) {
         json_decref(*out);
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: not a JSON object (line %d: %s)", path, where.line, where.text);
@@ -74,11 +79,17 @@ default_config(spw_config *c, const char *folder, spw_error *err)
     return SPW_OK;
 }
 
-/* Linear attention's A_log and norm, and Mamba-2's vectors, which Qwen3.5 and others have in fp32 beside weights in bf16: for them alone all would take twice its bytes. */
+/*
+ * Linear attention's A_log and norm, Mamba-2's vectors, and Nemotron-H's routers, which Qwen3.5 and others have in fp32 beside weights in bf16: for
+ * them alone all would take twice its bytes.
+ */
 static bool
 may_be_rounded(const spw_param *p)
 {
-    return p->ndim == 1 && (strstr(p->name, ".linear_attn.") != NULL || strstr(p->name, ".mamba.") != NULL);
+    if (strstr(p->name, ".mixer.gate.weight") != NULL)
+        return true;
+    return p->ndim == 1 && (strstr(p->name, ".linear_attn.") != NULL || strstr(p->name, ".mamba.") != NULL ||
+                            strstr(p->name, ".mixer.") != NULL);
 }
 
 /*

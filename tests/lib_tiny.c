@@ -157,17 +157,24 @@ read_small(spw_model_config *m, spw_family family)
         {SPW_FAMILY_GRANITE_HYBRID,
          "\"intermediate_size\":24,\"shared_intermediate_size\":40,\"num_local_experts\":6,\"num_experts_per_tok\":2,"
          "\"residual_multiplier\":0.5,\"mamba_n_heads\":4,\"mamba_d_head\":16,\"mamba_d_state\":8,"
-         "\"layers_block_type\":[\"mamba\",\"attention\",\"mamba\"]"}};
+         "\"layers_block_type\":[\"mamba\",\"attention\",\"mamba\"]"},
+        {SPW_FAMILY_NEMOTRON_H,
+         "\"intermediate_size\":72,\"head_dim\":8,\"n_routed_experts\":6,\"num_experts_per_tok\":2,\"n_group\":3,"
+         "\"topk_group\":2,\"routed_scaling_factor\":1.5,\"moe_intermediate_size\":24,"
+         "\"moe_shared_expert_intermediate_size\":40,\"mamba_num_heads\":4,\"mamba_head_dim\":16,\"n_groups\":2,"
+         "\"ssm_state_size\":8,\"hybrid_override_pattern\":\"ME*-E\""}};
+    const bool apart = family == SPW_FAMILY_NEMOTRON_H; /* whose files tie nothing */
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++) {
         char text[800];
         spw_error err = {0};
         if (small[i].family != family)
             continue;
         snprintf(text, sizeof text,
-                 "{\"model_type\":\"%s\",\"vocab_size\":61,\"hidden_size\":32,\"num_hidden_layers\":3,"
+                 "{\"model_type\":\"%s\",\"vocab_size\":61,\"hidden_size\":32,\"num_hidden_layers\":%d,"
                  "\"num_attention_heads\":4,\"num_key_value_heads\":%d,\"max_position_embeddings\":40,"
-                 "\"initializer_range\":0.05,\"tie_word_embeddings\":true,%s}",
-                 spw_family_name(family), family == SPW_FAMILY_GLM_DSA ? 4 : 2, small[i].keys);
+                 "\"initializer_range\":0.05,\"tie_word_embeddings\":%s,%s}",
+                 spw_family_name(family), apart ? 5 : 3, family == SPW_FAMILY_GLM_DSA ? 4 : 2, apart ? "false" : "true",
+                 small[i].keys);
         DONE(spw_hf_config_parse(m, text, "tiny", false, &err));
         return true;
     }

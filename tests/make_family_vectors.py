@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -60,6 +60,8 @@ def gradients(model, config):
             continue
         name = name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name  # as its files have it
         name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
+        if config.model_type == "nemotron_h":
+            name = name.replace("model.", "backbone.")
         if config.model_type == "hy_v3":
             name = name.replace(".mlp.gate.", ".mlp.router.gate.").replace(".shared_experts.", ".shared_mlp.")
         if config.model_type in ("gpt_oss", "gemma4_text", "llama4_text", "llama4") and ".experts." in name:
@@ -76,6 +78,7 @@ def gradients(model, config):
             yield name, grad
             continue
         kinds = [("w2", "down_proj")] if name.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
+        kinds = kinds[-1:] if name.endswith("up_proj") and not name.endswith("gate_up_proj") else kinds
         for kind, part in zip(kinds, grad.chunk(len(kinds), dim=1)):
             for e in range(part.shape[0]):
                 yield f"{name.rsplit('.', 1)[0]}.{e}.{kind[0] if mixtral else kind[1]}.weight", part[e]
@@ -241,6 +244,7 @@ def names_in_memory(folder):
     for name, x in load_file(path).items():
         name = name.replace(".mlp.moe_statics.", ".mlp.gate.moe_statics.").replace(".router.gate.", ".gate.")
         name = name.replace(".mlp.expert_bias", ".mlp.e_score_correction_bias").replace(".shared_mlp.", ".shared_experts.")
+        name = name.replace("backbone.", "model.")
         if ".experts." in name:
             layer, rest = name.split(".experts.")
             e, kind, _ = rest.split(".")
@@ -249,7 +253,9 @@ def names_in_memory(folder):
             t[name] = x
     for name, each in experts.items():
         count = 1 + max(e for e, _ in each)
-        t[name + "gate_up_proj"] = torch.stack([torch.cat([each[e, "gate_proj"], each[e, "up_proj"]]) for e in range(count)])
+        gated = (0, "gate_proj") in each
+        t[name + ("gate_up_proj" if gated else "up_proj")] = torch.stack([torch.cat([each[e, "gate_proj"], each[e, "up_proj"]]) if gated else each[e, "up_proj"]
+                                                                          for e in range(count)])
         t[name + "down_proj"] = torch.stack([each[e, "down_proj"] for e in range(count)])
     save_file(t, path, metadata={"format": "pt"})
 
@@ -294,6 +300,17 @@ def mamba_keys(folder):
     c = json.load(open(path))
     del c["time_step_limit"]
     json.dump(c | {"position_embedding_type": "nope", "mamba_d_head": "auto"}, open(path, "w"), indent=2)
+
+
+# As Nemotron Nano's folders have it: a letter for each layer, places that its class has not, and the word that JSON has not.
+def nemotron_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+    c["hybrid_override_pattern"] = "".join(letters[kind] for kind in c.pop("layers_block_type", None) or c.pop("layer_types"))
+    c |= {"num_hidden_layers": len(c["hybrid_override_pattern"]), "rope_theta": 10000, "partial_rotary_factor": 1.0, "sliding_window": None, "norm_eps": c["layer_norm_epsilon"],
+          "time_step_limit": [0.0, math.inf], "auto_map": {"AutoConfig": "configuration_nemotron_h.NemotronHConfig"}}
+    json.dump(c, open(path, "w"), indent=2)
 
 
 # As Scout's folder has it: no list of layers, but numbers that stand for one.
@@ -627,6 +644,19 @@ def random_case(rng, family):
                                 use_qk_norm=rng.random() < 0.6, no_rope_layer_interval=interval, attention_bias=interval > layers and rng.random() < 0.5,
                                 attention_chunk_size=rng.choice([None, window, 30]), attn_temperature_tuning=rng.random() < 0.7, floor_scale=rng.choice([1, 3, 8192]),
                                 attn_scale=rng.choice([0.1, 0.7]))
+    if family == "nemotron_h":
+        kinds = rng.choice([["linear_attention"], ["full_attention", "mlp"], ["linear_attention", "full_attention", "mlp"], ["linear_attention", "full_attention", "mlp", "moe"],
+                            ["linear_attention", "moe"]])
+        groups, expert_groups = rng.choice([1, 2, 3]), rng.choice([1, 1, 2, 3])
+        experts = expert_groups * rng.choice([2, 3])
+        del more["rope_parameters"], more["num_hidden_layers"]
+        more["tie_word_embeddings"] = False  # whose class ties none
+        return NemotronHConfig(**more | dict(head_dim=2 * rng.randrange(2, 9)), pad_token_id=None, layers_block_type=[rng.choice(kinds) for _ in range(1 + layers)], mamba_num_heads=groups * rng.choice([1, 2, 3]),
+                               mamba_head_dim=8 * rng.randrange(1, 4), n_groups=groups, ssm_state_size=8 * rng.randrange(1, 5), conv_kernel=rng.randrange(2, 7),
+                               use_conv_bias=rng.random() < 0.6, time_step_min=rng.choice([0.001, 0.001, 0.3]), mlp_bias=rng.random() < 0.3, n_routed_experts=experts,
+                               n_group=expert_groups, topk_group=(chosen := rng.randrange(1, expert_groups + 1)), num_experts_per_tok=rng.randrange(1, chosen * experts // expert_groups + 1),
+                               norm_topk_prob=rng.random() < 0.7, routed_scaling_factor=rng.choice([1.0, 2.5]), moe_intermediate_size=rng.randrange(3, 30),
+                               moe_shared_expert_intermediate_size=rng.randrange(3, 40))
     if family == "granitemoehybrid":  # without rope a bias of the keys changes nothing
         turned, expand, head, experts = rng.random() < 0.6, rng.choice([1, 2, 3]), rng.choice([8, 16, 24]), rng.choice([0, 1, 4, 7])
         more["hidden_size"] = heads * 2 * head
@@ -634,7 +664,7 @@ def random_case(rng, family):
                                       residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]),
                                       shared_intermediate_size=rng.randrange(3, 60), position_embedding_type="rope" if turned else None,
                                       num_local_experts=experts, num_experts_per_tok=rng.randrange(1, experts + 1) if experts > 0 else 0, layer_types=[rng.choice(["full_attention", "linear_attention"]) for _ in range(layers)],
-                                      mamba_n_heads=expand * more["hidden_size"] // head, mamba_d_head=head, mamba_expand=expand, mamba_d_state=8 * rng.randrange(1, 5),
+                                      mamba_n_heads=expand * more["hidden_size"] // head, mamba_n_groups=rng.choice([1, 2]), mamba_d_head=head, mamba_expand=expand, mamba_d_state=8 * rng.randrange(1, 5),
                                       mamba_d_conv=rng.randrange(2, 7), mamba_conv_bias=rng.random() < 0.6)
     if family == "granite":
         return GraniteConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, embedding_multiplier=rng.choice([1, 12.0]),
@@ -832,7 +862,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1024,6 +1054,16 @@ elif __name__ == "__main__":
     make("granitemoehybrid_mamba_rope", GraniteMoeHybridConfig(**mamba | dict(num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"], mamba_n_heads=3, mamba_d_head=24, mamba_expand=3, mamba_d_state=24, mamba_d_conv=3),
                                                                 position_embedding_type="rope", attention_bias=True, mamba_conv_bias=False, rope_parameters=rope(1000.0)), f32, double=True, seed=13)
     make("granitemoehybrid_moe", GraniteMoeHybridConfig(**mamba | dict(num_local_experts=6, num_experts_per_tok=3, intermediate_size=11)), bf16, double=True)
+    make("granitemoehybrid_groups", GraniteMoeHybridConfig(**mamba | dict(mamba_n_groups=3)), f32, double=True)
+    nemotron = common | dict(pad_token_id=None, head_dim=8, mamba_num_heads=6, mamba_head_dim=8, n_groups=3, ssm_state_size=16, n_routed_experts=6, num_experts_per_tok=3,
+                             moe_intermediate_size=11, moe_shared_expert_intermediate_size=19)
+    del nemotron["num_hidden_layers"]
+    make("nemotron_h", NemotronHConfig(**nemotron, layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]), bf16, double=True, rewrite=nemotron_keys)
+    make("nemotron_h_moe", NemotronHConfig(**nemotron, layers_block_type=["linear_attention", "moe", "full_attention", "moe"], routed_scaling_factor=2.5), bf16, double=True,
+         rewrite=names_in_memory)
+    make("nemotron_h_groups", NemotronHConfig(**nemotron | dict(num_key_value_heads=1, n_groups=2, conv_kernel=3), layers_block_type=["moe", "linear_attention", "mlp", "linear_attention"],
+                                              n_group=3, topk_group=2, norm_topk_prob=False, mlp_bias=True, use_conv_bias=False, time_step_min=0.3), f32,
+         double=True)
     llama4 = common | dict(pad_token_id=None, head_dim=8, intermediate_size=11, intermediate_size_mlp=31, num_local_experts=5)
     scout = rope(1000.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=48)
     make("llama4", Llama4TextConfig(**llama4 | dict(num_hidden_layers=4), interleave_moe_layer_step=2, no_rope_layer_interval=4, attention_chunk_size=5, floor_scale=3,

@@ -22,14 +22,16 @@ for case in sys.argv[1:] or sorted(os.listdir(os.path.join(HERE, "families"))):
     rope = getattr(config, "rope_parameters", None) or {}
     # Where rope changes at a length, the class draws what comes before by the one and goes on by the other: prompts are longer then.
     beyond = rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else 0
+    # Where tokens come one by one Nemotron-H's class does not make steps as long as time_step_min: there all come again.
+    cached = getattr(config, "time_step_min", 0) < 0.1
     for length in (1, 6, 11) if beyond in (0, positions) else (beyond + 1, beyond + 6, beyond + 11):
         margin, count = torch.zeros(1), min(40, positions - length)
         while margin.max() < 1e-3:
             prompt = torch.randint(0, config.vocab_size, (40, length))
             with torch.no_grad():
                 out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count,
-                                     min_new_tokens=count, eos_token_id=None, pad_token_id=0, use_cache=True)
-                top = model(out).logits[:, length - 1:-1].topk(2).values
+                                     min_new_tokens=count, eos_token_id=None, pad_token_id=0, use_cache=cached)
+                top = model(out, use_cache=False).logits[:, length - 1:-1].topk(2).values
             margin = (top[..., 0] - top[..., 1]).min(dim=1).values
         row = max((i for i in range(len(out)) if margin[i] >= 1e-3), key=lambda i: len(set(out[i, length:].tolist())))
         least = min(least, margin[row].item())

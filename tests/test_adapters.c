@@ -316,8 +316,11 @@ check_gradients(const rig *plain, const float *dw, const rig *adapted, const flo
     uint64_t in = pa->cols, out = pb->rows, rank = pa->rows;
     double scale = (double)spw_lora_scale(&adapted->model->lora), diff[2] = {0, 0}, norm[2] = {0, 0};
     const char *begin = pa->name + strlen("base_model.model.") + (in_out ? strlen("transformer.") : 0);
+    const bool renamed = plain->c.model.family == SPW_FAMILY_NEMOTRON_H; /* peft has transformers' name in memory */
     char name[96];
-    snprintf(name, sizeof name, "%.*s.weight", (int)(strstr(begin, ".lora_A") - begin), begin);
+    begin += renamed ? strlen("model.") : 0;
+    snprintf(name, sizeof name, "%s%.*s.weight", renamed ? "backbone." : "", (int)(strstr(begin, ".lora_A") - begin),
+             begin);
     dw += rig_elems_before(plain->model, find_param(plain->model, name));
     for (uint64_t k = 0; k < rank; k++) {
         for (uint64_t i = 0; i < in; i++) {
@@ -496,10 +499,11 @@ test_lora_merged(void **state)
     merged(SPW_FAMILY_QWEN3_5, rig_lora);
     merged(SPW_FAMILY_GRANITE_HYBRID, rig_lora);
     merged(TINY_GEMMA4_SMALL, rig_lora);
-    merged(SPW_FAMILY_QWEN3_MOE, rig_lora_experts); /* gate and up apart */
-    merged(SPW_FAMILY_GPT_OSS, rig_lora_experts);   /* (in, out), in pairs, with biases */
-    merged(SPW_FAMILY_GEMMA4, rig_lora_experts);    /* in one */
-    merged(SPW_FAMILY_LLAMA4, rig_lora_experts);    /* (in, out), which peft takes for (out, in) */
+    merged(SPW_FAMILY_QWEN3_MOE, rig_lora_experts);  /* gate and up apart */
+    merged(SPW_FAMILY_GPT_OSS, rig_lora_experts);    /* (in, out), in pairs, with biases */
+    merged(SPW_FAMILY_GEMMA4, rig_lora_experts);     /* in one */
+    merged(SPW_FAMILY_NEMOTRON_H, rig_lora_experts); /* without a gate */
+    merged(SPW_FAMILY_LLAMA4, rig_lora_experts);     /* (in, out), which peft takes for (out, in) */
 }
 
 /* Mistakes are told by name. */

@@ -174,6 +174,7 @@ static const struct {
               {"qwen3_5", SPW_FAMILY_QWEN3_5, 0},
               {"qwen3_next", SPW_FAMILY_QWEN3_NEXT, 0},
               {"granitemoehybrid", SPW_FAMILY_GRANITE_HYBRID, 0},
+              {"nemotron_h", SPW_FAMILY_NEMOTRON_H, 0},
               {"ministral3, whose queries grow", SPW_FAMILY_MINISTRAL3, 0},
               {"llama4 in chunks", SPW_FAMILY_LLAMA4, 0},
               {"gemma4", SPW_FAMILY_GEMMA4, 4},

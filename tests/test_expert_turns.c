@@ -236,6 +236,8 @@ test_shared(void **state)
     compare(SPW_FAMILY_GPT_OSS, SPW_STATE_SPLIT_INT8, together_in_sevens);
     compare(SPW_FAMILY_LLAMA4, SPW_STATE_FP32, together_in_sevens);
     compare(SPW_FAMILY_GRANITE_HYBRID, SPW_STATE_SPLIT, together);
+    compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_SPLIT, together); /* onto the block's input */
+    compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_FP32, lora_of_experts_together);
     compare(SPW_FAMILY_GLM4_MOE, SPW_STATE_SPLIT, together_half_frozen);
     compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, lora_of_experts_together);
     compare(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, accumulated); /* where they cannot */
@@ -267,6 +269,8 @@ test_same_bits(void **state)
     compare(SPW_FAMILY_GEMMA4, SPW_STATE_FP32, in_sevens);
     compare(SPW_FAMILY_LLAMA4, SPW_STATE_SPLIT, accumulated); /* whose weights are of what experts read */
     compare(SPW_FAMILY_LLAMA4, SPW_STATE_FP32, in_sevens);
+    compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_SPLIT, clipped); /* with a curve, and no gate */
+    compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_FP32, lora_of_experts_in_sevens);
 }
 
 /* What was saved with experts in turns goes on with all at once, and the other way. */

@@ -282,6 +282,7 @@ test_streamed(void **state)
     run("gpt_oss", dir);
     run("glm4_moe", dir);
     run("exaone_moe", dir);
+    run("nemotron_h_moe", dir);
     run("deepseek_v2", dir);
     run("deepseek_v3_half", dir);
     run("kimi_k25_images", dir);

@@ -11,8 +11,9 @@
 #include <cmocka.h>
 
 /* What Gemma 4's larger sizes say, of three layers, and what its smaller ones do. */
-#define FOUR2 "\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]"
-#define MAMBA "\"mamba_n_heads\":3"
+#define FOUR2    "\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]"
+#define MAMBA    "\"mamba_n_heads\":3"
+#define NEMOTRON "\"hybrid_override_pattern\":\"ME*\""
 #define FOUR                                                                                                           \
     "\"hidden_size_per_layer_input\":0,\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_"           \
     "attention\"]"
@@ -330,7 +331,26 @@ test_refusals(void **state)
         {"granitemoehybrid", "",
          "mamba_n_heads: expected heads of mamba_d_head that are mamba_expand times hidden_size together, got nothing"},
         {"granitemoehybrid", MAMBA ",\"mamba_d_head\":16", "mamba_n_heads: expected heads of mamba_d_head that are"},
-        {"granitemoehybrid", MAMBA ",\"mamba_n_groups\":2", "not supported yet: mamba_n_groups 2"},
+        {"granitemoehybrid", MAMBA ",\"mamba_n_groups\":2",
+         "mamba_n_heads: expected a multiple of mamba_n_groups, got 3"},
+        {"nemotron_h", "\"hybrid_override_pattern\":\"ME+\"", "not supported yet: hybrid_override_pattern \"ME+\""},
+        {"nemotron_h", "\"hybrid_override_pattern\":\"ME*-\"",
+         "num_hidden_layers: expected as many layers as are listed"},
+        {"nemotron_h", "\"layers_block_type\":[\"mamba\",\"mlp\",\"conv\"]",
+         "not supported yet: layers_block_type \"conv\""},
+        {"nemotron_h", "\"layers_block_type\":3",
+         "layers_block_type: expected a list with one entry for each layer, or"},
+        {"nemotron_h", NEMOTRON ",\"n_groups\":5", "mamba_num_heads: expected a multiple of n_groups, got nothing"},
+        {"nemotron_h", NEMOTRON ",\"ssm_state_size\":12", "not supported yet: ssm_state_size 12"},
+        {"nemotron_h", NEMOTRON ",\"mamba_head_dim\":257", "not supported yet: mamba_head_dim 257"},
+        {"nemotron_h", NEMOTRON ",\"conv_kernel\":9", "not supported yet: conv_kernel 9"},
+        {"nemotron_h", NEMOTRON ",\"mlp_hidden_act\":\"silu\"", "not supported yet: mlp_hidden_act \"silu\""},
+        {"nemotron_h", NEMOTRON ",\"mamba_hidden_act\":\"relu2\"", "not supported yet: mamba_hidden_act \"relu2\""},
+        {"nemotron_h", NEMOTRON ",\"use_bias\":true", "not supported yet: use_bias true"},
+        {"nemotron_h", NEMOTRON ",\"moe_latent_size\":16", "not supported yet: moe_latent_size 16"},
+        {"nemotron_h", NEMOTRON ",\"sliding_window\":16", "not supported yet: sliding_window 16"},
+        {"nemotron_h", NEMOTRON ",\"tie_word_embeddings\":true", "not supported yet: tie_word_embeddings true"},
+        {"nemotron_h", NEMOTRON ",\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"granitemoehybrid", MAMBA ",\"mamba_d_state\":12", "not supported yet: mamba_d_state 12"},
         {"granitemoehybrid", MAMBA ",\"mamba_d_state\":512", "not supported yet: mamba_d_state 512"},
         {"granitemoehybrid", MAMBA ",\"mamba_d_conv\":9", "not supported yet: mamba_d_conv 9"},
@@ -734,6 +754,19 @@ test_defaults(void **state)
     assert_true(spw_model_is_linear(&m, 0) && !spw_model_is_linear(&m, 1) && spw_model_is_linear(&m, 2));
     assert_true(m.linear_mamba && m.linear_bias && m.linear_heads == 3 && m.linear_key_heads == 1);
     assert_true(m.linear_key_dim == 256 && m.linear_value_dim == 8 && m.linear_taps == 4);
+    DONE(parse("nemotron_h", NEMOTRON ",\"time_step_limit\":[0.0, Infinity]", &m, &err));
+    assert_true(m.halves_apart && m.ungated && m.curve == SPW_CURVE_RELU_SQUARED && !m.tied && m.norm_eps == 1e-5);
+    assert_true(spw_model_is_linear(&m, 0) && !spw_model_has_mlp(&m, 0) && !spw_model_is_linear(&m, 2));
+    assert_true(spw_model_experts(&m, 1) == 8 && !spw_model_attends(&m, 1) && spw_model_attends(&m, 2));
+    assert_true(m.kv_heads == 8 && m.head_dim == 128 && spw_model_rope_tables(&m) == 0);
+    assert_true(m.linear_heads == 128 && m.linear_key_heads == 8 && m.linear_value_dim == 64 && m.linear_step == 0.001);
+    assert_true(m.choices == 2 && m.mlp_width == 7688 && m.shared_width == 7688 && m.dense_width == 0 && m.sigmoid);
+    DONE(parse("nemotron_h",
+               "\"layers_block_type\":[\"attention\",\"mlp\",\"linear_attention\"],\"mamba_n_groups\":4,"
+               "\"mamba_dt_min\":0.5,\"attention_head_dim\":6,\"norm_eps\":0.25",
+               &m, &err));
+    assert_true(m.experts == 0 && m.mlp_width == 7 && spw_model_has_mlp(&m, 1) && spw_model_experts(&m, 1) == 0);
+    assert_true(m.linear_key_heads == 4 && m.linear_step == 0.5 && m.head_dim == 6 && m.norm_eps == 0.25);
     DONE(parse("llama4_text", "", &m, &err));
     assert_true(m.experts == 16 && m.choices == 1 && m.mlp_width == 7 && m.shared_width == 7 && m.dense_width == 0);
     assert_true(m.sigmoid && m.experts_weighed && m.qk_unit && m.rope_paired && m.rope_theta == 5e5 && !m.tied);

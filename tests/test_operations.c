@@ -210,11 +210,12 @@ compare(spw_family family, void (*change)(rig *r))
 static void
 test_families(void **state)
 {
-    static const spw_family families[] = {
-        SPW_FAMILY_GPT2,     SPW_FAMILY_LLAMA,       SPW_FAMILY_PHI3,           SPW_FAMILY_OLMO2,
-        SPW_FAMILY_GEMMA3,   SPW_FAMILY_MIXTRAL,     SPW_FAMILY_QWEN2_MOE,      SPW_FAMILY_GPT_OSS,
-        SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_QWEN3_NEXT,     SPW_FAMILY_GEMMA4,
-        TINY_GEMMA4_SMALL,   SPW_FAMILY_ERNIE_MOE,   SPW_FAMILY_GRANITE_HYBRID, SPW_FAMILY_LLAMA4};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,        SPW_FAMILY_LLAMA,      SPW_FAMILY_PHI3,
+                                          SPW_FAMILY_OLMO2,       SPW_FAMILY_GEMMA3,     SPW_FAMILY_MIXTRAL,
+                                          SPW_FAMILY_QWEN2_MOE,   SPW_FAMILY_GPT_OSS,    SPW_FAMILY_GLM4_MOE,
+                                          SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_QWEN3_NEXT, SPW_FAMILY_GEMMA4,
+                                          TINY_GEMMA4_SMALL,      SPW_FAMILY_ERNIE_MOE,  SPW_FAMILY_GRANITE_HYBRID,
+                                          SPW_FAMILY_LLAMA4,      SPW_FAMILY_NEMOTRON_H};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         spw_model_config m;
@@ -305,6 +306,8 @@ test_others(void **state)
     compare(SPW_FAMILY_QWEN3_MOE, in_shared_turns);
     compare(SPW_FAMILY_QWEN2_MOE, in_shared_turns_and_pieces);
     compare(SPW_FAMILY_DEEPSEEK_V3, in_shared_turns);
+    compare(SPW_FAMILY_NEMOTRON_H, adapted_in_shared_turns); /* layers of experts alone */
+    compare(SPW_FAMILY_NEMOTRON_H, in_turns_and_pieces);
     compare(SPW_FAMILY_LLAMA4, adapted_in_shared_turns);
     compare(SPW_FAMILY_GEMMA4, in_turns); /* whose experts' sum is read */
     compare(SPW_FAMILY_GEMMA4, in_pieces);
@@ -478,6 +481,7 @@ test_turns(void **state)
     } all[] = {{SPW_FAMILY_QWEN3_MOE, adapt_experts},
                {SPW_FAMILY_LLAMA4, adapt_experts},
                {SPW_FAMILY_GPT_OSS, adapt_experts},
+               {SPW_FAMILY_NEMOTRON_H, adapt_experts},
                {SPW_FAMILY_QWEN2_MOE, adapt_shared}};
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {

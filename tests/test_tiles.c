@@ -53,6 +53,7 @@ test_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_QWEN3_5, SPW_STATE_SPLIT, 1, in_nines);
     rig_everywhere(SPW_FAMILY_QWEN3_NEXT, SPW_STATE_FP32, 0, in_nines);
     rig_everywhere(SPW_FAMILY_GRANITE_HYBRID, SPW_STATE_FP32, 0, in_nines);
+    rig_everywhere(SPW_FAMILY_NEMOTRON_H, SPW_STATE_SPLIT, 1, in_nines);
     rig_everywhere(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, 1, in_nines);
     rig_everywhere(TINY_GEMMA4_SMALL, SPW_STATE_FP32, 0, in_nines);
 }

@@ -114,16 +114,21 @@ static const char *
 name_in_memory(const char *name, char room[SPW_TENSOR_NAME_BYTES])
 {
     static const char *const older = ".block_sparse_moe.";
+    static const char *const base = "backbone.";
     const char *at = strstr(name, older);
     if (strcmp(name, "embed_out.weight") == 0)
         return "lm_head.weight";
+    if (strncmp(name, base, strlen(base)) == 0) {
+        snprintf(room, SPW_TENSOR_NAME_BYTES, "model.%s", name + strlen(base));
+        return room;
+    }
     if (at == NULL)
         return name;
     snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s.mlp.%s", (int)(at - name), name, at + strlen(older));
     return room;
 }
 
-/* "X.experts.3.up_proj.weight" has the second part of the fourth of "X.experts.gate_up_proj"; by an older name it is "w3". */
+/* "X.experts.3.up_proj.weight" has the second part of the fourth of "X.experts.gate_up_proj", or is that of "X.experts.up_proj"; by an older name it is "w3". */
 static named_state *
 find_of_experts(const reading *r, const char *name, share *of)
 {
@@ -143,6 +148,10 @@ find_of_experts(const reading *r, const char *name, share *of)
     of->parts = k % 3 < 2 ? 2 : 1;
     snprintf(whole, sizeof whole, "%.*s.experts.%s", (int)(experts - name), name,
              of->parts == 2 ? "gate_up_proj" : "down_proj");
+    if (of->part == 0 || find_state(r, whole) != NULL)
+        return find_state(r, whole);
+    *of = (share){.expert = of->expert, .parts = 1}; /* without a gate */
+    snprintf(whole, sizeof whole, "%.*s.experts.up_proj", (int)(experts - name), name);
     return find_state(r, whole);
 }
 

@@ -149,7 +149,7 @@ check_activation(const source *s, spw_family family)
                                                    : "hidden_act";
     const json_t *v = get(s, key);
     const char *name;
-    if (spw__hf_of(family, LAYER_NORM)) /* they have more than one */
+    if (spw__hf_of(family, LAYER_NORM | NEMOTRON)) /* they have more than one, or other keys */
         return SPW_OK;
     older = family == SPW_FAMILY_GEMMA && v == NULL;
     if (older)
@@ -223,6 +223,7 @@ read_config(const source *s, bool section, const struct with_images *kind, spw_m
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
     SPW_TRY(c->family == SPW_FAMILY_GPT2        ? read_gpt2(s, c)
             : spw__hf_of(c->family, LAYER_NORM) ? spw__hf_read_layer_norm(s, c)
+            : spw__hf_of(c->family, NEMOTRON)   ? spw__hf_read_nemotron(s, c)
                                                 : spw__hf_read_llama(s, c));
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied)); /* last: readers set what it is where nothing is said */
     if (section) /* GPT-2's files say 0.1 whoever reads them: not for those */
@@ -281,12 +282,42 @@ read_text_part(const source *s, const struct with_images *kind, spw_model_config
     return SPW_OK;
 }
 
+char *
+spw_hf_plain_json(const char *text)
+{
+    static const char *const word = "Infinity", *const instead = "{\"__float__\": \"Infinity\"}";
+    uint64_t extra = 0;
+    char *out, *to;
+    bool quoted = false;
+    for (const char *at = text; (at = strstr(at, word)) != NULL; at++)
+        extra += strlen(instead);
+    out = to = spw_mem_calloc(strlen(text) + extra + 1, 1);
+    for (const char *at = text; out != NULL && *at != '\0';) {
+        if (!quoted && strncmp(at, word, strlen(word)) == 0) {
+            to = (char *)memcpy(to, instead, strlen(instead)) + strlen(instead);
+            at += strlen(word);
+            continue;
+        }
+        quoted ^= *at == '"';
+        if (quoted && at[0] == '\\' && at[1] != '\0')
+            *to++ = *at++;
+        *to++ = *at++;
+    }
+    if (out != NULL)
+        *to = '\0';
+    return out;
+}
+
 /* The object that a text is, which becomes the caller's. */
 static spw_status
 parse_object(json_t **out, const char *text, const char *name, spw_error *err)
 {
     json_error_t where;
-    *out = json_loads(text, JSON_REJECT_DUPLICATES, &where);
+    char *plain = spw_hf_plain_json(text);
+    if (plain == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "%s", name);
+    *out = json_loads(plain, JSON_REJECT_DUPLICATES, &where);
+    spw_mem_free(plain);
     if (*out == NULL)
         return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
     if (json_is_object(*out))

@@ -59,6 +59,10 @@ spw__hf_name_here(const char *name, spw_family family, char room[SPW_TENSOR_NAME
     }
     if (family == SPW_FAMILY_NEOX && strcmp(name, "lm_head.weight") == 0) /* as transformers 5 has it in memory */
         return "embed_out.weight";
+    if (family == SPW_FAMILY_NEMOTRON_H && begins_with(name, "model.")) { /* likewise */
+        snprintf(room, SPW_TENSOR_NAME_BYTES, "backbone.%s", name + strlen("model."));
+        return room;
+    }
     if (begins_with(name, "model.language_model.")) {
         snprintf(room, SPW_TENSOR_NAME_BYTES, "model.%s", name + strlen("model.language_model."));
         return room;
@@ -100,7 +104,7 @@ static const struct {
     {GEMMA4, "audio_tower.", "", true},
     {GEMMA4, "embed_audio.", "", true},
     {QWEN | OF(QWEN3_MOE) | LINEAR, "visual.", "", true},
-    {LINEAR, "mtp.", "", false},
+    {LINEAR | NEMOTRON, "mtp.", "", false},
     {ERNIE_MOE, "mtp_", "", true},
     {GPT2, "h.", ".attn.bias", false},
     {GPT2, "h.", ".attn.masked_bias", false},
@@ -309,21 +313,24 @@ bind_weights(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_
 
 /*
  * A tensor of all experts, as transformers 5 has them in memory, and Qwen3.5 is published: "X.experts.gate_up_proj" (experts, 2 width, cols),
- * each one's gate in front of its up, or "X.experts.down_proj". ids: the first expert's parameters that are parts of it.
+ * each one's gate in front of its up, or "X.experts.up_proj" where there is no gate, or "X.experts.down_proj". ids: the first expert's parameters
+ * that are parts of it.
  */
 static bool
 is_of_experts(spw_family family, const named *names, uint32_t count, const char *name, uint32_t ids[2], uint32_t *parts)
 {
     static const char *const kinds[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
-    bool down = ends_with(name, ".experts.down_proj");
-    if (!down && !ends_with(name, ".experts.gate_up_proj"))
+    bool down = ends_with(name, ".experts.down_proj"), up = ends_with(name, ".experts.up_proj");
+    if (!down && !up && !ends_with(name, ".experts.gate_up_proj"))
         return false;
-    *parts = down ? 1 : 2;
+    *parts = down || up ? 1 : 2;
     for (uint32_t k = 0; k < *parts; k++) {
         char plain[SPW_TENSOR_NAME_BYTES];
         const named *found;
         snprintf(plain, sizeof plain, "%.*s.0.%s.weight", (int)(strrchr(name, '.') - name), name,
-                 kinds[spw__hf_of(family, OLDER_EXPERTS)][down ? 2 : k]);
+                 kinds[spw__hf_of(family, OLDER_EXPERTS)][down ? 2
+                                                          : up ? 1
+                                                               : k]);
         found = bsearch(plain, names, count, sizeof *names, compare_name);
         if (found == NULL)
             return false;

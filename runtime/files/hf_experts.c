@@ -1,5 +1,5 @@
 /*
- * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM, MiniMax, OLMoE, ERNIE, Hy3 and HunYuan, and of latent attention.
+ * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM, MiniMax, OLMoE, ERNIE, Hy3, HunYuan and Nemotron-H, and of latent attention.
  */
 #include "hf_source.h"
 
@@ -173,6 +173,7 @@ static const struct shared_experts {
     {SPW_FAMILY_EXAONE_MOE, 64, 8, 1024, 1, 1, 1, 1, 2.5, 0, 0, 0},
     {SPW_FAMILY_DOTS1, 0, 0, 1408, 0, 0, 1, 1, 1, 0, 0, 0}, /* whose class has no number of experts */
     {SPW_FAMILY_SOLAR_OPEN, 128, 8, 1280, 1, 0, 1, 1, 1, 0, 0, 0},
+    {SPW_FAMILY_NEMOTRON_H, 8, 2, 7688, 1, 0, 1, 1, 1, 0, 0, 0},
 };
 
 static const struct shared_experts *
@@ -206,7 +207,7 @@ read_shared_experts(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, shared_key, 1, &shared));
     if (c->experts == 0 || shared == 0)
         return wrong(s, c->experts == 0 ? all_key : shared_key, "integer", NULL);
-    if (c->family != SPW_FAMILY_SOLAR_OPEN)
+    if (c->family != SPW_FAMILY_SOLAR_OPEN && c->family != SPW_FAMILY_NEMOTRON_H)
         SPW_TRY(read_size(s, "first_k_dense_replace", 0, &c->dense_first));
     SPW_TRY(read_size(s, "n_group", 1, &c->groups));
     SPW_TRY(read_size(s, "topk_group", 1, &c->group_choices));
@@ -354,7 +355,7 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, mixtral = c->family == SPW_FAMILY_MIXTRAL;
     const struct qwen_experts *qwen = qwen_defaults(s, c->family);
     double jitter = 0;
-    bool shared = spw__hf_of(c->family, SHARED);
+    bool shared = spw__hf_of(c->family, SHARED | NEMOTRON);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
     bool ernie = c->family == SPW_FAMILY_ERNIE_MOE, hy = c->family == SPW_FAMILY_HY_V3;
     bool hunyuan = c->family == SPW_FAMILY_HUNYUAN_MOE;

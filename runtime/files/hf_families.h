@@ -66,8 +66,9 @@
 #define STABLELM   OF(STABLELM)
 #define COHERE2    OF(COHERE2)
 #define COHERE     (OF(COHERE) | COHERE2)
+#define NEMOTRON   OF(NEMOTRON_H)
 #define LAYER_NORM (NEOX | OPT | STARCODER2 | STABLELM | COHERE)
-#define ALL        (GPT2 | LLAMAS | LAYER_NORM)
+#define ALL        (GPT2 | LLAMAS | LAYER_NORM | NEMOTRON)
 
 _Static_assert(SPW_FAMILY_COUNT <= 64, "a bit for each family");
 static inline bool

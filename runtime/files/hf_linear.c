@@ -11,6 +11,14 @@ check_most(const source *s, const char *key, uint64_t is, uint64_t most, uint64_
     return is <= most && is % multiple_of == 0 ? SPW_OK : refuse(s, key, get(s, key));
 }
 
+spw_status
+spw__hf_check_linear(const source *s, const spw_model_config *c, const char *keys, const char *values, const char *taps)
+{
+    SPW_TRY(check_most(s, keys, c->linear_key_dim, SPW_DELTA_DIM_MAX, 8));
+    SPW_TRY(check_most(s, values, c->linear_value_dim, SPW_DELTA_DIM_MAX, 8));
+    return check_most(s, taps, c->linear_taps, SPW_TAPS_MAX, 1);
+}
+
 /* Granite 4's layers, by either of two names, of which each kind has two words; where nothing is said all are mamba. */
 static spw_status
 read_mamba_layers(const source *s, spw_model_config *c, bool *any)
@@ -37,9 +45,9 @@ read_mamba_layers(const source *s, spw_model_config *c, bool *any)
                                                    : SPW_OK;
 }
 
-/* Steps are not cut off here. Infinity is a word, or an object with that; null is no limit, too. */
-static spw_status
-check_steps(const source *s)
+/* Steps are not cut off by it. Infinity is a word, or an object with that; null is no limit, too. */
+spw_status
+spw__hf_check_steps(const source *s)
 {
     const json_t *limit = get(s, "time_step_limit"), *most = json_array_get(limit, 1);
     const json_t *word = json_is_object(most) ? json_object_get(most, "__float__") : most;
@@ -76,14 +84,12 @@ read_mamba(const source *s, spw_model_config *c)
     if (c->linear_heads * c->linear_value_dim != expand * c->width)
         return wrong(s, "mamba_n_heads", "heads of mamba_d_head that are mamba_expand times hidden_size together",
                      get(s, "mamba_n_heads"));
-    if (c->linear_key_heads != 1)
-        return refuse(s, "mamba_n_groups", get(s, "mamba_n_groups"));
-    SPW_TRY(check_most(s, "mamba_d_state", c->linear_key_dim, SPW_DELTA_DIM_MAX, 8));
-    SPW_TRY(check_most(s, "mamba_d_head", c->linear_value_dim, SPW_DELTA_DIM_MAX, 8));
-    SPW_TRY(check_most(s, "mamba_d_conv", c->linear_taps, SPW_TAPS_MAX, 1));
+    if (c->linear_heads % c->linear_key_heads != 0)
+        return wrong(s, "mamba_n_heads", "a multiple of mamba_n_groups", get(s, "mamba_n_heads"));
+    SPW_TRY(spw__hf_check_linear(s, c, "mamba_d_state", "mamba_d_head", "mamba_d_conv"));
     SPW_TRY(read_bool(s, "mamba_conv_bias", &c->linear_bias));
     SPW_TRY(must_be(s, "mamba_proj_bias", false));
-    return check_steps(s);
+    return spw__hf_check_steps(s);
 }
 
 spw_status
@@ -104,9 +110,7 @@ spw__hf_read_linear(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "linear_key_head_dim", 1, &c->linear_key_dim));
     SPW_TRY(read_size(s, "linear_value_head_dim", 1, &c->linear_value_dim));
     SPW_TRY(read_size(s, "linear_conv_kernel_dim", 1, &c->linear_taps));
-    SPW_TRY(check_most(s, "linear_key_head_dim", c->linear_key_dim, SPW_DELTA_DIM_MAX, 8));
-    SPW_TRY(check_most(s, "linear_value_head_dim", c->linear_value_dim, SPW_DELTA_DIM_MAX, 8));
-    SPW_TRY(check_most(s, "linear_conv_kernel_dim", c->linear_taps, SPW_TAPS_MAX, 1));
+    SPW_TRY(spw__hf_check_linear(s, c, "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"));
     if (c->linear_heads % c->linear_key_heads != 0)
         return wrong(s, "linear_num_value_heads", "a multiple of linear_num_key_heads",
                      get(s, "linear_num_value_heads"));

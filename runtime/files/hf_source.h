@@ -140,6 +140,13 @@ void spw__hf_write_layer_norm(json_t *o, const spw_model_config *c);
 spw_status spw__hf_read_linear(const source *s, spw_model_config *c);
 void spw__hf_write_linear(json_t *o, const spw_model_config *c);
 void spw__hf_write_mamba(json_t *o, const spw_model_config *c);
+/* That kernels have room for heads' keys and values and for taps, which these keys say; and that steps have no other limit than none. */
+spw_status spw__hf_check_linear(const source *s, const spw_model_config *c, const char *keys, const char *values,
+                                const char *taps);
+spw_status spw__hf_check_steps(const source *s);
+/* hf_nemotron.c: all of what a configuration of Nemotron-H has beside the others' first keys, and the same written. */
+spw_status spw__hf_read_nemotron(const source *s, spw_model_config *c);
+void spw__hf_write_nemotron(json_t *o, const spw_model_config *c);
 /* hf_gemma4.c: what sets Gemma 4 apart, once windows and rope were read; the same written. Nothing for other families. */
 spw_status spw__hf_read_gemma4(const source *s, spw_model_config *c);
 void spw__hf_write_gemma4(json_t *o, const spw_model_config *c);
@@ -150,6 +157,8 @@ void spw__hf_write_llama4(json_t *o, const spw_model_config *c);
 spw_status spw__hf_read_llama(const source *s, spw_model_config *c);
 /* hf_llama.c: a number above 0 that logits or scores come to at most; of a missing key otherwise, of null 0: none. */
 spw_status spw__hf_read_cap(const source *s, const char *key, double otherwise, double *out);
+/* hf_write.c: DeepSeek's experts, by its names. */
+void spw__hf_write_shared_experts(json_t *o, const spw_model_config *c);
 /* hf_write.c: the windows of who has no rope without one. */
 void spw__hf_write_rope_windows(json_t *o, const spw_model_config *c);
 /* hf_write.c: what is done to frequencies, under its older key, if anything is. */

@@ -261,15 +261,15 @@ write_latent(json_t *o, const spw_model_config *c)
         spw__hf_write_indexer(o, c);
 }
 
-static void
-write_shared_experts(json_t *o, const spw_model_config *c)
+void
+spw__hf_write_shared_experts(json_t *o, const spw_model_config *c)
 {
     const bool exaone = c->family == SPW_FAMILY_EXAONE_MOE;
     set_size(o, exaone ? "num_experts" : "n_routed_experts", c->experts);
     set_size(o, exaone ? "num_shared_experts" : "n_shared_experts", c->shared_width / c->mlp_width);
     set_size(o, "num_experts_per_tok", c->choices);
     set_size(o, "moe_intermediate_size", c->mlp_width);
-    if (c->family != SPW_FAMILY_SOLAR_OPEN)
+    if (c->family != SPW_FAMILY_SOLAR_OPEN && !c->halves_apart)
         set_size(o, "first_k_dense_replace", c->dense_first);
     set_size(o, "n_group", c->groups > 0 ? c->groups : 1);
     set_size(o, "topk_group", c->groups > 0 ? c->group_choices : 1);
@@ -361,7 +361,7 @@ write_llama(json_t *o, const spw_model_config *c)
     if (c->kv_rank > 0)
         write_latent(o, c);
     if (spw__hf_of(c->family, BESIDE) || c->kv_rank > 0) {
-        write_shared_experts(o, c);
+        spw__hf_write_shared_experts(o, c);
         if (exaone) {
             json_object_set_new(o, "mlp_layer_types", mlp_layer_types(c));
             spw__hf_write_rope_windows(o, c);
@@ -444,6 +444,8 @@ spw_hf_config_text(const spw_model_config *c, spw_dtype dtype)
         write_gpt2(o, c);
     else if (spw__hf_of(c->family, LAYER_NORM))
         spw__hf_write_layer_norm(o, c);
+    else if (c->family == SPW_FAMILY_NEMOTRON_H)
+        spw__hf_write_nemotron(o, c);
     else
         write_llama(o, c);
     text = json_dumps(o, JSON_INDENT(2));

@@ -151,7 +151,7 @@ spw_st_write_terms(spw_st_writer *w, uint32_t i, uint64_t first, float *terms, u
  *   name     in messages, for the file
  *   section  false: a config.json; keys that no family has are not looked at, dropout is left at 0. true: the section
  *            "model" of a training configuration, which messages put before the key; dropout counts.
- * Families  gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, deepseek_v3 (and kimi_k2, which is one), glm4_moe_lite, minimax_m2, olmo3, gemma, granite, olmoe, seed_oss, glm, glm4, ernie4_5, exaone4, ministral3, gpt_neox, opt, starcoder2, stablelm, qwen3_5_text, qwen3_5_moe_text, qwen3_next, gemma4_text, dots1, solar_open, ernie4_5_moe, hy_v3, hunyuan_v1_dense, hunyuan_v1_moe, cohere, cohere2, granitemoehybrid, llama4_text, deepseek_v32, glm_moe_dsa, exaone_moe. A missing key has the default that the model's class has there, but
+ * Families  gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, deepseek_v3 (and kimi_k2, which is one), glm4_moe_lite, minimax_m2, olmo3, gemma, granite, olmoe, seed_oss, glm, glm4, ernie4_5, exaone4, ministral3, gpt_neox, opt, starcoder2, stablelm, qwen3_5_text, qwen3_5_moe_text, qwen3_next, gemma4_text, dots1, solar_open, ernie4_5_moe, hy_v3, hunyuan_v1_dense, hunyuan_v1_moe, cohere, cohere2, granitemoehybrid, llama4_text, deepseek_v32, glm_moe_dsa, exaone_moe, nemotron_h. A missing key has the default that the model's class has there, but
  *           vocab_size 256 and 1024 positions.
  * Errors    SPW_ECONFIG with name, key and value: not JSON, a value out of range, or another model than is computed here
  *           ("not supported yet"): families, activations, rope types, weights quantised in a form that is not read, mixed windows.
@@ -160,6 +160,11 @@ spw_status
 spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *name, bool section, spw_error *err);
 /* The same from folder/config.json. Errors also SPW_ENOENT and the like. */
 spw_status spw_hf_config_load(spw_model_config *out, const char *folder, spw_error *err);
+/*
+ * The text of a folder's JSON with the word for infinity that Python writes, and JSON has not, as transformers 5 has it:
+ * {"__float__": "Infinity"}. NULL: there is no memory; else the caller frees it (spw_mem_free).
+ */
+char *spw_hf_plain_json(const char *text);
 /*
  * The text of a config.json that transformers loads and spw_hf_config_parse reads back the same, but for dropout. dtype is
  * that of the weights beside it; SPW_DTYPE_COUNT: the model's own keys only, for a section. spw_mem_free; NULL: no memory.

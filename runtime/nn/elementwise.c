@@ -4,6 +4,14 @@
  */
 #include "tape_internal.h"
 
+void
+spw__tape_curve(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows)
+{
+    const spw_value *y = o->out, *x = o->in[0];
+    spw_gpu_curve(t->queue, o->curve, spw__tape_at_row(t, y, y->data, first), spw__tape_at_row(t, x, x->data, first),
+                  rows * y->cols);
+}
+
 spw_value *
 spw_nn_curve(spw_tape *t, spw_curve kind, spw_value *x)
 {
@@ -11,22 +19,31 @@ spw_nn_curve(spw_tape *t, spw_curve kind, spw_value *x)
     spw__op *o;
     if (y == NULL || (o = spw__tape_op(t, T_CURVE, y)) == NULL)
         return spw__tape_fail(t);
-    if (spw__tape_computes(t))
-        spw_gpu_curve(t->queue, kind, y->data, x->data, x->rows * x->cols);
+    o->kind = T_CURVE;
+    o->out = y;
     o->in[0] = x;
     o->curve = kind;
+    if (spw__tape_computes(t) && !t->in_experts)
+        spw__tape_curve(t, o, 0, y->rows);
     return y;
 }
 
 void
-spw__curve_backward(spw_tape *t, const spw__op *o)
+spw__tape_curve_backward(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows)
 {
-    const spw_value *y = o->out;
-    spw_value *x = o->in[0];
-    unsigned flags = o->flags;
-    act *dx = spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags);
-    if (!t->dry && dx != NULL)
-        spw_gpu_curve_backward(t->queue, o->curve, dx, y->grad, x->data, y->rows * y->cols, flags);
+    const spw_value *y = o->out, *x = o->in[0];
+    if (o->dx[0] != NULL)
+        spw_gpu_curve_backward(t->queue, o->curve, spw__tape_at_row(t, x, o->dx[0], first),
+                               spw__tape_at_row(t, y, y->grad, first), spw__tape_at_row(t, x, x->data, first),
+                               rows * y->cols, o->flags);
+}
+
+void
+spw__curve_backward(spw_tape *t, spw__op *o)
+{
+    o->dx[0] = spw__tape_grad(t, o->in[0], SPW_OP_ACC_DX, &o->flags);
+    if (!t->dry && !t->in_experts)
+        spw__tape_curve_backward(t, o, 0, o->out->rows);
 }
 
 void

@@ -448,7 +448,8 @@ experts_forward(spw_tape *t, uint32_t op_first, uint32_t op_end, const span *s)
         if (t->ops[i].kind == T_LINEAR_EACH)
             linear_each_forward(t, &t->ops[i], s);
         else if (s->first < s->end)
-            spw__tape_gate_mul(t, &t->ops[i], s->first - s->base, s->end - s->first);
+            (t->ops[i].kind == T_CURVE ? spw__tape_curve : spw__tape_gate_mul)(t, &t->ops[i], s->first - s->base,
+                                                                               s->end - s->first);
     }
 }
 
@@ -537,7 +538,7 @@ forward_part(spw_tape *t, spw_value *y, const spw_value *onto, const spw_routed 
     }
 }
 
-/* Where combine closes what dispatch has opened: there are linear layers and gated products alone. */
+/* Where combine closes what dispatch has opened: there are linear layers, gated products and curves alone. */
 static bool
 close_experts(spw_tape *t, uint32_t *op_first, uint32_t *op_end)
 {
@@ -547,7 +548,7 @@ close_experts(spw_tape *t, uint32_t *op_first, uint32_t *op_end)
     *op_end = t->op_count;
     t->in_experts = t->in_pieces = false;
     for (uint32_t i = *op_first; i < *op_end; i++) {
-        if (t->ops[i].kind != T_LINEAR_EACH && t->ops[i].kind != T_GATE_MUL)
+        if (t->ops[i].kind != T_LINEAR_EACH && t->ops[i].kind != T_GATE_MUL && t->ops[i].kind != T_CURVE)
             return false;
     }
     return *op_first < *op_end;
@@ -671,7 +672,8 @@ experts_backward(spw_tape *t, const spw__op *dispatch, const spw__op *combine, c
         if (o->kind == T_LINEAR_EACH)
             linear_each_backward(t, o, s);
         else if (s->first < s->end)
-            spw__tape_gate_mul_backward(t, o, s->first - s->base, s->end - s->first);
+            (o->kind == T_CURVE ? spw__tape_curve_backward : spw__tape_gate_mul_backward)(t, o, s->first - s->base,
+                                                                                          s->end - s->first);
     }
 }
 

@@ -55,6 +55,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "deepseek_v32",
                                                            "glm_moe_dsa",
                                                            "exaone_moe",
+                                                           "nemotron_h",
                                                            "custom"};
 
 const char *
@@ -81,11 +82,29 @@ is_each(uint64_t every, uint64_t layer_idx)
     return every > 0 && (layer_idx + 1) % every == 0;
 }
 
+static bool
+has_bit(const uint64_t *layers, uint64_t layer_idx)
+{
+    return layer_idx < SPW_FULL_LAYERS_MAX && (layers[layer_idx / 64] >> layer_idx % 64 & 1) != 0;
+}
+
+bool
+spw_model_has_mlp(const spw_model_config *c, uint64_t layer_idx)
+{
+    return !c->halves_apart || has_bit(c->mlp_layers, layer_idx);
+}
+
+bool
+spw_model_attends(const spw_model_config *c, uint64_t layer_idx)
+{
+    return !c->halves_apart || !has_bit(c->mlp_layers, layer_idx);
+}
+
 bool
 spw_model_is_linear(const spw_model_config *c, uint64_t layer_idx)
 {
     if (c->linear_heads > 0 && c->linear_mamba)
-        return layer_idx >= SPW_FULL_LAYERS_MAX || (c->full_layers[layer_idx / 64] >> layer_idx % 64 & 1) == 0;
+        return spw_model_attends(c, layer_idx) && !has_bit(c->full_layers, layer_idx);
     return c->linear_heads > 0 && !is_each(c->full_every, layer_idx);
 }
 
@@ -248,7 +267,8 @@ spw_model_has_indexer(const spw_model_config *c, uint64_t layer_idx)
 uint64_t
 spw_model_experts(const spw_model_config *c, uint64_t layer_idx)
 {
-    bool dense = layer_idx < c->dense_first || (c->sparse_every > 0 && (layer_idx + 1) % c->sparse_every != 0);
+    bool dense = layer_idx < c->dense_first || (c->halves_apart && !has_bit(c->sparse_layers, layer_idx)) ||
+                 (c->sparse_every > 0 && (layer_idx + 1) % c->sparse_every != 0);
     return dense ? 0 : c->experts;
 }
 

@@ -1,7 +1,8 @@
 /*
  * A layer's linear attention: what its rows are made into one by one, the convolution and the gated delta rule along the sequence, and the
  * norm and gate of what they give. Qwen3.5's weights have a matrix for each purpose; Qwen3-Next's are woven: all that belongs to a
- * key head is beside each other. Mamba-2's layers have one matrix for all, and a norm of all heads together behind the gate.
+ * key head is beside each other. Mamba-2's layers have one matrix for all, and behind the gate a norm of all heads together that read
+ * the same keys.
  * Sources: Yang et al. 2024 (2412.06464), Dao and Gu 2024 (2405.21060).
  */
 #include "nn_internal.h"
@@ -75,7 +76,8 @@ spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_v
                              .Dv = c->linear_value_dim,
                              .begins = b->begins,
                              .ends = b->ends,
-                             .mamba = c->linear_mamba};
+                             .mamba = c->linear_mamba,
+                             .step_least = (float)c->linear_step};
     spw_conv_shape taps = {.B = shape.B,
                            .T = shape.T,
                            .C = spw_model_linear_channels(c),
@@ -94,15 +96,16 @@ spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_v
     return spw_nn_delta(call->tape, x, v[3], v[2], own[1], own[2], NULL, &shape);
 }
 
-/* The norm is of each head, and by w where the block's others are by 1 + w. Mamba-2's is of all that the gate has let through. */
+/* The norm is of each head, and by w where the block's others are by 1 + w. Mamba-2's is of what the gate has let through of a group. */
 spw_value *
 spw__nn_linear_gated(const spw_call *call, uint32_t *at, spw_value *x, spw_value *gate)
 {
     const spw_model_config *c = &call->model->config;
-    if (c->linear_mamba)
-        x = spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
-    x = spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], (float)c->norm_eps);
-    return c->linear_mamba ? x : spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
+    spw_value *w = call->params[(*at)++];
+    if (!c->linear_mamba)
+        return spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps));
+    x = spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
+    return spw_nn_rmsnorm_groups(call->tape, x, w, c->linear_key_heads, (float)c->norm_eps);
 }
 
 static void
@@ -110,7 +113,7 @@ own(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t r
     spw_init init)
 {
     char full[64];
-    snprintf(full, sizeof full, "%s.%s", m->config.linear_mamba ? "mamba" : "linear_attn", name);
+    snprintf(full, sizeof full, "%s.%s", spw__nn_names(m->config.family)->linear, name);
     spw__nn_own(m, b, prefix, full, rows, cols, ndim, init, init == SPW_INIT_NORMAL ? (float)m->config.init_std : 0);
 }
 

@@ -10,7 +10,7 @@
  * a window; its mixture has Llama's norms and DeepSeek's experts), Ministral 3 (queries that grow with their place), GPT-NeoX (LayerNorm, an MLP without a gate beside attention), OPT (LayerNorm,
  * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
- * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
+ * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Nemotron-H (the same, halves of a layer apart, experts without a gate), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
  * DeepSeek-V3.2 and GLM-5 (V3 with indexers, within the keys that these choose) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
@@ -176,13 +176,35 @@ gated(const spw_call *call, uint32_t *at, spw_value *h)
     return spw_nn_gate_mul(call->tape, c->gate, gate, up);
 }
 
+/* The curve of a linear layer; a gelu is made with it where no adapter is beside it. */
+static spw_value *
+curved(const spw_call *call, uint32_t *at, spw_value *h)
+{
+    const spw_model_config *c = &call->model->config;
+    uint32_t w = *at;
+    if (c->curve != SPW_CURVE_GELU || call->block->adapter_at[w] > 0)
+        return spw_nn_curve(call->tape, c->curve, linear(call, at, h, c->mlp_bias));
+    *at += c->mlp_bias ? 2 : 1;
+    return spw_nn_linear_gelu(call->tape, h, call->params[w], c->mlp_bias ? call->params[w + 1] : NULL, 0);
+}
+
+/* What an MLP's last matrix reads. */
+static spw_value *
+inner(const spw_call *call, uint32_t *at, spw_value *h)
+{
+    const spw_model_config *c = &call->model->config;
+    if (c->ungated)
+        return curved(call, at, h);
+    return c->gate_packed ? spw_nn_gate_mul_packed(call->tape, c->gate, linear(call, at, h, c->mlp_bias))
+                          : gated(call, at, h);
+}
+
 /* onto + the expert of all rows, as far as each row's gate lets it if there is one. */
 static spw_value *
 shared(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
-    spw_value *x = c->gate_packed ? spw_nn_gate_mul_packed(call->tape, c->gate, linear(call, at, h, c->mlp_bias))
-                                  : gated(call, at, h);
+    spw_value *x = inner(call, at, h);
     if (c->half_scale > 0) {
         x = spw_nn_scale(call->tape, linear(call, at, x, c->mlp_bias), (float)c->half_scale);
         spw_nn_into(call->tape, 0);
@@ -227,10 +249,11 @@ experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_v
         gate = spw__nn_each(t, &in, 1, x, routing, w, w + c->experts, SPW_OP_W_IN_OUT);
         x = spw_nn_gate_mul_packed(t, c->gate, gate);
         x = spw__nn_each(t, &out, 1, x, routing, w + 2 * c->experts, w + 3 * c->experts, SPW_OP_W_IN_OUT);
-    } else if (c->experts_beside || c->experts_weighed || c->gate_packed) {
+    } else if (c->experts_beside || c->experts_weighed || c->gate_packed || c->ungated) {
         unsigned flags = c->experts_weighed ? SPW_OP_W_IN_OUT : 0;
         *at += (uint32_t)(2 * c->experts);
-        x = spw_nn_gate_mul_packed(t, c->gate, spw__nn_each(t, &in, 1, x, routing, w, NULL, flags));
+        x = spw__nn_each(t, &in, 1, x, routing, w, NULL, flags);
+        x = c->ungated ? spw_nn_curve(t, c->curve, x) : spw_nn_gate_mul_packed(t, c->gate, x);
         x = spw__nn_each(t, &out, 1, x, routing, w + c->experts, NULL, flags);
     } else {
         *at += (uint32_t)(3 * c->experts);
@@ -242,27 +265,11 @@ experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_v
     return spw_nn_combine(t, onto, x, routing);
 }
 
-/* The curve of a linear layer; a gelu is made with it where no adapter is beside it. */
-static spw_value *
-curved(const spw_call *call, uint32_t *at, spw_value *h)
-{
-    const spw_model_config *c = &call->model->config;
-    uint32_t w = *at;
-    if (c->curve != SPW_CURVE_GELU || call->block->adapter_at[w] > 0)
-        return spw_nn_curve(call->tape, c->curve, linear(call, at, h, c->mlp_bias));
-    *at += c->mlp_bias ? 2 : 1;
-    return spw_nn_linear_gelu(call->tape, h, call->params[w], c->mlp_bias ? call->params[w + 1] : NULL, 0);
-}
-
 /* onto (or NULL) + the MLP of h. */
 static spw_value *
 mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
-    const spw_model_config *c = &call->model->config;
-    h = c->ungated       ? curved(call, at, h)
-        : c->gate_packed ? spw_nn_gate_mul_packed(call->tape, c->gate, linear(call, at, h, c->mlp_bias))
-                         : gated(call, at, h);
-    return linear_onto(call, at, onto, h, c->mlp_bias, true);
+    return linear_onto(call, at, onto, inner(call, at, h), call->model->config.mlp_bias, true);
 }
 
 /* Queries, keys and values, or all in one; behind them what they are made of, where the MLP reads it too, or a gate. */
@@ -383,6 +390,26 @@ after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_va
         out[0] = apart ? last_sum(call, at, x, given(call, at, h)) : h;
 }
 
+/* Of the block's input and what attention gives, in a layer without an MLP. */
+static void
+attention_alone(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    out[0] = linear_onto(call, at, in[0], let_through(call, at, in), out_bias(call), true);
+}
+
+/* Of the block's input, in a layer without attention; experts need what they read of it. */
+static void
+mlp_alone(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    out[0] = mlp(call, at, in[0], spw__nn_norm(call, at, in[0]));
+}
+
+static void
+experts_alone(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    out[0] = normed(call, at, in[0], 0);
+}
+
 /* Of the block's input, what attention gives, and what it was made of where the MLP reads that. */
 static void
 beside_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
@@ -466,13 +493,16 @@ mixture_beside(const spw_call *call, uint32_t *at, spw_value *x, spw_value *atte
 
 /*
  * Rows meet in routing, which is in no tile; experts take their rows in pieces of a tile's size. Such mixtures have norms before halves alone.
- * gate: of what attention gives, or NULL.
+ * attended NULL: the layer has no attention. gate: of what attention gives, or NULL.
  */
 static spw_value *
 mixture(const spw_call *call, uint32_t *at, spw_value *x, spw_value *attended, spw_value *gate)
 {
-    spw_value *v[2], *logits, *y;
-    spw_nn_rows(call, at, before_experts, (spw_value *[]){x, attended, gate}, gate != NULL ? 3 : 2, v, 2);
+    spw_value *v[2] = {x, NULL}, *logits, *y;
+    if (attended == NULL)
+        spw_nn_rows(call, at, experts_alone, &x, 1, &v[1], 1);
+    else
+        spw_nn_rows(call, at, before_experts, (spw_value *[]){x, attended, gate}, gate != NULL ? 3 : 2, v, 2);
     spw_nn_read(call->tape, v[1]);
     spw_nn_rows(call, at, who_reads, &v[1], 1, &logits, 1);
     y = experts(call, at, v[0], v[1], logits);
@@ -558,16 +588,36 @@ own_inputs(const spw_call *call, uint32_t *at, spw_value *x)
     return spw_nn_bring(call->tape, inputs, rows, l * c->inputs_dim, c->inputs_dim);
 }
 
+/* A layer that has one half. */
+static spw_value *
+half_layer(const spw_call *call, spw_value *x)
+{
+    const spw_model_config *c = &call->model->config;
+    uint64_t l = call->block->layer_idx;
+    uint32_t at = 0;
+    spw_value *y = NULL, *h, *gate = NULL;
+    if (spw_model_experts(c, l) > 0)
+        return mixture(call, &at, x, NULL, NULL);
+    if (spw_model_has_mlp(c, l)) {
+        spw_nn_rows(call, &at, mlp_alone, &x, 1, &y, 1);
+        return y;
+    }
+    h = spw_model_is_linear(c, l) ? spw__nn_linear_attention(call, &at, x, &gate) : attended(call, &at, x, &gate);
+    spw_nn_rows(call, &at, attention_alone, (spw_value *[]){x, h, gate}, gate != NULL ? 3 : 2, &y, 1);
+    return y;
+}
+
 spw_value *
 spw_llama_layer_forward(const spw_call *call, spw_value *x)
 {
     const spw_model_config *c = &call->model->config;
     uint64_t l = call->block->layer_idx;
     uint32_t at = 0;
-    spw_value *inputs = c->inputs_dim > 0 ? own_inputs(call, &at, x) : NULL;
-    spw_value *y, *beside,
-        *h = spw_model_is_linear(c, l) ? spw__nn_linear_attention(call, &at, x, &beside)
-                                       : attended(call, &at, x, &beside);
+    spw_value *y, *h, *inputs, *beside;
+    if (c->halves_apart)
+        return half_layer(call, x);
+    inputs = c->inputs_dim > 0 ? own_inputs(call, &at, x) : NULL;
+    h = spw_model_is_linear(c, l) ? spw__nn_linear_attention(call, &at, x, &beside) : attended(call, &at, x, &beside);
     beside = inputs != NULL ? inputs : beside;
     if (spw_model_experts(c, l) == 0)
         spw_nn_rows(call, &at, c->parallel ? beside_attention : after_attention, (spw_value *[]){x, h, beside},
@@ -663,6 +713,7 @@ names_of(const spw_model_config *c)
         n.mlp = "block_sparse_moe";
         n.router = "router.layer";
         break;
+    case SPW_FAMILY_NEMOTRON_H: n.mlp = "mixer"; break;
     case SPW_FAMILY_LLAMA4:
         n.mlp = "feed_forward";
         n.router = "router";
@@ -690,14 +741,14 @@ own_router(spw_model *m, spw_block *b, const char *prefix, const mixture_names *
     p->in_row = c->family == SPW_FAMILY_ERNIE_MOE;
 }
 
-/* One MLP for all rows, "<mlp>.gate_proj" and so on. */
+/* One MLP for all rows, "<mlp>.gate_proj" and so on, or without that. */
 static void
 own_gated(spw_model *m, spw_block *b, const char *prefix, const char *mlp, uint64_t width, bool bias)
 {
     static const char *const names[3] = {"gate_proj", "up_proj", "down_proj"};
     const spw_model_config *c = &m->config;
     char name[48];
-    for (int k = 0; k < 3; k++) {
+    for (int k = c->ungated ? 1 : 0; k < 3; k++) {
         snprintf(name, sizeof name, "%s.%s", mlp, names[k]);
         own_linear(m, b, prefix, name, k < 2 ? width : c->width, k < 2 ? c->width : width, bias);
     }
@@ -737,7 +788,7 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
         own_packed(m, b, prefix, c->shared_width);
         return;
     }
-    for (int k = 0; k < 3 && !c->experts_weighed; k++) {
+    for (int k = c->ungated ? 1 : 0; k < 3 && !c->experts_weighed; k++) {
         uint64_t rows = k < 2 ? c->mlp_width : c->width, cols = k < 2 ? c->width : c->mlp_width;
         for (uint64_t e = 0; e < c->experts; e++) {
             snprintf(name, sizeof name, "%s.experts.%u.%s", names.mlp, (unsigned)e, parts[k]);
@@ -779,8 +830,8 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
     } else if (spw_model_experts(c, b->layer_idx) > 0) {
         own_experts(m, b, prefix);
     } else if (c->ungated) {
-        own_linear(m, b, prefix, names->up, c->mlp_width, c->width, c->mlp_bias);
-        own_linear(m, b, prefix, names->down, c->width, c->mlp_width, c->mlp_bias);
+        own_linear(m, b, prefix, names->up, spw_model_dense_width(c, b->layer_idx), c->width, c->mlp_bias);
+        own_linear(m, b, prefix, names->down, c->width, spw_model_dense_width(c, b->layer_idx), c->mlp_bias);
     } else if (c->gate_packed) {
         own_packed(m, b, prefix, c->mlp_width);
     } else {
@@ -921,14 +972,16 @@ spw__nn_build_llama(spw_model *m)
         snprintf(h, sizeof h, "%slayers.%u.", names->base, l);
         if (before)
             own_norm(m, b, h, names->norm, H);
-        own_attention(m, b, h);
+        if (spw_model_attends(c, l))
+            own_attention(m, b, h);
         if (glm)
             own_norm(m, b, h, "post_self_attn_layernorm", H);
-        if (!c->parallel || c->parallel_norm)
+        if ((!c->parallel || c->parallel_norm) && !c->halves_apart)
             own_norm(m, b, h, names->mlp_norm, H); /* of what the MLP reads where no norm is after attention */
         if (before && after && !glm)
             own_norm(m, b, h, "pre_feedforward_layernorm", H);
-        own_mlp(m, b, h);
+        if (spw_model_has_mlp(c, l))
+            own_mlp(m, b, h);
         if (after)
             own_norm(m, b, h, glm ? "post_mlp_layernorm" : "post_feedforward_layernorm", H);
         if (c->inputs_dim > 0)

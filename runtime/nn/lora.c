@@ -77,7 +77,7 @@ static const bool bare_router[SPW_FAMILY_COUNT] = {
     [SPW_FAMILY_DEEPSEEK_V3] = true,  [SPW_FAMILY_DOTS1] = true,          [SPW_FAMILY_SOLAR_OPEN] = true,
     [SPW_FAMILY_HY_V3] = true,        [SPW_FAMILY_LLAMA4] = true,         [SPW_FAMILY_QWEN3_5_MOE] = true,
     [SPW_FAMILY_DEEPSEEK_V32] = true, [SPW_FAMILY_GLM_DSA] = true,        [SPW_FAMILY_GLM4_LITE] = true,
-    [SPW_FAMILY_EXAONE_MOE] = true,   [SPW_FAMILY_GRANITE_HYBRID] = true,
+    [SPW_FAMILY_EXAONE_MOE] = true,   [SPW_FAMILY_GRANITE_HYBRID] = true, [SPW_FAMILY_NEMOTRON_H] = true,
 };
 
 /* The name without ".weight"; false when this is no linear weight of a layer. */
@@ -151,15 +151,22 @@ spw__nn_add_matrix(spw_model *m, spw_block *b, const char *module, char letter, 
     return id;
 }
 
-/* By the name that peft finds the linear layer by, which of Hy3's shared experts is not the one in files. */
-static void
-name_module(const spw_model *m, const char *linear, char name[160])
+/* What transformers has in memory under another name than files. */
+static const struct {
+    spw_family family;
+    const char *in_files, *in_memory;
+} renamed[] = {{SPW_FAMILY_HY_V3, ".shared_mlp.", ".shared_experts."}, {SPW_FAMILY_NEMOTRON_H, "backbone.", "model."}};
+
+void
+spw__nn_name_module(const spw_model *m, const char *linear, char *name, size_t bytes)
 {
-    static const char *const of_files = ".shared_mlp.", *const in_memory = ".shared_experts.";
-    const char *shared = m->config.family == SPW_FAMILY_HY_V3 ? strstr(linear, of_files) : NULL;
-    snprintf(name, 160, "%s%.*s%s%s", m->config.family == SPW_FAMILY_GPT2 ? "transformer." : "",
-             (int)(shared != NULL ? (size_t)(shared - linear) : strlen(linear)), linear,
-             shared != NULL ? in_memory : "", shared != NULL ? shared + strlen(of_files) : "");
+    snprintf(name, bytes, "%s%s", m->config.family == SPW_FAMILY_GPT2 ? "transformer." : "", linear);
+    for (size_t i = 0; i < sizeof renamed / sizeof renamed[0]; i++) {
+        const char *found = m->config.family == renamed[i].family ? strstr(linear, renamed[i].in_files) : NULL;
+        if (found != NULL)
+            snprintf(name, bytes, "%.*s%s%s", (int)(found - linear), linear, renamed[i].in_memory,
+                     found + strlen(renamed[i].in_files));
+    }
 }
 
 static void
@@ -173,7 +180,7 @@ adapt_block(spw_model *m, spw_block *b, const char *const *targets, uint32_t cou
         if (!is_target(m, b, b->param_ids[k], targets, count))
             continue;
         (void)linear_name(m, b, b->param_ids[k], name);
-        name_module(m, name, module);
+        spw__nn_name_module(m, name, module, sizeof module);
         b->adapter_at[k] = (uint16_t)b->param_count;
         (void)spw__nn_add_matrix(m, b, module, 'A', m->lora.rank, in);
         (void)spw__nn_add_matrix(m, b, module, 'B', out, m->lora.rank);
@@ -214,8 +221,8 @@ check_fused(const spw_model *m, const spw_lora *lora, const char *const *fused, 
         if (spw__nn_count_fused(m, &fused[i], 1) == 0)
             return SPW_RAISE(
                 err, SPW_ECONFIG,
-                "no tensor of experts matches \"%s\" of target_parameters; a layer has experts.gate_up_proj "
-                "and experts.down_proj, by the names of transformers 5",
+                "no tensor of experts matches \"%s\" of target_parameters; a layer has experts.gate_up_proj, "
+                "or up_proj without a gate, and experts.down_proj, by the names of transformers 5",
                 fused[i]);
     }
     if (count > 0 && lora->dropout > 0)

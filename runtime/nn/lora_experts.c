@@ -7,20 +7,20 @@
 #include <fnmatch.h>
 #include <stdio.h>
 
-/* Gate and up are a matrix each, w + down_proj; else they are one. */
+/* Gate and up are a matrix each, w + down_proj; else they are one, or there is no gate. */
 static bool
 apart(const spw_model_config *c)
 {
-    return !c->experts_paired && !c->experts_beside && !c->experts_weighed && !c->gate_packed;
+    return !c->experts_paired && !c->experts_beside && !c->experts_weighed && !c->gate_packed && !c->ungated;
 }
 
 bool
 spw_model_fused(const spw_model *m, const spw_block *b, spw_fused_kind kind, spw_fused *out)
 {
-    static const char *const names[] = {"gate_up_proj", "down_proj"};
     const spw_model_config *c = &m->config;
     const uint64_t inner = kind == SPW_FUSED_DOWN ? c->mlp_width : c->width;
-    const uint64_t outer = kind == SPW_FUSED_DOWN ? c->width : 2 * c->mlp_width;
+    const uint64_t outer = kind == SPW_FUSED_DOWN ? c->width : c->ungated ? c->mlp_width : 2 * c->mlp_width;
+    char file[96];
     const char *name = NULL, *end;
     for (uint32_t k = 0; name == NULL && b->forward == spw_llama_layer_forward && k < b->param_count; k++) {
         if (m->params[b->param_ids[k]].expert > 0)
@@ -29,12 +29,16 @@ spw_model_fused(const spw_model *m, const spw_block *b, spw_fused_kind kind, spw
     if (name == NULL)
         return false;
     end = strchr(strstr(name, "layers.") + strlen("layers."), '.');
-    snprintf(out->name, sizeof out->name, "%.*s%s.%s", (int)(end - name), name,
+    snprintf(file, sizeof file, "%.*s%s.%s", (int)(end - name), name,
              c->experts_weighed  ? ".feed_forward.experts"
              : c->experts_beside ? ".experts"
              : c->gate_packed    ? ".block_sparse_moe.experts"
+             : c->halves_apart   ? ".mixer.experts"
                                  : ".mlp.experts",
-             names[kind]);
+             kind == SPW_FUSED_DOWN ? "down_proj"
+             : c->ungated           ? "up_proj"
+                                    : "gate_up_proj");
+    spw__nn_name_module(m, file, out->name, sizeof out->name);
     /* Llama 4's tensors are (experts, in, out), and its class does not say so: to peft their outputs are inputs. */
     out->a_cols = c->experts_weighed ? outer : inner;
     out->b_rows = c->experts_weighed ? inner : outer;

@@ -13,8 +13,10 @@
 const spw__names *
 spw__nn_names(spw_family family)
 {
-    static const spw__names usual = {OF_LLAMA, .up = "mlp.gate_up_proj", .down = "mlp.down_proj"};
-    static const spw__names granite = {OF_LLAMA, .up = "shared_mlp.input_linear", .down = "shared_mlp.output_linear"};
+    static const spw__names usual = {OF_LLAMA, .linear = "linear_attn", .up = "mlp.gate_up_proj",
+                                     .down = "mlp.down_proj"};
+    static const spw__names granite = {OF_LLAMA, .linear = "mamba", .up = "shared_mlp.input_linear",
+                                       .down = "shared_mlp.output_linear"};
     static const spw__names starcoder = {OF_LLAMA, .up = "mlp.c_fc", .down = "mlp.c_proj"};
     static const spw__names neox = {.base = "gpt_neox.",
                                     .embedding = "embed_in",
@@ -38,11 +40,24 @@ spw__nn_names(spw_family family)
                                    .down = "fc2",
                                    .last_norm = "final_layer_norm",
                                    .head = "lm_head"};
+    static const spw__names nemotron = {.base = "backbone.",
+                                        .embedding = "embeddings",
+                                        .norm = "norm",
+                                        .q = "mixer.q_proj",
+                                        .k = "mixer.k_proj",
+                                        .v = "mixer.v_proj",
+                                        .out = "mixer.o_proj",
+                                        .linear = "mixer",
+                                        .up = "mixer.up_proj",
+                                        .down = "mixer.down_proj",
+                                        .last_norm = "norm_f",
+                                        .head = "lm_head"};
     switch (family) {
     case SPW_FAMILY_GRANITE_HYBRID: return &granite;
     case SPW_FAMILY_STARCODER2: return &starcoder;
     case SPW_FAMILY_NEOX: return &neox;
     case SPW_FAMILY_OPT: return &opt;
+    case SPW_FAMILY_NEMOTRON_H: return &nemotron;
     default: return &usual;
     }
 }

@@ -8,6 +8,7 @@
 typedef struct spw__names {
     const char *base, *embedding, *norm;
     const char *qkv, *q, *k, *v, *out;
+    const char *linear;               /* all of linear attention */
     const char *mlp_norm, *up, *down; /* up and down: of an MLP without a gate, or with one in the same matrix */
     const char *last_norm, *head;
 } spw__names;
@@ -44,6 +45,8 @@ spw_value *spw__nn_each(spw_tape *t, spw__fused_adapter *a, uint64_t parts, spw_
 /* How many tensors globs match, and an adapter beside each of them in a block (lora.c asks). */
 uint32_t spw__nn_count_fused(const spw_model *m, const char *const *globs, uint32_t count);
 void spw__nn_adapt_fused(spw_model *m, spw_block *b, const char *const *globs, uint32_t count);
+/* By what name peft finds a linear layer or a tensor of experts, of its name in files. */
+void spw__nn_name_module(const spw_model *m, const char *linear, char *name, size_t bytes);
 /* An adapter's matrix A or B: "base_model.model.<module>.lora_A.weight". */
 uint32_t spw__nn_add_matrix(spw_model *m, spw_block *b, const char *module, char letter, uint64_t rows, uint64_t cols);
 /* onto + what a half of a block makes of x at last, which drops out at the site in training. ends: as a part's first output. */

@@ -40,23 +40,33 @@ spw__layernorm_backward(spw_tape *t, const spw__op *o)
                                    y->grad, x->data, o->param[0]->data, o->saved[0], o->saved[1], x->rows, x->cols);
 }
 
+/* Of weights that are as long as a row, whose parts of cols elements have norms of their own: how many; 1: all parts have the same. */
+static uint64_t
+groups_of(const spw_value *g, uint64_t cols)
+{
+    return g != NULL ? g->cols / cols : 1;
+}
+
 /* g NULL: by the offset alone. */
 static spw_value *
 rmsnorm(spw_tape *t, spw_value *x, spw_value *g, uint64_t cols, float offset, float eps)
 {
     spw_value *y;
     float *rstd;
-    uint64_t rows;
+    uint64_t rows, groups;
     spw__op *o;
     if (x == NULL || cols == 0 || x->cols % cols != 0)
         return spw__tape_fail(t);
+    groups = groups_of(g, cols);
     rows = x->rows * (x->cols / cols);
     y = spw__tape_value(t, x->rows, x->cols, NULL);
     rstd = spw__tape_take(t, rows * sizeof(float));
     if (y == NULL || rstd == NULL || (o = spw__tape_op(t, T_RMSNORM, y)) == NULL)
         return spw__tape_fail(t);
-    if (spw__tape_computes(t))
-        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g != NULL ? g->data : NULL, offset, rows, cols, cols, eps);
+    for (uint64_t k = 0, n = rows / groups; k < groups && spw__tape_computes(t); k++)
+        spw_gpu_rmsnorm(t->queue, spw__tape_at_col(t, y->data, k * cols), rstd + k * n,
+                        spw__tape_at_col(t, x->data, k * cols),
+                        g != NULL ? spw__tape_at_col(t, g->data, k * cols) : NULL, offset, n, cols, groups * cols, eps);
     o->in[0] = x;
     o->param[0] = g;
     o->saved[0] = rstd;
@@ -69,6 +79,14 @@ spw_value *
 spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps)
 {
     return g == NULL ? spw__tape_fail(t) : rmsnorm(t, x, g, g->cols, 0, eps);
+}
+
+spw_value *
+spw_nn_rmsnorm_groups(spw_tape *t, spw_value *x, spw_value *g, uint64_t groups, float eps)
+{
+    if (x == NULL || g == NULL || groups == 0 || g->cols != x->cols || g->cols % groups != 0)
+        return spw__tape_fail(t);
+    return rmsnorm(t, x, g, g->cols / groups, 0, eps);
 }
 
 spw_value *
@@ -88,9 +106,14 @@ spw__rmsnorm_backward(spw_tape *t, const spw__op *o)
 {
     const spw_value *y = o->out;
     spw_value *x = o->in[0], *g = o->param[0];
+    const uint64_t groups = groups_of(g, o->D), rows = x->rows * (x->cols / o->D) / groups;
     const act *onto;
     act *dx = spw__tape_grad_onto(t, x, &onto);
-    if (!t->dry)
-        spw_gpu_rmsnorm_backward(t->queue, dx, onto, spw__tape_sum(t, g), y->grad, x->data, g != NULL ? g->data : NULL,
-                                 o->p, o->saved[0], x->rows * (x->cols / o->D), o->D, o->D);
+    float *dg = spw__tape_sum(t, g);
+    for (uint64_t k = 0, at = 0; k < groups && !t->dry; k++, at += o->D)
+        spw_gpu_rmsnorm_backward(t->queue, dx != NULL ? spw__tape_at_col(t, dx, at) : NULL,
+                                 onto != NULL ? spw__tape_at_col(t, (act *)(uintptr_t)onto, at) : NULL,
+                                 dg != NULL ? dg + at : NULL, spw__tape_at_col(t, y->grad, at),
+                                 spw__tape_at_col(t, x->data, at), g != NULL ? spw__tape_at_col(t, g->data, at) : NULL,
+                                 o->p, o->saved[0] + k * rows, rows, o->D, groups * o->D);
 }

@@ -187,6 +187,8 @@ spw_value *spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, s
 spw_value *spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float eps);
 /* Over each row, or over each head of g's size when a row holds several. */
 spw_value *spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps);
+/* Over each of so many groups of a row's columns, of which g, as long as a row, has weights for each. */
+spw_value *spw_nn_rmsnorm_groups(spw_tape *t, spw_value *x, spw_value *g, uint64_t groups, float eps);
 /* The same by 1 + g: weights of 0 are the norm alone. */
 spw_value *spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, float eps);
 /* Without weights, over each cols elements of a row. */
@@ -230,7 +232,7 @@ spw_value *spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x);
 /*
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
  * choices, cols); linear layers, w[e] and b[e] (b NULL: none) for the rows of expert e, whose weights have one shape; and, weighted, back to where the
- * rows were, onto what is there (NULL: nothing). Between dispatch and combine there are such layers and gated products alone. In tiles the rows between are a
+ * rows were, onto what is there (NULL: nothing). Between dispatch and combine there are such layers, gated products and curves alone. In tiles the rows between are a
  * piece's, whose memory is shared by all pieces, sums are formed in fp32 by place, and a recorded forward leaves the experts out as with turns. Forward waits for the device once for each routing, to learn how many rows each expert has. balance:
  * backward adds the gradient of balance times experts times the sum over experts of (share of the pairs times mean probability).
  */
@@ -450,6 +452,7 @@ typedef enum spw_family {
     SPW_FAMILY_DEEPSEEK_V32,
     SPW_FAMILY_GLM_DSA,
     SPW_FAMILY_EXAONE_MOE,
+    SPW_FAMILY_NEMOTRON_H,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -561,11 +564,18 @@ typedef struct spw_model_config {
      * Linear attention by the gated delta rule, in all layers but each full_every-th: so many heads of values and, a divisor of that, of
      * queries and keys, with so many elements; the convolution's taps. linear_heads 0: in none
      * linear_mamba: they are Mamba-2's, and the layers with attention are those with a bit in full_layers, of the first SPW_FULL_LAYERS_MAX;
-     * linear_bias: their convolution has a bias.
+     * linear_bias: their convolution has a bias. linear_step: a step of theirs is at least so long
      */
     uint64_t linear_heads, linear_key_heads, linear_key_dim, linear_value_dim, linear_taps;
     bool linear_mamba, linear_bias;
+    double linear_step;
     uint64_t full_layers[SPW_FULL_LAYERS_MAX / 64];
+    /*
+     * A layer is one half alone: an MLP where it has a bit in mlp_layers, of experts where it has one in sparse_layers, too; elsewhere attention,
+     * linear or not.
+     */
+    bool halves_apart;
+    uint64_t mlp_layers[SPW_FULL_LAYERS_MAX / 64], sparse_layers[SPW_FULL_LAYERS_MAX / 64];
     bool linear_woven;    /* q, k, v and gates of a key head are beside each other in one matrix, b and a in another */
     bool attention_gated; /* behind a head's queries is a gate of their size; its sigmoid times what attention gives */
     double rope_theta;    /* 0: no rotary positions */
@@ -705,6 +715,9 @@ uint32_t spw_model_side_reader(const spw_model_config *config, uint32_t side);
 uint64_t spw_model_dense_width(const spw_model_config *config, uint64_t layer_idx);
 /* Whether this layer turns its queries and keys, where any does. */
 bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
+/* Whether this layer has attention, linear or not, and whether it has an MLP, of experts or not: nearly all have both. */
+bool spw_model_attends(const spw_model_config *config, uint64_t layer_idx);
+bool spw_model_has_mlp(const spw_model_config *config, uint64_t layer_idx);
 /* Whether this layer has linear attention. */
 bool spw_model_is_linear(const spw_model_config *config, uint64_t layer_idx);
 /* Elements of a row's queries, keys and values there, which the convolution goes over. */

@@ -216,14 +216,16 @@ void spw__bring_backward(spw_tape *t, const spw__op *o);
 void spw__conv_backward(spw_tape *t, const spw__op *o);
 void spw__delta_backward(spw_tape *t, const spw__op *o);
 /* elementwise.c */
-void spw__curve_backward(spw_tape *t, const spw__op *o);
+void spw__curve_backward(spw_tape *t, spw__op *o);
 void spw__gate_mul_backward(spw_tape *t, spw__op *o);
 void spw__add_gated_backward(spw_tape *t, const spw__op *o);
 void spw__add_backward(spw_tape *t, const spw__op *o);
 void spw__scale_backward(spw_tape *t, const spw__op *o);
 void spw__add_scaled_by_backward(spw_tape *t, const spw__op *o);
 void spw__dropout_backward(spw_tape *t, const spw__op *o);
-/* A gated product of some rows. */
+/* A curve, or a gated product, of some rows. */
+void spw__tape_curve(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
+void spw__tape_curve_backward(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
 void spw__tape_gate_mul(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
 void spw__tape_gate_mul_backward(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
 /* tokens.c */
