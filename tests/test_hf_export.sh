@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa exaone_moe minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope granitemoehybrid_mamba granitemoehybrid_moe llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa exaone_moe minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope granitemoehybrid_mamba granitemoehybrid_moe nemotron_h nemotron_h_moe llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -76,6 +76,10 @@ train granitemoehybrid_nope false "$granite4,\"tie_word_embeddings\":true"
 mamba=$(echo "$granite4" | sed 's/\["attention","attention"\]/["mamba","attention"]/')
 train granitemoehybrid_moe false "$(echo "$mamba" | sed 's/"num_local_experts":0/"num_local_experts":5/'),\"num_experts_per_tok\":3,\"mamba_n_heads\":6,\"mamba_d_state\":8,\"residual_multiplier\":0.22"
 train granitemoehybrid_mamba true "$mamba,\"mamba_n_heads\":3,\"mamba_d_head\":16,\"mamba_d_state\":24,\"mamba_d_conv\":3"
+nemotron="\"model_type\":\"nemotron_h\",$(echo "$small" | sed 's/"num_hidden_layers":2/"num_hidden_layers":4/'),\"head_dim\":8,\"mamba_num_heads\":6,\"mamba_head_dim\":8,\"n_groups\":3,\"ssm_state_size\":16"
+train nemotron_h true "$nemotron,\"hybrid_override_pattern\":\"M-*-\",\"mlp_bias\":true,\"time_step_min\":0.01"
+train nemotron_h_moe false "$nemotron,\"layers_block_type\":[\"mamba\",\"moe\",\"attention\",\"moe\"],\"n_routed_experts\":6,\"num_experts_per_tok\":3,\"n_group\":3,\"topk_group\":2,\"moe_intermediate_size\":11,
+    \"moe_shared_expert_intermediate_size\":19,\"routed_scaling_factor\":2.5,\"use_conv_bias\":false,\"conv_kernel\":3"
 llama4="\"model_type\":\"llama4_text\",$small,\"head_dim\":8,\"num_local_experts\":5"
 train llama4 true "$llama4,\"intermediate_size_mlp\":31,\"interleave_moe_layer_step\":2,\"no_rope_layer_interval\":2,\"attention_chunk_size\":7,\"floor_scale\":4,\"attn_scale\":0.3"
 train llama4_each false "$llama4,\"num_experts_per_tok\":2,\"use_qk_norm\":false,\"attention_chunk_size\":null,\"attn_temperature_tuning\":false,\"attention_bias\":true,\"tie_word_embeddings\":true"
@@ -208,6 +212,10 @@ want = {
     "granitemoehybrid_mamba": dict(layer_types=["linear_attention", "full_attention"], mamba_n_heads=3, mamba_d_head=16, mamba_d_state=24, mamba_d_conv=3, mamba_expand=2,
                                    mamba_n_groups=1, mamba_conv_bias=True, mamba_proj_bias=False),
     "granitemoehybrid_moe": dict(num_local_experts=5, num_experts_per_tok=3, intermediate_size=29, shared_intermediate_size=31, residual_multiplier=0.22, mamba_d_head=8),
+    "nemotron_h": dict(layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"], mamba_num_heads=6, mamba_head_dim=8, n_groups=3, ssm_state_size=16, conv_kernel=4, head_dim=8,
+                       intermediate_size=29, mlp_bias=True, time_step_min=0.01, use_conv_bias=True, num_key_value_heads=2, layer_norm_epsilon=1e-5, mlp_hidden_act="relu2"),
+    "nemotron_h_moe": dict(layers_block_type=["linear_attention", "moe", "full_attention", "moe"], n_routed_experts=6, num_experts_per_tok=3, n_group=3, topk_group=2, moe_intermediate_size=11,
+                           moe_shared_expert_intermediate_size=19, routed_scaling_factor=2.5, norm_topk_prob=True, use_conv_bias=False, conv_kernel=3, time_step_min=0.001, mlp_bias=False),
     "granitemoehybrid_nope": dict(position_embedding_type="nope", tie_word_embeddings=True, attention_bias=False),
     "llama4": dict(num_local_experts=5, num_experts_per_tok=1, moe_layers=[1], intermediate_size=29, intermediate_size_mlp=31, use_qk_norm=True, no_rope_layers=[1, 0],
                    layer_types=["chunked_attention", "full_attention"], attention_chunk_size=7, attn_temperature_tuning=True, floor_scale=4, attn_scale=0.3,
@@ -290,6 +298,8 @@ def by_expert(model):
         key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral else key.replace(".gate.moe_statics.", ".moe_statics.")
         if model.config.model_type == "exaone_moe":
             key = key.replace(".gate.e_score", ".e_score")
+        if model.config.model_type == "nemotron_h":
+            key = key.replace("model.", "backbone.")
         if model.config.model_type == "hy_v3":
             key = key.replace(".mlp.gate.", ".mlp.router.gate.").replace("e_score_correction_bias", "expert_bias").replace(".shared_experts.", ".shared_mlp.")
         if model.config.model_type == "granitemoehybrid":
@@ -298,6 +308,7 @@ def by_expert(model):
             yield key, t
             continue
         kinds = [("w2", "down_proj")] if key.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
+        kinds = kinds[-1:] if key.endswith(".up_proj") else kinds
         for kind, part in zip(kinds, t.chunk(len(kinds), dim=1)):
             for e in range(part.shape[0]):
                 yield f"{key.rsplit('.', 1)[0]}.{e}.{kind[0 if mixtral else 1]}.weight", part[e]
