@@ -274,7 +274,7 @@ note_turns(const spw_engine *e, plan_use *uses, uint32_t *n, const uint32_t *uni
 static bool
 comes_again(const spw_engine *e)
 {
-    return e->model->config.experts_beside && e->in_turns;
+    return spw_model_reads_experts(&e->model->config) && e->in_turns;
 }
 
 /* The units of one pass in the order of their use; returns how many. uses may be NULL. */
@@ -357,7 +357,7 @@ count_flops(const spw_engine *e, plan_input *in)
             forward += product;
             if (b >= e->lowest) {
                 backward += product * ((p->frozen ? 0 : 1) + (e->passes[block->param_ids[k]] ? 1 : 0));
-                again += chosen && (m->experts_beside || (!in_pieces && (goes || !e->in_turns))) ? product : 0;
+                again += chosen && (spw_model_reads_experts(m) || (!in_pieces && (goes || !e->in_turns))) ? product : 0;
                 twice += chosen && in_pieces && goes ? product : 0;
             }
         }

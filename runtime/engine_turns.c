@@ -26,7 +26,7 @@ most_turns(const spw_engine_options *o, uint32_t micros, const char **why)
                ? "gradients of several passes are then added up in host memory: spillway.grad_dtype must be fp32, and "
                  "spillway.gradients host"
            : sums && c->run.micro_batches_per_pass != micros && (m->tied || c->run.ranks > 1)
-               ? (m->experts_beside
+               ? (spw_model_reads_experts(m)
                       ? "micro-batches then come one by one, which rounds the sums of gradients over ranks and of tied "
                         "weights differently: spillway.micro_batches_per_pass must be 1"
                       : "several passes round the sums of gradients over ranks and of tied weights differently: "
@@ -41,7 +41,7 @@ most_micros(const spw_engine_options *o)
 {
     const spw_config *c = o->config;
     const uint64_t asked = c->run.micro_batches_per_pass, all = c->accumulation;
-    if (o->inference || o->model->config.experts_beside)
+    if (o->inference || spw_model_reads_experts(&o->model->config))
         return 1;
     return (uint32_t)(asked > 0 && asked < all ? asked : all);
 }

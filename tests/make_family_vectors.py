@@ -656,7 +656,7 @@ def random_case(rng, family):
                                use_conv_bias=rng.random() < 0.6, time_step_min=rng.choice([0.001, 0.001, 0.3]), mlp_bias=rng.random() < 0.3, n_routed_experts=experts,
                                n_group=expert_groups, topk_group=(chosen := rng.randrange(1, expert_groups + 1)), num_experts_per_tok=rng.randrange(1, chosen * experts // expert_groups + 1),
                                norm_topk_prob=rng.random() < 0.7, routed_scaling_factor=rng.choice([1.0, 2.5]), moe_intermediate_size=rng.randrange(3, 30),
-                               moe_shared_expert_intermediate_size=rng.randrange(3, 40))
+                               moe_shared_expert_intermediate_size=rng.randrange(3, 40), moe_latent_size=rng.choice([None, None, rng.randrange(3, 20)]))
     if family == "granitemoehybrid":  # without rope a bias of the keys changes nothing
         turned, expand, head, experts = rng.random() < 0.6, rng.choice([1, 2, 3]), rng.choice([8, 16, 24]), rng.choice([0, 1, 4, 7])
         more["hidden_size"] = heads * 2 * head
@@ -1064,6 +1064,7 @@ elif __name__ == "__main__":
     make("nemotron_h_groups", NemotronHConfig(**nemotron | dict(num_key_value_heads=1, n_groups=2, conv_kernel=3), layers_block_type=["moe", "linear_attention", "mlp", "linear_attention"],
                                               n_group=3, topk_group=2, norm_topk_prob=False, mlp_bias=True, use_conv_bias=False, time_step_min=0.3), f32,
          double=True)
+    make("nemotron_h_latent", NemotronHConfig(**nemotron, layers_block_type=["full_attention", "moe", "linear_attention", "moe"], moe_latent_size=14, mlp_bias=True), bf16, double=True)
     llama4 = common | dict(pad_token_id=None, head_dim=8, intermediate_size=11, intermediate_size_mlp=31, num_local_experts=5)
     scout = rope(1000.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=48)
     make("llama4", Llama4TextConfig(**llama4 | dict(num_hidden_layers=4), interleave_moe_layer_step=2, no_rope_layer_interval=4, attention_chunk_size=5, floor_scale=3,

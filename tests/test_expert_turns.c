@@ -204,6 +204,20 @@ lora_of_experts_in_sevens(rig *r)
 }
 
 static void
+narrow(rig *r)
+{
+    accumulated(r);
+    r->c.model.latent_width = 12;
+}
+
+static void
+narrow_in_sevens(rig *r)
+{
+    lora_of_experts_in_sevens(r);
+    r->c.model.latent_width = 12;
+}
+
+static void
 together_in_sevens(rig *r)
 {
     in_sevens(r);
@@ -271,6 +285,8 @@ test_same_bits(void **state)
     compare(SPW_FAMILY_LLAMA4, SPW_STATE_FP32, in_sevens);
     compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_SPLIT, clipped); /* with a curve, and no gate */
     compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_FP32, lora_of_experts_in_sevens);
+    compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_SPLIT, narrow); /* whose experts' sum is read */
+    compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_FP32, narrow_in_sevens);
 }
 
 /* What was saved with experts in turns goes on with all at once, and the other way. */

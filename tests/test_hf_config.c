@@ -347,7 +347,6 @@ test_refusals(void **state)
         {"nemotron_h", NEMOTRON ",\"mlp_hidden_act\":\"silu\"", "not supported yet: mlp_hidden_act \"silu\""},
         {"nemotron_h", NEMOTRON ",\"mamba_hidden_act\":\"relu2\"", "not supported yet: mamba_hidden_act \"relu2\""},
         {"nemotron_h", NEMOTRON ",\"use_bias\":true", "not supported yet: use_bias true"},
-        {"nemotron_h", NEMOTRON ",\"moe_latent_size\":16", "not supported yet: moe_latent_size 16"},
         {"nemotron_h", NEMOTRON ",\"sliding_window\":16", "not supported yet: sliding_window 16"},
         {"nemotron_h", NEMOTRON ",\"tie_word_embeddings\":true", "not supported yet: tie_word_embeddings true"},
         {"nemotron_h", NEMOTRON ",\"output_router_logits\":true", "not supported yet: output_router_logits true"},
@@ -760,7 +759,10 @@ test_defaults(void **state)
     assert_true(spw_model_experts(&m, 1) == 8 && !spw_model_attends(&m, 1) && spw_model_attends(&m, 2));
     assert_true(m.kv_heads == 8 && m.head_dim == 128 && spw_model_rope_tables(&m) == 0);
     assert_true(m.linear_heads == 128 && m.linear_key_heads == 8 && m.linear_value_dim == 64 && m.linear_step == 0.001);
+    assert_true(m.latent_width == 0 && spw_model_expert_cols(&m) == 12 && !spw_model_reads_experts(&m));
     assert_true(m.choices == 2 && m.mlp_width == 7688 && m.shared_width == 7688 && m.dense_width == 0 && m.sigmoid);
+    DONE(parse("nemotron_h", NEMOTRON ",\"moe_latent_size\":8", &m, &err));
+    assert_true(spw_model_expert_cols(&m) == 8 && spw_model_reads_experts(&m));
     DONE(parse("nemotron_h",
                "\"layers_block_type\":[\"attention\",\"mlp\",\"linear_attention\"],\"mamba_n_groups\":4,"
                "\"mamba_dt_min\":0.5,\"attention_head_dim\":6,\"norm_eps\":0.25",

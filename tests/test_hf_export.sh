@@ -79,7 +79,7 @@ train granitemoehybrid_mamba true "$mamba,\"mamba_n_heads\":3,\"mamba_d_head\":1
 nemotron="\"model_type\":\"nemotron_h\",$(echo "$small" | sed 's/"num_hidden_layers":2/"num_hidden_layers":4/'),\"head_dim\":8,\"mamba_num_heads\":6,\"mamba_head_dim\":8,\"n_groups\":3,\"ssm_state_size\":16"
 train nemotron_h true "$nemotron,\"hybrid_override_pattern\":\"M-*-\",\"mlp_bias\":true,\"time_step_min\":0.01"
 train nemotron_h_moe false "$nemotron,\"layers_block_type\":[\"mamba\",\"moe\",\"attention\",\"moe\"],\"n_routed_experts\":6,\"num_experts_per_tok\":3,\"n_group\":3,\"topk_group\":2,\"moe_intermediate_size\":11,
-    \"moe_shared_expert_intermediate_size\":19,\"routed_scaling_factor\":2.5,\"use_conv_bias\":false,\"conv_kernel\":3"
+    \"moe_shared_expert_intermediate_size\":19,\"routed_scaling_factor\":2.5,\"use_conv_bias\":false,\"conv_kernel\":3,\"moe_latent_size\":10"
 llama4="\"model_type\":\"llama4_text\",$small,\"head_dim\":8,\"num_local_experts\":5"
 train llama4 true "$llama4,\"intermediate_size_mlp\":31,\"interleave_moe_layer_step\":2,\"no_rope_layer_interval\":2,\"attention_chunk_size\":7,\"floor_scale\":4,\"attn_scale\":0.3"
 train llama4_each false "$llama4,\"num_experts_per_tok\":2,\"use_qk_norm\":false,\"attention_chunk_size\":null,\"attn_temperature_tuning\":false,\"attention_bias\":true,\"tie_word_embeddings\":true"
@@ -215,7 +215,7 @@ want = {
     "nemotron_h": dict(layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"], mamba_num_heads=6, mamba_head_dim=8, n_groups=3, ssm_state_size=16, conv_kernel=4, head_dim=8,
                        intermediate_size=29, mlp_bias=True, time_step_min=0.01, use_conv_bias=True, num_key_value_heads=2, layer_norm_epsilon=1e-5, mlp_hidden_act="relu2"),
     "nemotron_h_moe": dict(layers_block_type=["linear_attention", "moe", "full_attention", "moe"], n_routed_experts=6, num_experts_per_tok=3, n_group=3, topk_group=2, moe_intermediate_size=11,
-                           moe_shared_expert_intermediate_size=19, routed_scaling_factor=2.5, norm_topk_prob=True, use_conv_bias=False, conv_kernel=3, time_step_min=0.001, mlp_bias=False),
+                           moe_shared_expert_intermediate_size=19, routed_scaling_factor=2.5, norm_topk_prob=True, use_conv_bias=False, conv_kernel=3, time_step_min=0.001, mlp_bias=False, moe_latent_size=10),
     "granitemoehybrid_nope": dict(position_embedding_type="nope", tie_word_embeddings=True, attention_bias=False),
     "llama4": dict(num_local_experts=5, num_experts_per_tok=1, moe_layers=[1], intermediate_size=29, intermediate_size_mlp=31, use_qk_norm=True, no_rope_layers=[1, 0],
                    layer_types=["chunked_attention", "full_attention"], attention_chunk_size=7, attn_temperature_tuning=True, floor_scale=4, attn_scale=0.3,

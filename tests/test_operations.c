@@ -296,6 +296,34 @@ muon(rig *r)
     tiny_muon(&r->c);
 }
 
+/* Experts read something narrower than a row, and what they give is read. */
+static void
+narrow(rig *r)
+{
+    r->c.model.latent_width = 12;
+}
+
+static void
+narrow_in_turns(rig *r)
+{
+    narrow(r);
+    in_turns(r);
+}
+
+static void
+narrow_in_pieces(rig *r)
+{
+    narrow(r);
+    adapted_in_pieces(r);
+}
+
+static void
+narrow_in_turns_and_pieces(rig *r)
+{
+    narrow(r);
+    in_turns_and_pieces(r);
+}
+
 /* Experts in turns and in pieces, heads in pieces of the vocabulary, matrices that are made orthogonal, frozen layers below. */
 static void
 test_others(void **state)
@@ -308,6 +336,10 @@ test_others(void **state)
     compare(SPW_FAMILY_DEEPSEEK_V3, in_shared_turns);
     compare(SPW_FAMILY_NEMOTRON_H, adapted_in_shared_turns); /* layers of experts alone */
     compare(SPW_FAMILY_NEMOTRON_H, in_turns_and_pieces);
+    compare(SPW_FAMILY_NEMOTRON_H, narrow);
+    compare(SPW_FAMILY_NEMOTRON_H, narrow_in_turns);
+    compare(SPW_FAMILY_NEMOTRON_H, narrow_in_pieces);
+    compare(SPW_FAMILY_NEMOTRON_H, narrow_in_turns_and_pieces);
     compare(SPW_FAMILY_LLAMA4, adapted_in_shared_turns);
     compare(SPW_FAMILY_GEMMA4, in_turns); /* whose experts' sum is read */
     compare(SPW_FAMILY_GEMMA4, in_pieces);

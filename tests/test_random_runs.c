@@ -237,9 +237,10 @@ draw_placement(uint64_t at, rig *r)
     c->run.integrity = random_pick(at, 9, 3) > 0;
     c->run.chaos_seed = random_pick(at, 10, 2) == 0 ? 1 + random_pick(at, 11, 1000000) : 0;
     c->run.activations = (spw_tier)random_pick(at, 12, SPW_TIER_COUNT + 1);
-    c->run.expert_turns = c->model.experts > 0 && (c->run.micro_batches_per_pass == 1 || !c->model.experts_beside)
-                              ? (uint32_t)random_pick(at, 13, 4)
-                              : 0;
+    c->run.expert_turns =
+        c->model.experts > 0 && (c->run.micro_batches_per_pass == 1 || !spw_model_reads_experts(&c->model))
+            ? (uint32_t)random_pick(at, 13, 4)
+            : 0;
     snprintf(c->run.update_ahead, sizeof c->run.update_ahead, "%s", ahead[random_pick(at, 32, 3)]);
     snprintf(c->run.fill_device, sizeof c->run.fill_device, "%s", ahead[random_pick(at, 14, 3)]);
     c->zero.optimizer_ratio = random_pick(at, 15, 4) == 0 ? (double)random_pick(at, 16, 101) / 100 : 1;

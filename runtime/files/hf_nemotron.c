@@ -104,7 +104,6 @@ check_rest(const source *s)
     static const char *const words[][2] = {{"mlp_hidden_act", "relu2"}, {"mamba_hidden_act", "silu"}};
     static const char *const off[] = {"attention_bias", "mamba_proj_bias", "use_bias", "residual_in_fp32",
                                       "tie_word_embeddings"};
-    static const char *const none[] = {"sliding_window", "moe_latent_size"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         const json_t *v = get(s, words[i][0]);
         const char *text = json_string_value(v);
@@ -113,10 +112,8 @@ check_rest(const source *s)
     }
     for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
         SPW_TRY(must_be(s, off[i], false));
-    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
-        if (get(s, none[i]) != NULL)
-            return refuse(s, none[i], get(s, none[i]));
-    }
+    if (get(s, "sliding_window") != NULL)
+        return refuse(s, "sliding_window", get(s, "sliding_window"));
     return spw__hf_check_steps(s);
 }
 
@@ -128,6 +125,7 @@ read_experts(const source *s, spw_model_config *c, bool with_mlps)
     SPW_TRY(spw__hf_read_experts(s, c));
     c->dense_width = with_mlps ? mlp_width : 0;
     c->shared_width = 7688;
+    SPW_TRY(read_size(s, "moe_latent_size", 1, &c->latent_width));
     return read_size(s, "moe_shared_expert_intermediate_size", 1, &c->shared_width);
 }
 
@@ -204,5 +202,7 @@ spw__hf_write_nemotron(json_t *o, const spw_model_config *c)
         return;
     spw__hf_write_shared_experts(o, c);
     set_size(o, "n_shared_experts", 1);
+    if (c->latent_width > 0)
+        set_size(o, "moe_latent_size", c->latent_width);
     set_size(o, "moe_shared_expert_intermediate_size", c->shared_width);
 }

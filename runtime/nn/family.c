@@ -272,6 +272,18 @@ spw_model_experts(const spw_model_config *c, uint64_t layer_idx)
     return dense ? 0 : c->experts;
 }
 
+bool
+spw_model_reads_experts(const spw_model_config *c)
+{
+    return c->experts_beside || c->latent_width > 0;
+}
+
+uint64_t
+spw_model_expert_cols(const spw_model_config *c)
+{
+    return c->latent_width > 0 ? c->latent_width : c->width;
+}
+
 void
 spw_terms_split(float x, float *terms)
 {

@@ -410,6 +410,15 @@ experts_alone(const spw_call *call, uint32_t *at, spw_value *const *in, spw_valu
     out[0] = normed(call, at, in[0], 0);
 }
 
+/* The same, and something narrower made of it, which experts read in its place. */
+static void
+narrowed(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    out[0] = normed(call, at, in[0], 0);
+    spw_nn_into(call->tape, 1);
+    out[1] = linear(call, at, out[0], call->model->config.mlp_bias);
+}
+
 /* Of the block's input, what attention gives, and what it was made of where the MLP reads that. */
 static void
 beside_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
@@ -442,6 +451,14 @@ who_reads(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **
 {
     spw_nn_into(call->tape, 0);
     out[0] = linear(call, at, in[0], call->model->config.experts_paired);
+}
+
+/* Of the block's input, of what that was made into, and of what experts give, which is made as wide as these. */
+static void
+after_narrowed(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    spw_value *x = linear_onto(call, at, in[0], in[2], call->model->config.mlp_bias, false);
+    out[0] = shared(call, at, x, in[1]);
 }
 
 /* Of what they give, and of what they have read. */
@@ -491,6 +508,18 @@ mixture_beside(const spw_call *call, uint32_t *at, spw_value *x, spw_value *atte
     return y;
 }
 
+/* In a layer without attention, experts that read something narrower: their sum is read, too. */
+static spw_value *
+narrow_mixture(const spw_call *call, uint32_t *at, spw_value *x)
+{
+    spw_value *v[2], *logits, *y;
+    spw_nn_rows(call, at, narrowed, &x, 1, v, 2);
+    spw_nn_rows(call, at, who_reads, &v[0], 1, &logits, 1);
+    y = experts(call, at, NULL, v[1], logits);
+    spw_nn_rows(call, at, after_narrowed, (spw_value *[]){x, v[0], y}, 3, &y, 1);
+    return y;
+}
+
 /*
  * Rows meet in routing, which is in no tile; experts take their rows in pieces of a tile's size. Such mixtures have norms before halves alone.
  * attended NULL: the layer has no attention. gate: of what attention gives, or NULL.
@@ -499,6 +528,8 @@ static spw_value *
 mixture(const spw_call *call, uint32_t *at, spw_value *x, spw_value *attended, spw_value *gate)
 {
     spw_value *v[2] = {x, NULL}, *logits, *y;
+    if (call->model->config.latent_width > 0)
+        return narrow_mixture(call, at, x);
     if (attended == NULL)
         spw_nn_rows(call, at, experts_alone, &x, 1, &v[1], 1);
     else
@@ -770,6 +801,8 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
     const mixture_names names = names_of(c);
     const char *const parts[3] = {names.gate, names.up, names.down};
     char name[48];
+    if (c->latent_width > 0)
+        own_linear(m, b, prefix, "mixer.fc1_latent_proj", c->latent_width, c->width, c->mlp_bias);
     own_router(m, b, prefix, &names);
     if (c->experts_paired) {
         own_each(m, b, prefix, "mlp.experts.gate_up_proj", c->width, 2 * c->mlp_width, 2);
@@ -789,13 +822,16 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
         return;
     }
     for (int k = c->ungated ? 1 : 0; k < 3 && !c->experts_weighed; k++) {
-        uint64_t rows = k < 2 ? c->mlp_width : c->width, cols = k < 2 ? c->width : c->mlp_width;
+        uint64_t wide = spw_model_expert_cols(c);
+        uint64_t rows = k < 2 ? c->mlp_width : wide, cols = k < 2 ? wide : c->mlp_width;
         for (uint64_t e = 0; e < c->experts; e++) {
             snprintf(name, sizeof name, "%s.experts.%u.%s", names.mlp, (unsigned)e, parts[k]);
             own_linear(m, b, prefix, name, rows, cols, false);
             m->params[m->param_count - 1].expert = (uint32_t)e + 1;
         }
     }
+    if (c->latent_width > 0)
+        own_linear(m, b, prefix, "mixer.fc2_latent_proj", c->width, c->latent_width, c->mlp_bias);
     if (c->shared_width > 0) {
         snprintf(name, sizeof name, "%s.%s", names.mlp, names.shared);
         own_gated(m, b, prefix, name, c->shared_width, c->mlp_bias);

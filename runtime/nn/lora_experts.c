@@ -18,8 +18,8 @@ bool
 spw_model_fused(const spw_model *m, const spw_block *b, spw_fused_kind kind, spw_fused *out)
 {
     const spw_model_config *c = &m->config;
-    const uint64_t inner = kind == SPW_FUSED_DOWN ? c->mlp_width : c->width;
-    const uint64_t outer = kind == SPW_FUSED_DOWN ? c->width : c->ungated ? c->mlp_width : 2 * c->mlp_width;
+    const uint64_t cols = spw_model_expert_cols(c), inner = kind == SPW_FUSED_DOWN ? c->mlp_width : cols;
+    const uint64_t outer = kind == SPW_FUSED_DOWN ? cols : c->ungated ? c->mlp_width : 2 * c->mlp_width;
     char file[96];
     const char *name = NULL, *end;
     for (uint32_t k = 0; name == NULL && b->forward == spw_llama_layer_forward && k < b->param_count; k++) {

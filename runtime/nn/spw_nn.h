@@ -548,7 +548,9 @@ typedef struct spw_model_config {
     uint64_t dense_first, dense_width; /* the first so many layers have one MLP for all, of this width */
     uint64_t sparse_every;             /* and of the others all but every so many-th; 0: none of them */
     uint64_t shared_width;             /* of an expert that every row goes through besides; 0: none */
-    bool shared_gated;                 /* by a gate of its own */
+    uint64_t
+        latent_width; /* of what the others read, made of a row, and of what they give, which is made as wide as a row; 0: rows themselves */
+    bool shared_gated; /* by a gate of its own */
     /*
      * Experts are beside the MLP of all rows, whose width is dense_width, and read the same sum by a norm of their own, as their router does; each
      * weighs what a row gives it times a factor of its own. Norms of both; a factor's vector, and matrices with gate and up in one
@@ -687,6 +689,10 @@ spw_value *spw_llama_layer_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_head_forward(const spw_call *call, spw_value *x);
 /* Whether this layer has an indexer of its own. */
 bool spw_model_has_indexer(const spw_model_config *config, uint64_t layer_idx);
+/* Whether something reads what experts give, so that it is more than added to a row. */
+bool spw_model_reads_experts(const spw_model_config *config);
+/* The elements that an expert reads of a row, and gives. */
+uint64_t spw_model_expert_cols(const spw_model_config *config);
 /* How many experts this layer has; 0: one MLP for all. */
 uint64_t spw_model_experts(const spw_model_config *config, uint64_t layer_idx);
 /* SPW_TERMS numbers that bf16 has and whose sum, first ones first, is x; and the sums of count times as many. sums may be terms. */
