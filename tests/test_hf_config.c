@@ -761,7 +761,7 @@ test_defaults(void **state)
     assert_true(m.linear_heads == 128 && m.linear_key_heads == 8 && m.linear_value_dim == 64 && m.linear_step == 0.001);
     assert_true(m.latent_width == 0 && spw_model_expert_cols(&m) == 12 && !spw_model_reads_experts(&m));
     assert_true(m.choices == 2 && m.mlp_width == 7688 && m.shared_width == 7688 && m.dense_width == 0 && m.sigmoid);
-    DONE(parse("nemotron_h", NEMOTRON ",\"moe_latent_size\":8", &m, &err));
+    DONE(parse("nemotron_h", NEMOTRON ",\"note\":\"an \\\"Infinity\",\"moe_latent_size\":8", &m, &err));
     assert_true(spw_model_expert_cols(&m) == 8 && spw_model_reads_experts(&m));
     DONE(parse("nemotron_h",
                "\"layers_block_type\":[\"attention\",\"mlp\",\"linear_attention\"],\"mamba_n_groups\":4,"

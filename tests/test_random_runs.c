@@ -61,7 +61,7 @@ draw_rule(uint64_t run, spw_config *c)
 static void
 draw_adapters(uint64_t run, rig *r)
 {
-    static const char *const tensors[] = {"experts.*", "*.gate_up_proj", "experts.down_proj"};
+    static const char *const tensors[] = {"experts.*", "experts.*up_proj", "experts.down_proj"};
     if (r->c.model.experts == 0 || random_pick(run, 73, 3) == 0) {
         rig_lora(r);
         return;

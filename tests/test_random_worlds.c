@@ -28,7 +28,7 @@ has_experts(const world *w)
 static void
 draw_frozen(uint64_t run, spw_config *c, const world *w)
 {
-    static const char *const tensors[] = {"experts.*", "*.gate_up_proj", "experts.down_proj"};
+    static const char *const tensors[] = {"experts.*", "experts.*up_proj", "experts.down_proj"};
     bool gpt2 = w->family == SPW_FAMILY_GPT2, latent = w->family == SPW_FAMILY_DEEPSEEK_V3;
     spw_glob_list *of_experts = &c->run.lora_target_parameters;
     if (w->frozen)
