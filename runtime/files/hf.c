@@ -314,6 +314,7 @@ parse_object(json_t **out, const char *text, const char *name, spw_error *err)
 {
     json_error_t where;
     char *plain = spw_hf_plain_json(text);
+    *out = NULL;
     if (plain == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "%s", name);
     *out = json_loads(plain, JSON_REJECT_DUPLICATES, &where);
