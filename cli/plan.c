@@ -70,7 +70,7 @@ cli_rope_choice(const spw_config *c, char reason[160])
 void
 cli_warn_of_length(const spw_config *c)
 {
-    if (c->data.seq_length > c->model.positions && c->model.index_keys == 0) /* else it is refused */
+    if (c->data.seq_length > c->model.positions)
         fprintf(stderr,
                 "spillway: warning: data.seq_length %llu is more than the model's %llu positions "
                 "(max_position_embeddings), which eval, generate and other programs keep to\n",

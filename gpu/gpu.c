@@ -406,7 +406,7 @@ settled(const spw_attention_shape *shape, bool cached)
     s.v_stride = s.v_stride > 0 ? s.v_stride : s.kv_stride;
     s.qk_head = s.qk_head > 0 ? s.qk_head : s.D;
     s.v_head = s.v_head > 0 ? s.v_head : s.Dv;
-    SPW_ASSERT(s.Dv <= s.D);
+    SPW_ASSERT(s.Dv <= s.D && (s.chosen == NULL || s.cap <= 0));
     if (!cached && s.window >= s.T)
         s.window = 0;
     return s;
@@ -427,6 +427,23 @@ spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue
 {
     spw_attention_shape s = settled(shape, false);
     q->calls->attention_backward(q, dquery, dkey, dvalue, dsinks, dout, out, lse, query, key, value, &s);
+}
+
+uint64_t
+spw_gpu_choose_scratch(const spw_choice_shape *shape)
+{
+    return shape->B * shape->T * shape->words * 32;
+}
+
+void
+spw_gpu_choose_keys(spw_gpu_queue *q, uint32_t *bits, const act *query, act *key, const act *new_key,
+                    const act *weights, float *scratch, const spw_choice_shape *shape)
+{
+    const spw_choice_shape *s = shape;
+    SPW_ASSERT(s->D <= SPW_CHOICE_DIM_MAX && s->keys > 0 && (s->first == 0 || s->B == 1));
+    SPW_ASSERT(s->words * 32 >= (s->starts != NULL ? s->capacity : s->first + s->T));
+    SPW_ASSERT((s->starts != NULL) == (new_key != NULL) && (s->starts == NULL) == (s->slots == NULL));
+    q->calls->choose_keys(q, bits, query, key, new_key, weights, scratch, s);
 }
 
 void

@@ -342,6 +342,12 @@ typedef struct spw_attention_shape {
         *ends; /* device memory; both NULL: a sequence is one document. With a cache begins alone count, by its positions */
     float cap;        /* scaled scores become cap tanh(score / cap) before the softmax; 0: they stay */
     const act *sinks; /* (Hq) NULL: none */
+    /*
+     * (B T, chosen_words) which keys rows read, of those that they may: bit u % 32 of word u / 32 is that of key u of the row's sequence, with a cache
+     * of its position. A row reads one at least; bits of those that it may not read are not looked at. NULL: all of them. There is no cap then
+     */
+    const uint32_t *chosen;
+    uint64_t chosen_words;
 } spw_attention_shape;
 void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
                        const spw_attention_shape *shape);
@@ -370,6 +376,32 @@ typedef struct spw_attention_cache {
 } spw_attention_cache;
 void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, const act *new_key, const act *new_value,
                               const spw_attention_cache *cache, const spw_attention_shape *shape);
+/*
+ * Which keys attention reads, where another, smaller attention says it (DeepSeek-AI 2025, 2512.02556, the lightning indexer): a row's score of a
+ * key is the sum over h < H of weights[h] max(0, q[h] k), in fp32 and in the order of heads. Of the keys that it may read, `keys` with the greatest
+ * scores are chosen, of equal ones the first; all where they are no more. A NaN is above all. Scores are multiplied by nothing else: a
+ * factor above 0 changes no choice.
+ *   bits     (B T, words) out   as spw_attention_shape.chosen
+ *   query    (B T, H D)
+ *   weights  (B T, H)
+ *   key      (B, T, D), or (first + T, D) of one sequence; with a cache (slots, capacity, D), in/out
+ *   new_key  (B T, D) with a cache: put there first; NULL without
+ *   scratch  spw_gpu_choose_scratch() fp32
+ * Row t of sequence b is at position first + t, with a cache at starts[b] + first + t, and may read keys up to that, from begins[b T + t] on.
+ * Sequences, and rows, have the same bits whatever else is in the call.
+ */
+typedef struct spw_choice_shape {
+    uint64_t B, T, first;  /* first is 0 where B is not 1 */
+    uint64_t H, D;         /* D at most SPW_CHOICE_DIM_MAX */
+    uint64_t keys, words;  /* words: 32 times as many reach behind the last position */
+    const int32_t *begins; /* (B T) NULL: 0 */
+    uint64_t capacity;
+    const int32_t *slots, *starts; /* (B) NULL: no cache */
+} spw_choice_shape;
+enum { SPW_CHOICE_DIM_MAX = 512 };
+void spw_gpu_choose_keys(spw_gpu_queue *q, uint32_t *bits, const act *query, act *key, const act *new_key,
+                         const act *weights, float *scratch, const spw_choice_shape *shape);
+uint64_t spw_gpu_choose_scratch(const spw_choice_shape *shape); /* elements: a score for each bit */
 /*
  * What cuts documents, or sequences, into chunks of so many positions, for attention within those: begins and ends for an
  * spw_attention_shape, in terms of its own (of NULL: one document). With a cache's starts a chunk's begins are its positions, and

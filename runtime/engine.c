@@ -91,6 +91,7 @@ take_memory(spw_engine *e, spw_error *err)
     }
     e->deferred = e->defers ? spw_carve_take(&carve, spw__deferred_bytes(e)) : NULL;
     e->sides = spw_carve_take(&carve, spw__sides_bytes(e));
+    e->choices = spw_carve_take(&carve, spw__choices_bytes(e));
     e->orthogonal.memory = spw_carve_take(&carve, spw__orthogonal_bytes(e));
     e->wire_memory = spw_carve_take(&grads, spw__wire_device_bytes(e));
     e->tokens = spw_carve_take(&carve, e->micro_max * e->rows * 4);
@@ -110,7 +111,7 @@ take_memory(spw_engine *e, spw_error *err)
         e->pairs = spw_carve_take(&carve, spw__pairs_bytes(e));
     e->cache = spw_carve_take(&carve, spw__cache_bytes(e));
     if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->wire_memory == NULL || e->cache == NULL ||
-        e->sides == NULL || (spw__chunks_bytes(e) > 0 && e->chunks == NULL))
+        e->sides == NULL || e->choices == NULL || (spw__chunks_bytes(e) > 0 && e->chunks == NULL))
         return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
     return fill_tables(e, err);
 }
@@ -418,6 +419,7 @@ build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err
         SPW_ASSERT(o->inference && e->T <= e->cache_positions);
     }
     e->rows = e->B * e->T;
+    e->chooses = e->model->config.index_keys > 0 && spw__table_positions(e) > e->model->config.index_keys;
     group = c->run.micro_batches_per_pass == 0 || c->run.micro_batches_per_pass > accumulation
                 ? accumulation
                 : (uint32_t)c->run.micro_batches_per_pass;
@@ -433,11 +435,6 @@ build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err
     e->group_max = group;
     e->chain_max = e->model->block_count + o->chain_extra;
     SPW_TRY(check_passes(e, o, accumulation, shared, err));
-    if (e->T > e->model->config.positions && e->model->config.index_keys > 0)
-        return SPW_RAISE(err, SPW_ECONFIG,
-                         "data.seq_length %llu is larger than the %llu keys (index_topk) that this model's attention "
-                         "reads; which ones of more its indexer chooses, and that is not supported yet",
-                         (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
     if (e->T > e->model->config.positions && table != NULL)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's %s %llu",
                          (unsigned long long)e->T, table, (unsigned long long)e->model->config.positions);

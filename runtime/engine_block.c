@@ -347,6 +347,33 @@ find_sides(const spw_engine *e, const block_run *run, spw_side *sides)
     }
 }
 
+/*
+ * Where the block finds which keys are read, or leaves it: in training one after another for each layer that leaves it, of all rows of a group.
+ */
+static spw_choice
+find_choice(const spw_engine *e, const block_run *run)
+{
+    const spw_model_config *m = &e->model->config;
+    const spw_block *b = &e->model->blocks[run->block_idx];
+    const uint64_t words = spw__choice_words(e), layer = b->layer_idx;
+    spw_choice c = {.words = run->block_idx > 0 && run->block_idx + 1 < e->model->block_count ? words : 0};
+    uint64_t lender = 0;
+    if (c.words == 0)
+        return c;
+    for (uint64_t l = 0; l < layer && !e->inference; l++)
+        lender += spw_model_lends_choice(m, l);
+    if (!spw_model_has_indexer(m, layer) && !e->inference)
+        lender--; /* the last one before it */
+    if (spw_model_lends_choice(m, layer) || !spw_model_has_indexer(m, layer))
+        c.bits = (uint32_t *)(void *)(e->choices != NULL ? e->choices : (char *)(uintptr_t)4096) +
+                 (lender * e->group_max * e->rows + run->side_row) * words;
+    if (e->cache_slots > 0) {
+        const layer_cache kept = spw__cache_of_layer(e, layer);
+        c.cache = (e->cache != NULL ? e->cache : (char *)(uintptr_t)4096) + kept.at + kept.bytes[0] + kept.bytes[1];
+    }
+    return c;
+}
+
 spw_value *
 spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits)
 {
@@ -364,6 +391,7 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
                      .cos_sin = e->cos_sin + spw_model_rope_table(m, b->layer_idx) * table_elems,
                      .query_cos_sin = e->cos_sin + spw_model_query_table(m, b->layer_idx) * table_elems,
                      .sides = sides,
+                     .choice = find_choice(e, run),
                      .training = training,
                      .logits_out = logits ? want_logits : NULL};
     run->e = e;

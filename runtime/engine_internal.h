@@ -167,6 +167,8 @@ struct spw_engine {
     const double *reference;  /* spw_engine_set_reference(); NULL: none */
     spw_pair_means preferred; /* of the last step or evaluation */
     char *sides;              /* what blocks leave for later ones (find_sides) */
+    bool chooses;             /* indexers choose what attention reads: sequences are longer than that */
+    char *choices;            /* what layers leave to the next one of it (find_choice) */
     char *cache;              /* of the layers, one after another, what spw__cache_of_layer() says */
     /*
      * x[c], the input of the block at c, of every micro-batch: kept for the backward pass from the lowest block that is
@@ -291,12 +293,12 @@ spw_status spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_er
 uint32_t spw__engine_cpus(const spw_engine *e); /* this rank's share */
 spw_aio_options spw__engine_aio(const spw_config *c);
 /*
- * What a layer keeps of running sequences: two arrays one behind the other, at a byte of engine.cache. Keys and values (cache_slots,
- * cache_positions, cache_width); or, of linear attention, states (cache_slots, Hv, Dk, Dv) fp32 and the last inputs of its convolution
+ * What a layer keeps of running sequences: arrays one behind the other, at a byte of engine.cache. Keys and values (cache_slots,
+ * cache_positions, cache_width), and of its indexer's keys (cache_slots, cache_positions, index_dim); or, of linear attention, states (cache_slots, Hv, Dk, Dv) fp32 and the last inputs of its convolution
  * (cache_slots, K - 1, C).
  */
 typedef struct layer_cache {
-    uint64_t at, bytes[2];
+    uint64_t at, bytes[3];
 } layer_cache;
 layer_cache spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx);
 uint64_t spw__cache_bytes(const spw_engine *e);                     /* of all layers */
@@ -307,6 +309,8 @@ uint64_t spw__partial_bytes(const spw_engine *e);
 uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a step */
 uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */
 uint64_t spw__sides_bytes(const spw_engine *e);     /* of engine.sides, and of their gradients */
+uint64_t spw__choice_words(const spw_engine *e);    /* of a row's bits, one for each position; 0: nothing is chosen */
+uint64_t spw__choices_bytes(const spw_engine *e);   /* of engine.choices */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
 uint64_t spw__chunks_bytes(const spw_engine *e);    /* of engine.chunks; 0: a sequence has no more than one */
 /* begins, then ends, of a micro-batch's rows; NULL, NULL: none. And those of sequences that are a document each, made on the queue. */

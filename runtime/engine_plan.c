@@ -332,9 +332,18 @@ attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
            keys_read(m, layer_idx, T);
 }
 
+/* Of a row's scores in a layer's indexer, if that chooses. */
+static double
+choice_flops(const spw_engine *e, uint64_t layer_idx)
+{
+    const spw_model_config *m = &e->model->config;
+    return e->chooses && spw_model_has_indexer(m, layer_idx) ? (double)(m->index_heads * m->index_dim * e->T) : 0;
+}
+
 /*
  * Of a step: each matrix twice per element and token forward, again for recomputing what backward reads, and in backward for its own
- * gradient and for that of what it is multiplied by, where they are made; forward alone below the lowest block that is trained. And so the products of attention. Experts in pieces are not
+ * gradient and for that of what it is multiplied by, where they are made; forward alone below the lowest block that is trained. And so the products of attention, and of what chooses its keys,
+ * which backward finds where the next layer does. Experts in pieces are not
  * kept, so backward computes them again in any case, if it goes through them, and those in turns too; and where their sum is read, once more for it, unless that is kept.
  */
 static void
@@ -352,8 +361,8 @@ count_flops(const spw_engine *e, plan_input *in)
             const spw_param *p = &e->model->params[block->param_ids[k]];
             const bool chosen = p->expert > 0 || p->of_experts;
             double share = chosen ? (double)m->choices / (double)m->experts : rows; /* of the rows that meet it */
-            double product =
-                p->ndim == 2 && !p->unread ? 2 * share * (double)(p->rows * p->cols) : 0; /* taps multiply no matrix */
+            double product = p->ndim == 2 && (!p->of_indexer || e->chooses) ? 2 * share * (double)(p->rows * p->cols)
+                                                                            : 0; /* taps multiply no matrix */
             forward += product;
             if (b >= e->lowest) {
                 backward += product * ((p->frozen ? 0 : 1) + (e->passes[block->param_ids[k]] ? 1 : 0));
@@ -363,12 +372,16 @@ count_flops(const spw_engine *e, plan_input *in)
         }
     }
     for (uint64_t l = 0; l < m->layers; l++) {
-        double product = attention_flops(m, l, (double)e->T);
+        double product = attention_flops(m, l, (double)e->T), choice = choice_flops(e, l), choices = 0; /* made again */
         const bool trained = l + 1 >= e->lowest; /* the first block has the embeddings */
         const bool twice_more = e->shares_turns && l + 1 < e->read_kept_from && spw_model_experts(m, l) > 0;
         attention += (!trained ? 1 : twice_more ? 3 : 2) * product;
         attention += l + 1 < e->model->block_count && (e->back[l + 1] & SPW_PASSED_ATTENTION) ? 2 * product : 0;
         attention_again += !trained ? 0 : twice_more ? 2 * product : product;
+        if (trained)
+            choices = (spw_model_lends_choice(m, l) ? 0 : choice) + (twice_more ? choice : 0);
+        attention += choice + choices;
+        attention_again += choices;
     }
     in->recompute_flops = tokens * (again + attention_again);
     in->flops = tokens * (forward + again + backward + attention);
@@ -566,7 +579,7 @@ spw__cache_width(const spw_engine *e, uint64_t layer_idx)
            spw_model_head_dim(m, layer_idx);
 }
 
-/* Every layer up to this one has its own; one of linear attention keeps as much whatever the number of positions is. */
+/* Every layer up to this one has its own; one of linear attention keeps as much whatever the number of positions is. An indexer's keys come third. */
 static layer_cache
 own_cache(const spw_engine *e, uint64_t layer_idx)
 {
@@ -576,11 +589,15 @@ own_cache(const spw_engine *e, uint64_t layer_idx)
     for (uint64_t l = 0; l <= layer_idx; l++) {
         uint64_t keys = spw_model_attends(m, l) ? e->cache_positions * spw__cache_width(e, l) * e->compute_bytes : 0;
         bool linear = spw_model_is_linear(m, l);
-        c.at += c.bytes[0] + c.bytes[1];
+        c.at += c.bytes[0] + c.bytes[1] + c.bytes[2];
         c.bytes[0] = spw_round_up(e->cache_slots * (linear ? state : keys), CACHE_ALIGN);
         c.bytes[1] = spw_round_up(
             e->cache_slots * (linear ? (m->linear_taps - 1) * spw_model_linear_channels(m) * e->compute_bytes : keys),
             CACHE_ALIGN);
+        c.bytes[2] =
+            e->chooses && spw_model_has_indexer(m, l)
+                ? spw_round_up(e->cache_slots * e->cache_positions * m->index_dim * e->compute_bytes, CACHE_ALIGN)
+                : 0;
     }
     return c;
 }
@@ -657,6 +674,23 @@ spw__sides_bytes(const spw_engine *e)
 }
 
 uint64_t
+spw__choice_words(const spw_engine *e)
+{
+    return e->chooses ? (spw__table_positions(e) + 31) / 32 : 0;
+}
+
+/* In training until the layer that leaves them goes back, else until the next one that does. */
+uint64_t
+spw__choices_bytes(const spw_engine *e)
+{
+    uint64_t lenders = 0;
+    for (uint64_t l = 0; l < e->model->config.layers; l++)
+        lenders += spw_model_lends_choice(&e->model->config, l);
+    lenders = e->inference && lenders > 1 ? 1 : lenders;
+    return spw_round_up(lenders * e->group_max * e->rows * spw__choice_words(e) * sizeof(uint32_t), 4096);
+}
+
+uint64_t
 spw__deferred_bytes(const spw_engine *e)
 {
     return e->defers ? e->config.accumulation * e->rows * e->model->config.width * e->compute_bytes : 0;
@@ -675,7 +709,7 @@ batch_device(const spw_engine *e)
     bytes += spw__chunks_bytes(e) > 0 ? 4096 + spw__chunks_bytes(e) : 0;
     bytes += e->hides_targets ? 4096 + rows * sizeof *e->targeted : 0;
     bytes += e->prefers ? 4096 + spw__pairs_bytes(e) : 0;
-    bytes += spw__deferred_bytes(e) + spw__sides_bytes(e) + spw__orthogonal_bytes(e);
+    bytes += spw__deferred_bytes(e) + spw__sides_bytes(e) + spw__choices_bytes(e) + spw__orthogonal_bytes(e);
     bytes += spw__cache_bytes(e) + e->cache_slots * 8;
     return spw_round_up(bytes, 4096);
 }

@@ -76,7 +76,7 @@ comes_before(const spw_engine *e, uint32_t a, uint32_t b)
 }
 
 /*
- * Units whose parameters a block uses, its own and external ones, without repeats; the largest first, which is the order
+ * Units whose parameters a block uses, its own and external ones, without repeats, and without an indexer's where it chooses nothing; the largest first, which is the order
  * of acquiring: a small one that is held in the middle of the device's cache can keep a large one out for good. Those of experts
  * come last, in the order of the experts, and so do a matrix's pieces.
  */
@@ -87,6 +87,8 @@ spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out)
     uint32_t n = 0;
     for (uint32_t k = 0; k < b->param_count; k++) {
         const spw_place *at = &e->layout.places[b->param_ids[k]];
+        if (e->model->params[b->param_ids[k]].of_indexer && !e->chooses)
+            continue;
         for (uint32_t u = at->unit_idx, j; u < at->unit_idx + at->pieces; u++) {
             if (n > 0 && out[n - 1] == u)
                 continue;

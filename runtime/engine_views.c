@@ -6,14 +6,14 @@
 spw_status
 spw_engine_set_chain(spw_engine *e, const uint32_t *blocks, uint32_t count, spw_error *err)
 {
+    bool reads = spw__choices_bytes(e) > 0;
     if (count < 2 || count > e->chain_max || blocks[0] != 0 || blocks[count - 1] != e->model->block_count - 1)
         return SPW_RAISE(err, SPW_EINVAL, "a chain has 2 to %u blocks and starts and ends with the model's own",
                          e->chain_max);
-    for (uint32_t k = 0; k < SPW_SIDES_MAX; k++) {
-        if (spw_model_side_cols(&e->model->config, k) > 0)
-            return SPW_RAISE(err, SPW_EINVAL,
-                             "blocks of this model read what others have left: its chain is the model's");
-    }
+    for (uint32_t k = 0; k < SPW_SIDES_MAX; k++)
+        reads = reads || spw_model_side_cols(&e->model->config, k) > 0;
+    if (reads)
+        return SPW_RAISE(err, SPW_EINVAL, "blocks of this model read what others have left: its chain is the model's");
     for (uint32_t i = 0; i < count; i++) {
         if (blocks[i] >= e->model->block_count || (i > 0 && blocks[i] == 0))
             return SPW_RAISE(err, SPW_EINVAL,

@@ -2,7 +2,7 @@
  * The element space: parameters to units, units to chunks. Parameters start at multiples of 128 elements, units are
  * padded to 4096, chunks never cross a unit: every region of every format is then a multiple of 4096 bytes. A block with
  * frozen parameters and others has a unit for each kind, because a unit is fetched, summed up and updated as a whole; and one
- * more for those that are stored as codes, and one for trained matrices whose optimizer takes them whole. Experts may have units apart from the rest of their layer, each of one or several: where
+ * more for those that are stored as codes, one for an indexer's, which are not always needed, and one for trained matrices whose optimizer takes them whole. Experts may have units apart from the rest of their layer, each of one or several: where
  * a few rows need a few of them, or the device has no room for all; and so may pieces of a matrix with a row for each token.
  *
  * Between ranks every unit is cut into equal parts, one for each (ZeRO; Rajbhandari et al. 2020): all links carry the same,
@@ -29,7 +29,7 @@ static bool
 may_be_coded(const spw_model *m, uint32_t b, uint32_t id)
 {
     const spw_param *p = &m->params[id];
-    return p->frozen && !p->adapter && !p->unread && b > 0 && b + 1 < m->block_count && p->ndim == 2;
+    return p->frozen && !p->adapter && !p->of_indexer && b > 0 && b + 1 < m->block_count && p->ndim == 2;
 }
 
 /* Trained matrices between the embeddings and the head: Muon is for those. */
@@ -43,15 +43,15 @@ is_whole(const spw_model *m, uint32_t b, uint32_t id)
 typedef struct kind {
     uint32_t block_idx, first, end; /* of its parameters, those whose .expert is in this range */
     bool frozen, coded, whole;
-    bool of_experts;
+    bool of_experts, of_indexer;
 } kind;
 
-enum { KINDS_OF_UNITS = 4 };
+enum { KINDS_OF_UNITS = 5 };
 /* The i-th of a block. Large ones first: where units come and go they then leave no gaps that are too small for others. */
 static kind
 kind_at(uint32_t block_idx, int i)
 {
-    return (kind){.block_idx = block_idx, .frozen = i < 2, .coded = i == 0, .whole = i == 2};
+    return (kind){.block_idx = block_idx, .frozen = i < 3, .coded = i == 0, .of_indexer = i == 1, .whole = i == 3};
 }
 
 /* A block's parameters, those of no expert first, then each expert's: one block of a mixture has hundreds of them, in hundreds of units. */
@@ -79,6 +79,8 @@ sort_by_expert(by_expert *s, const spw_model *m, uint32_t block_idx)
 static bool
 is_kind(const spw_layout *l, const spw_model *m, const kind *k, uint32_t id, bool trainable)
 {
+    if (k->of_indexer || m->params[id].of_indexer)
+        return m->params[id].owner_block == k->block_idx && k->of_indexer && m->params[id].of_indexer;
     return m->params[id].owner_block == k->block_idx && l->places[id].pieces == 1 &&
            (l->code_bits > 0 && may_be_coded(m, k->block_idx, id)) == k->coded &&
            (k->coded || (trainable && m->params[id].frozen) == k->frozen) &&

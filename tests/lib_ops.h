@@ -14,7 +14,7 @@ typedef struct ops_subject {
     const char *name;
     int inputs;
     uint64_t n[OPS_INPUTS_MAX], out_n;
-    uint64_t d[10]; /* dimensions, as the operation reads them */
+    uint64_t d[11]; /* dimensions, as the operation reads them */
     unsigned flags;
     void (*reference)(const struct ops_subject *s, double *const *in, double *out);
     void (*forward)(const struct ops_subject *s, spw_gpu_queue *q, float *const *in, float *out);

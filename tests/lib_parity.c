@@ -26,6 +26,7 @@ CHECK(preference)
 CHECK(attention)
 CHECK(attention_cached)
 CHECK(chunks)
+CHECK(choose_keys)
 CHECK(attention_bits)
 CHECK(conv)
 CHECK(delta)
@@ -66,6 +67,7 @@ static const struct CMUnitTest all[] = {
     cmocka_unit_test_teardown(test_attention, say_errors),
     cmocka_unit_test_teardown(test_attention_cached, say_errors),
     cmocka_unit_test_teardown(test_chunks, say_errors),
+    cmocka_unit_test_teardown(test_choose_keys, say_errors),
     cmocka_unit_test_teardown(test_attention_bits, say_errors),
     cmocka_unit_test_teardown(test_conv, say_errors),
     cmocka_unit_test_teardown(test_delta, say_errors),

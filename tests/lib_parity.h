@@ -28,6 +28,13 @@ void parity_attention(const parity *p);
 void parity_documents(uint64_t B, uint64_t T, uint64_t length, int32_t *begins, int32_t *ends);
 void parity_attention_cached(const parity *p);
 void parity_chunks(const parity *p);
+void parity_choose_keys(const parity *p);
+/*
+ * Bits (B T, words) of spw_attention_shape.chosen: each key with a chance of 1 in `every`, and one at least that the row may read. starts NULL: rows are
+ * at their place in the sequence.
+ */
+void parity_chosen(uint64_t B, uint64_t T, uint64_t every, uint64_t words, const int32_t *begins, const int32_t *starts,
+                   int32_t *bits);
 void parity_attention_bits(const parity *p); /* the promises of spw_gpu_attention_cached() */
 void parity_conv(const parity *p);
 void parity_delta(const parity *p);

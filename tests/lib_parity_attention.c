@@ -26,7 +26,7 @@ parity_documents(uint64_t B, uint64_t T, uint64_t length, int32_t *begins, int32
         }
 }
 
-/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, documents' length or 0, cap in quarters, sinks, Dv or 0, woven */
+/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, documents' length or 0, cap in quarters, sinks, Dv or 0, woven, one key in how many is chosen or 0 */
 
 static spw_attention_shape
 shape_of(const subject *s)
@@ -50,6 +50,13 @@ shape_of(const subject *s)
                                  .scale = 1 / sqrtf((float)d[4]),
                                  .window = d[5],
                                  .cap = (float)d[7] / 4};
+}
+
+/* Words of a row's bits, for so many positions: sometimes one that nobody needs. */
+static uint64_t
+words_for(const subject *s, uint64_t positions)
+{
+    return positions / 32 + 1 + s->d[2] % 2;
 }
 
 /* Where in a row the keys begin, and the values. */
@@ -81,6 +88,8 @@ run_attention(const subject *s, spw_gpu_queue *q, void **p)
     shape.begins = s->d[6] > 0 ? p[5] : NULL;
     shape.ends = s->d[6] > 0 ? p[6] : NULL;
     shape.sinks = s->d[8] > 0 ? p[7] : NULL;
+    shape.chosen = s->d[11] > 0 ? p[9] : NULL;
+    shape.chosen_words = words_for(s, s->d[1]);
     spw_gpu_attention(q, p[1], p[2], p[0], subject_elem(p[0], k), subject_elem(p[0], v), &shape);
     spw_gpu_attention_backward(q, p[4], subject_elem(p[4], k), subject_elem(p[4], v), s->d[8] ? p[8] : NULL, p[3], p[1],
                                p[2], p[0], subject_elem(p[0], k), subject_elem(p[0], v), &shape);
@@ -93,6 +102,8 @@ run_attention_cached(const subject *s, spw_gpu_queue *q, void **p)
     uint64_t k = keys_at(&shape), v = values_at(&shape);
     spw_attention_cache cache = {p[2], p[3], s->d[6], p[4], p[5]};
     shape.sinks = s->d[8] > 0 ? p[6] : NULL;
+    shape.chosen = s->d[11] > 0 ? p[7] : NULL;
+    shape.chosen_words = words_for(s, s->d[6]);
     spw_gpu_attention_cached(q, p[1], p[0], subject_elem(p[0], k), subject_elem(p[0], v), &cache, &shape);
 }
 
@@ -110,6 +121,8 @@ fill_cache(const subject *s, float **host, int32_t **ints)
                 host[k][(uint64_t)ints[4][b] * capacity * width + i] = NAN;
         }
     }
+    if (s->d[11] > 0)
+        parity_chosen(B, T, s->d[11], words_for(s, capacity), NULL, ints[5], ints[7]);
 }
 
 static void
@@ -118,9 +131,18 @@ fill_documents(const subject *s, float **host, int32_t **ints)
     (void)host;
     if (s->d[6] > 0)
         parity_documents(s->d[0], s->d[1], s->d[6], ints[5], ints[6]);
+    if (s->d[11] > 0)
+        parity_chosen(s->d[0], s->d[1], s->d[11], words_for(s, s->d[1]), s->d[6] > 0 ? ints[5] : NULL, NULL, ints[9]);
 }
 
-static const uint64_t attentions[][11] = {
+static const uint64_t attentions[][12] = {
+    {2, 70, 2, 2, 24, 0, 0, 0, 0, 16, 0, 3},
+    {1, 150, 3, 3, 192, 0, 0, 0, 0, 128, 0, 9},
+    {1, 130, 2, 1, 8, 0, 40, 0, 1, 0, 0, 4},
+    {2, 70, 1, 1, 256, 0, 0, 0, 0, 0, 0, 30},
+    {1, 90, 2, 2, 80, 0, 0, 0, 0, 0, 1, 5},
+    {1, 40, 2, 1, 301, 0, 0, 0, 0, 259, 0, 3},
+    {1, 97, 2, 2, 512, 0, 40, 0, 1, 0, 0, 6},
     {2, 70, 3, 3, 24, 0, 0, 0, 0, 0, 1},
     {1, 90, 2, 2, 80, 9, 30, 0, 0, 0, 1},
     {1, 65, 2, 2, 22, 0, 0, 0, 0, 0, 1},
@@ -169,6 +191,8 @@ static const uint64_t attentions[][11] = {
     {1, 40, 2, 1, 301, 5, 0, 0, 0, 259},
     {2, 1024, 12, 12, 64, 0},
     {1, 1000, 8, 8, 192, 0, 0, 0, 0, 128},
+    {2, 1000, 8, 8, 192, 0, 0, 0, 0, 128, 0, 9},
+    {1, 700, 4, 4, 256, 0, 0, 0, 0, 256, 0, 4},
     {1, 700, 4, 4, 256, 0, 300, 0, 0, 256},
     {1, 1000, 8, 2, 128, 0},
     {1, 700, 4, 1, 256, 0},
@@ -186,7 +210,7 @@ static const uint64_t attentions[][11] = {
     {1, 1000, 16, 2, 512, 0},
     {2, 700, 4, 2, 512, 300, 200, 2, 1, 384},
 };
-enum { SMALL_ATTENTIONS = 46, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
+enum { SMALL_ATTENTIONS = 53, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
 
 void
 parity_attention(const parity *p)
@@ -203,8 +227,9 @@ parity_attention(const parity *p)
                                             {INT, rows, 1, 0},
                                             {INT, rows, 1, 0},
                                             {ACT, d[2], 0, 0},
-                                            {FP32, d[2], 0, 0}},
-                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10]},
+                                            {FP32, d[2], 0, 0},
+                                            {INT, rows * (d[1] / 32 + 2), 1, 0}},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10], d[11]},
                                       .row = {d[4], value_width(d), 0, 0, d[4]},
                                       /* With one token to see, q and k have no gradient. */
                                       .heads = {[4] = d[1] == 1 || d[5] == 1 ? 1 : d[2] + 2 * d[3]},
@@ -220,7 +245,10 @@ parity_attention(const parity *p)
 void
 parity_attention_cached(const parity *p)
 {
-    static const uint64_t sizes[][11] = {
+    static const uint64_t sizes[][12] = {
+        {2, 9, 2, 2, 192, 0, 70, 0, 0, 128, 0, 4},
+        {3, 1, 3, 3, 24, 0, 90, 0, 0, 13, 0, 3},
+        {2, 9, 8, 1, 320, 0, 70, 0, 0, 0, 0, 5},
         {2, 9, 3, 3, 24, 0, 70, 0, 0, 0, 1},
         {2, 9, 2, 2, 192, 0, 70, 0, 0, 128},
         {3, 1, 4, 2, 24, 5, 40, 0, 0, 13},
@@ -238,7 +266,7 @@ parity_attention_cached(const parity *p)
         {3, 1, 2, 1, 320, 20, 90, 2, 1, 136},
         {8, 1, 12, 12, 64, 0, 1024},
     };
-    for (size_t i = 0; i < (p->large ? 16 : 15); i++) {
+    for (size_t i = 0; i < (p->large ? 19 : 18); i++) {
         const uint64_t *d = sizes[i];
         uint64_t rows = d[0] * d[1];
         subject_examine(p, &(subject){.name = "attention cached",
@@ -248,8 +276,9 @@ parity_attention_cached(const parity *p)
                                             {ACT, d[0] * d[6] * d[3] * value_width(d), 0, 0},
                                             {INT, d[0], 1, 0},
                                             {INT, d[0], 1, 0},
-                                            {ACT, d[2], 0, 0}},
-                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10]},
+                                            {ACT, d[2], 0, 0},
+                                            {INT, rows * (d[6] / 32 + 2), 1, 0}},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10], d[11]},
                                       .worst = {5e-7, 3e-3, 4e-4},
                                       .reference = reference_attention_cached,
                                       .ways = 2,

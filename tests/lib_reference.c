@@ -19,6 +19,8 @@ typedef struct view {
     const float *q, *key, *value, *sinks;
     uint64_t q_stride, k_stride, v_stride, Dv, v_head, q_head, k_head;
     double scale, cap;
+    uint64_t positions;
+    const int32_t *chosen; /* bits of each row's keys; NULL: all */
 } view;
 
 static double
@@ -42,6 +44,14 @@ score(const view *w, uint64_t row, uint64_t h, uint64_t col, double *slope)
     return w->cap > 0 ? w->cap * t : s;
 }
 
+/* Whether row `row` reads key u of its sequence. */
+static bool
+is_chosen(const view *w, uint64_t row, uint64_t u, uint64_t positions)
+{
+    uint64_t words = positions / 32 + 1 + w->d[2] % 2;
+    return w->chosen == NULL || ((uint32_t)w->chosen[row * words + u / 32] >> u % 32 & 1) != 0;
+}
+
 /*
  * Row `row` of head h, which reads key rows [from, to], of which the last is key `at` of its sequence: out (Dv), and what is returned, the
  * logarithm of the sum of exponentials. Keys come in tiles of so many; their weights are rounded beside the greatest so far.
@@ -53,7 +63,7 @@ attend(const view *w, spw_dtype type, uint64_t tile, uint64_t row, uint64_t h, u
     uint64_t group = w->d[2] / w->d[3];
     double most = -INFINITY, so_far = most, sum = 0, lse, slope, *s = subject_need((to - from + 1) * sizeof *s);
     for (uint64_t j = from; j <= to; j++) {
-        s[j - from] = score(w, row, h, j, &slope);
+        s[j - from] = is_chosen(w, row, at - (to - j), w->positions) ? score(w, row, h, j, &slope) : -INFINITY;
         most = fmax(most, s[j - from]);
     }
     memset(out, 0, w->Dv * sizeof *out);
@@ -66,6 +76,8 @@ attend(const view *w, spw_dtype type, uint64_t tile, uint64_t row, uint64_t h, u
                 so_far = fmax(so_far, s[k - from]);
             while (++k <= to && (at - (to - k)) % tile != 0);
         }
+        if (s[j - from] == -INFINITY)
+            continue;
         p = exp(so_far - most) * stored(type, exp(s[j - from] - so_far));
         sum += exp(s[j - from] - most);
         for (uint64_t c = 0; c < w->Dv; c++)
@@ -96,6 +108,8 @@ attend_backward(const view *w, spw_dtype type, uint64_t row, uint64_t h, uint64_
         const float *key = w->key + j * w->k_stride + h / group * w->k_head;
         double *to_key = dk + j * w->k_stride + h / group * w->k_head,
                *to_value = dv + j * w->v_stride + h / group * w->v_head;
+        if (!is_chosen(w, row, j - row / w->d[1] * w->d[1], w->positions))
+            continue;
         ds = w->scale * stored(type, p * (dot(dout, value, w->Dv) - delta) * slope);
         for (uint64_t c = 0; c < w->Dv; c++)
             to_value[c] += rounded * (double)dout[c];
@@ -142,6 +156,8 @@ reference_attention(const subject *s, spw_dtype type, unsigned way, float **a, i
     double *out = subject_need(w.Dv * sizeof *out), *grads = subject_need(s->a[4].n * sizeof *grads);
     uint64_t D = d[4], tile = way > 0 ? 32 : 64;
     w.sinks = d[8] > 0 ? a[7] : NULL;
+    w.chosen = d[11] > 0 ? ints[9] : NULL;
+    w.positions = T;
     memset(grads, 0, s->a[4].n * sizeof *grads);
     for (uint64_t h = 0; h < Hq; h++) {
         double dsink = 0;
@@ -183,6 +199,8 @@ reference_attention_cached(const subject *s, spw_dtype type, unsigned way, float
     const float *key = w.key, *value = w.value;
     uint64_t tile = way > 0 ? 32 : 64;
     w.sinks = d[8] > 0 ? a[6] : NULL;
+    w.chosen = d[11] > 0 ? ints[7] : NULL;
+    w.positions = capacity;
     w.k_stride = Hk * D;
     w.v_stride = Hk * w.Dv;
     w.k_head = D;

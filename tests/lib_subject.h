@@ -25,7 +25,7 @@ typedef struct subject_array {
 typedef struct subject {
     const char *name;
     subject_array a[ARRAYS_MAX];
-    uint64_t d[11];
+    uint64_t d[12];
     unsigned flags;
     uint64_t row[ARRAYS_MAX];      /* elements of about the same size; 0: the whole array */
     uint64_t heads[ARRAYS_MAX];    /* so many rows in turn are an array each; 0: 1 */

@@ -120,6 +120,31 @@ def results(model, config, tokens, targets, balance):
     return expect | {"grad." + name: grad for name, grad in gradients(model, config)}
 
 
+# What indexers choose, of equal scores the first, as Spillway does and torch leaves open. `margin` gets the least that a score not chosen is
+# below one that is, by the row's greatest: where that is in rounding's reach nothing is to be compared.
+@contextlib.contextmanager
+def choices_by_order(model):
+    least, plain = [math.inf], torch.Tensor.topk
+
+    def topk(scores, k, dim):
+        values, order = scores.sort(dim=dim, descending=True, stable=True)
+        if k < scores.shape[-1]:
+            apart, seen = values[..., k - 1] - values[..., k], values[..., k] > -1e30
+            apart = apart / values.masked_fill(values < -1e30, 0).abs().amax(dim=-1)
+            least.extend(x.item() for x in apart[seen & (apart > 0)])
+        return torch.return_types.topk((values[..., :k], order[..., :k]))
+
+    def within(function):
+        torch.Tensor.topk = function
+    indexers = [m for m in model.modules() if type(m).__name__.endswith("Indexer")]
+    hooks = [m.register_forward_pre_hook(lambda *_: within(topk)) for m in indexers] + [m.register_forward_hook(lambda *_: within(plain)) for m in indexers]
+    try:
+        yield lambda: min(least)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 # How far gradients in fp32 are from those in double, at most, by test_families.c's measure.
 def rounding(single, double):
     names = [name for name in double if name.startswith("grad.")]
@@ -145,7 +170,10 @@ def make(case, config, dtype, shard=None, rewrite=None, change=None, out=OUT, se
     vocab = config.get_text_config().vocab_size
     tokens = torch.randint(0, vocab, (B, T))
     targets = torch.randint(0, vocab, (B, T))
-    expect = results(model, config, tokens, targets, balance)
+    with choices_by_order(model) as margin:
+        expect = results(model, config, tokens, targets, balance)
+    if margin() < 1e-4:
+        raise ValueError(f"{case}: an indexer chooses by {margin():.1e} of a score")
     if double:
         singles, exact = [expect], {name: p.data.clone() for name, p in model.named_parameters()}
         for way, ulps in (("sdpa", 0), ("sdpa", 1), ("eager", 1)) if wide else ():
@@ -158,7 +186,7 @@ def make(case, config, dtype, shard=None, rewrite=None, change=None, out=OUT, se
                 p.data = exact[name].clone()
         model.zero_grad()
         model.set_attn_implementation("eager")
-        with in_double(model):
+        with in_double(model), choices_by_order(model):
             expect = results(model, config, tokens, targets, balance)
         assert all(expect[name].dtype == torch.float64 for name in expect if name not in ("tokens", "targets"))
         expect["rounding"] = torch.tensor([max(rounding(single, expect) for single in singles)])
@@ -1027,6 +1055,12 @@ elif __name__ == "__main__":
     make("glm_moe_dsa", GlmMoeDsaConfig(**indexed | dict(num_hidden_layers=4, index_topk=52), n_routed_experts=4, v_head_dim=10,
                                         mlp_layer_types=["dense", "dense", "sparse", "sparse"], indexer_types=["full", "shared", "shared", "full"],
                                         attention_bias=True, rope_parameters=rope(1000.0)), f32)
+    # Fewer keys than there are.
+    few = indexed | dict(index_topk=7)
+    make("deepseek_v32_few", DeepseekV32Config(**few, n_routed_experts=6, n_group=3, topk_group=2, v_head_dim=10, first_k_dense_replace=1, rope_parameters=rope(1000.0)), bf16, T=37, seed=13)
+    make("glm_moe_dsa_few", GlmMoeDsaConfig(**few | dict(num_hidden_layers=5, index_n_heads=2), n_routed_experts=4, v_head_dim=7,
+                                            mlp_layer_types=["dense", "dense", "sparse", "sparse", "sparse"],
+                                            indexer_types=["full", "shared", "shared", "full", "shared"], rope_parameters=rope(1000.0, "yarn", **yarn)), f32, T=37, seed=12)
     minimax = common | dict(intermediate_size=11, pad_token_id=None, num_experts_per_tok=3)
     make("minimax_m2", MiniMaxM2Config(**minimax, head_dim=8, num_local_experts=6, rope_parameters=rope(1000.0, partial_rotary_factor=0.5)), bf16)
     make("minimax_m2_old", MiniMaxM2Config(**minimax | dict(num_key_value_heads=4, num_hidden_layers=3), head_dim=6, num_local_experts=4,

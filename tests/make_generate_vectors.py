@@ -8,6 +8,7 @@ are added to what is there.
 import os, sys
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from make_family_vectors import choices_by_order
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors")
 torch.set_num_threads(1)
@@ -28,7 +29,7 @@ for case in sys.argv[1:] or sorted(os.listdir(os.path.join(HERE, "families"))):
         margin, count = torch.zeros(1), min(40, positions - length)
         while margin.max() < 1e-3:
             prompt = torch.randint(0, config.vocab_size, (40, length))
-            with torch.no_grad():
+            with torch.no_grad(), choices_by_order(model):
                 out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count,
                                      min_new_tokens=count, eos_token_id=None, pad_token_id=0, use_cache=cached)
                 top = model(out, use_cache=False).logits[:, length - 1:-1].topk(2).values

@@ -689,17 +689,22 @@ test_losses(void **state)
         spw_engine *e = NULL;
         spw_st_reader *r = NULL;
         spw_error err = {0};
-        float values[2][36], want;
-        int32_t ids[2][36];
+        float values[2][128], want;
+        int32_t ids[2][128];
         double loss = 0;
+        const spw_tensor_info *t;
+        uint64_t rows;
         snprintf(path, sizeof path, "tests/vectors/families/%s/expect.safetensors", cases[i]);
         DONE(spw_st_reader_open(&r, path, &err));
-        DONE(spw_st_read(r, spw_st_reader_find(r, "tokens"), 0, values[0], sizeof values[0], &err));
-        DONE(spw_st_read(r, spw_st_reader_find(r, "targets"), 0, values[1], sizeof values[1], &err));
+        t = spw_st_reader_find(r, "tokens");
+        rows = t->shape[0] * t->shape[1];
+        assert_true(t->shape[0] == 2 && rows <= 128);
+        DONE(spw_st_read(r, t, 0, values[0], rows * 4, &err));
+        DONE(spw_st_read(r, spw_st_reader_find(r, "targets"), 0, values[1], rows * 4, &err));
         DONE(spw_st_read(r, spw_st_reader_find(r, "loss"), 0, &want, sizeof want, &err));
         spw_st_reader_close(r);
-        for (int k = 0; k < 72; k++)
-            ids[k / 36][k % 36] = (int32_t)values[k / 36][k % 36];
+        for (uint64_t k = 0; k < 2 * rows; k++)
+            ids[k / rows][k % rows] = (int32_t)values[k / rows][k % rows];
         DONE(spw_model_from_config(&model, &w->config, &err));
         DONE(spw_engine_create(&e,
                                &(spw_engine_options){.config = &w->config,
@@ -707,7 +712,7 @@ test_losses(void **state)
                                                      .inference = true,
                                                      .losses = true,
                                                      .sequences = 2,
-                                                     .positions = 18},
+                                                     .positions = rows / 2},
                                &err));
         DONE(spw_weights_load(w, e, &err));
         DONE(spw_engine_eval(e, ids[0], ids[1], 1, &loss, &err));

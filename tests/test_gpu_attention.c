@@ -11,10 +11,12 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-/* --------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters, Dv or 0, woven; packed */
+/* --------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters, Dv or 0, woven, one key in how many is chosen or 0; packed */
 
 typedef struct heads {
     const int32_t *begins, *ends; /* in ops_ids */
+    const uint32_t *chosen;       /* there, too */
+    uint64_t words;
     uint64_t B, T, Hq, Hk, D, Dv, window, q_stride, kv_stride, k_at, v_at, head;
     float cap;
     const float *sinks;
@@ -42,6 +44,13 @@ heads_of(const ops_subject *s)
         h.v_at = 2 * h.D;
         h.head = 3 * h.D;
     }
+    if (s->d[10] > 0) {
+        int32_t *bits = ops_ids + 2 * h.B * h.T;
+        h.words = h.T / 32 + 1 + h.Hq % 2;
+        assert_true((2 + h.words) * h.B * h.T <= OPS_N_MAX);
+        parity_chosen(h.B, h.T, s->d[10], h.words, h.begins, NULL, bits);
+        h.chosen = (const uint32_t *)bits;
+    }
     return h;
 }
 
@@ -61,6 +70,9 @@ attention_ref(const ops_subject *s, double *const *in, double *out)
                 if (h.begins != NULL && (uint64_t)h.begins[b * h.T + t] > first)
                     first = (uint64_t)h.begins[b * h.T + t];
                 for (uint64_t u = first; u <= t; u++) {
+                    p[u] = 0;
+                    if (h.chosen != NULL && (h.chosen[(b * h.T + t) * h.words + u / 32] >> u % 32 & 1) == 0)
+                        continue;
                     const double *k = in[0] + (b * h.T + u) * h.kv_stride + h.k_at + hk * h.head;
                     double dot = 0;
                     for (uint64_t d = 0; d < h.D; d++)
@@ -96,7 +108,9 @@ shape_of(const heads *h)
                                  .begins = h->begins,
                                  .ends = h->ends,
                                  .cap = h->cap,
-                                 .sinks = h->sinks};
+                                 .sinks = h->sinks,
+                                 .chosen = h->chosen,
+                                 .chosen_words = h->words};
 }
 
 static void
@@ -126,12 +140,17 @@ attention_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const fl
 /*
  * Causal attention on packed qkv: one token, tiles cut off and several tiles, plain and grouped heads, odd head sizes,
  * windows of one key, inside a tile, across tiles, and one that leaves tiles unread; documents, inside tiles and over several; scores with a
- * cap; a head's query, key and value beside each other; heads of more than 256 elements.
+ * cap; a head's query, key and value beside each other; heads of more than 256 elements; keys that are chosen, tiles without one among them.
  */
 static void
 test_attention(void **state)
 {
-    static const uint64_t sizes[][10] = {{1, 1, 1, 1, 8, 0},
+    static const uint64_t sizes[][11] = {{1, 1, 1, 1, 8, 0},
+                                         {2, 40, 2, 2, 6, 0, 0, 0, 4, 0, 3},
+                                         {1, 200, 2, 1, 4, 0, 0, 0, 0, 0, 9},
+                                         {1, 150, 2, 2, 4, 0, 40, 0, 0, 0, 4},
+                                         {1, 290, 1, 1, 4, 0, 0, 0, 3, 0, 60},
+                                         {1, 140, 2, 2, 4, 37, 0, 0, 0, 1, 2},
                                          {2, 7, 2, 2, 8, 0},
                                          {1, 65, 2, 1, 20, 0},
                                          {2, 33, 6, 2, 4, 0},
@@ -163,16 +182,16 @@ test_attention(void **state)
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         uint64_t rows = sizes[i][0] * sizes[i][1], Hq = sizes[i][2], Hk = sizes[i][3], D = sizes[i][4];
         uint64_t Dv = sizes[i][8] > 0 ? sizes[i][8] : D;
-        ops_examine(&(ops_subject){
-            "attention",
-            1,
-            {rows * (Hq + 2 * Hk) * D},
-            rows * Hq * Dv,
-            {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6], sizes[i][7], sizes[i][8], sizes[i][9]},
-            0,
-            attention_ref,
-            attention_fwd,
-            attention_bwd});
+        ops_examine(&(ops_subject){"attention",
+                                   1,
+                                   {rows * (Hq + 2 * Hk) * D},
+                                   rows * Hq * Dv,
+                                   {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6], sizes[i][7],
+                                    sizes[i][8], sizes[i][9], sizes[i][10]},
+                                   0,
+                                   attention_ref,
+                                   attention_fwd,
+                                   attention_bwd});
     }
 }
 
@@ -318,6 +337,64 @@ test_attention_cached(void **state)
     }
 }
 
+/* With every key chosen the bits are those of no choice, forward and back. */
+static void
+test_attention_all_chosen(void **state)
+{
+    ops_subject s = {.d = {2, 150, 2, 1, 8, 0, 40, 0, 5}, .inputs = 1};
+    heads h = heads_of(&s);
+    uint64_t elems = h.B * h.T * h.q_stride, n = h.B * h.T * h.Hq * h.Dv, words = 6, seed = 3;
+    float *in = malloc(elems * 4), *dout = malloc(n * 4), *out[2], *grads[2];
+    uint32_t *bits = malloc(h.B * h.T * words * 4);
+    spw_gpu *gpu = NULL;
+    spw_gpu_queue *q = NULL;
+    (void)state;
+    assert_true(in && dout && bits);
+    memset(bits, 0xff, h.B * h.T * words * 4);
+    for (uint64_t i = 0; i < elems; i++)
+        in[i] = ops_draw(&seed);
+    for (uint64_t i = 0; i < n; i++)
+        dout[i] = ops_draw(&seed);
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+    for (int k = 0; k < 2; k++) {
+        spw_attention_shape shape = shape_of(&h);
+        shape.chosen = k > 0 ? bits : NULL;
+        shape.chosen_words = words;
+        out[k] = calloc(n, 4);
+        grads[k] = calloc(elems, 4);
+        assert_true(out[k] && grads[k]);
+        spw_gpu_attention(q, out[k], ops_saved[0], in, in + h.k_at, in + h.v_at, &shape);
+        spw_gpu_attention_backward(q, grads[k], grads[k] + h.k_at, grads[k] + h.v_at, NULL, dout, out[k], ops_saved[0],
+                                   in, in + h.k_at, in + h.v_at, &shape);
+    }
+    assert_memory_equal(out[0], out[1], n * 4);
+    assert_memory_equal(grads[0], grads[1], elems * 4);
+    spw_gpu_queue_destroy(q);
+    spw_gpu_close(gpu);
+    for (int k = 0; k < 2; k++) {
+        free(out[k]);
+        free(grads[k]);
+    }
+    free(in);
+    free(dout);
+    free(bits);
+}
+
+/* Which keys are chosen, with as many threads as there may be. */
+static void
+test_choose_keys(void **state)
+{
+    (void)state;
+    for (uint32_t threads = 1; threads <= 5; threads += 2) {
+        parity p = {0};
+        assert_int_equal(spw_gpu_open(&p.gpu, &(spw_gpu_options){.name = "cpu", .thread_count = threads}, NULL),
+                         SPW_OK);
+        parity_choose_keys(&p);
+        spw_gpu_close(p.gpu);
+    }
+}
+
 int
 main(void)
 {
@@ -326,6 +403,8 @@ main(void)
         cmocka_unit_test(test_attention_sinks),
         cmocka_unit_test(test_attention_far_sinks),
         cmocka_unit_test(test_attention_cached),
+        cmocka_unit_test(test_attention_all_chosen),
+        cmocka_unit_test(test_choose_keys),
     };
     return ops_run_tests(tests, sizeof tests / sizeof tests[0]);
 }

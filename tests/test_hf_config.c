@@ -693,16 +693,16 @@ test_defaults(void **state)
                 m.qk_norm);
     assert_true(m.rope_skip_every == 2 && m.norms == SPW_NORMS_BEFORE && !m.qk_norm_whole && !m.qkv_bias);
     DONE(parse("deepseek_v32", "\"max_position_embeddings\":163840,\"first_k_dense_replace\":2", &m, &err));
-    assert_true(m.index_keys == 2048 && m.index_heads == 64 && m.index_dim == 128 && m.positions == 2048);
-    assert_true(m.index_positions == 163840 && m.dense_first == 2 && m.groups == 8 && m.rope_paired &&
-                m.q_rank == 1536);
+    assert_true(m.index_keys == 2048 && m.index_heads == 64 && m.index_dim == 128 && m.positions == 163840);
+    assert_true(!m.index_paired && m.dense_first == 2 && m.groups == 8 && m.rope_paired && m.q_rank == 1536);
     for (uint64_t l = 0; l < 3; l++)
         assert_true(spw_model_has_indexer(&m, l));
     DONE(parse("glm_moe_dsa",
                "\"index_topk\":4096,\"first_k_dense_replace\":7,"
                "\"mlp_layer_types\":[\"dense\",\"sparse\",\"sparse\"]",
                &m, &err));
-    assert_true(m.index_heads == 32 && m.positions == 1024 && m.dense_first == 1 && m.groups == 0 && m.q_rank == 2048);
+    assert_true(m.index_heads == 32 && m.index_paired && m.positions == 1024 && m.dense_first == 1 && m.groups == 0 &&
+                m.q_rank == 2048);
     assert_true(m.head_dim == 256 && m.value_dim == 256 && m.norm_eps == 1e-5 && spw_model_has_indexer(&m, 2));
     DONE(parse("deepseek_v2", "\"num_experts_per_tok\":6,\"n_group\":4,\"topk_group\":2", &m, &err));
     assert_true(m.experts == 64 && m.choices == 6 && m.groups == 0 && !m.sigmoid && !m.sum_to_one);

@@ -127,6 +127,15 @@ attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, float 
     counted.own->attention_backward(q, dquery, dkey, dvalue, dsinks, dout, out, lse, query, key, value, s);
 }
 
+static void
+choose_keys(spw_gpu_queue *q, uint32_t *bits, const act *query, act *key, const act *new_key, const act *weights,
+            float *scratch, const spw_choice_shape *s)
+{
+    const double T = (double)s->T;
+    counted.attention += 2.0 * (double)(s->B * s->H * s->D) * (T * (double)s->first + T * T / 2);
+    counted.own->choose_keys(q, bits, query, key, new_key, weights, scratch, s);
+}
+
 static double
 of_state(const spw_delta_shape *s)
 {
@@ -164,6 +173,7 @@ count(spw_engine *e)
     counted.calls.product = product;
     counted.calls.attention = attention;
     counted.calls.attention_backward = attention_backward;
+    counted.calls.choose_keys = choose_keys;
     counted.calls.delta = delta;
     counted.calls.delta_backward = delta_backward;
     e->compute->calls = &counted.calls;
@@ -291,6 +301,33 @@ in_shared_turns_and_pieces(rig *r)
 }
 
 static void
+few_keys(rig *r)
+{
+    r->c.model.index_keys = 7;
+}
+
+static void
+few_keys_in_pieces(rig *r)
+{
+    few_keys(r);
+    in_pieces(r);
+}
+
+static void
+few_keys_in_shared_turns(rig *r)
+{
+    few_keys(r);
+    in_shared_turns(r);
+}
+
+static void
+few_keys_adapted(rig *r)
+{
+    few_keys(r);
+    rig_lora(r);
+}
+
+static void
 muon(rig *r)
 {
     tiny_muon(&r->c);
@@ -324,7 +361,7 @@ narrow_in_turns_and_pieces(rig *r)
     in_turns_and_pieces(r);
 }
 
-/* Experts in turns and in pieces, heads in pieces of the vocabulary, matrices that are made orthogonal, frozen layers below. */
+/* Experts in turns and in pieces, heads in pieces of the vocabulary, keys that are chosen, matrices that are made orthogonal, frozen layers below. */
 static void
 test_others(void **state)
 {
@@ -340,6 +377,11 @@ test_others(void **state)
     compare(SPW_FAMILY_NEMOTRON_H, narrow_in_turns);
     compare(SPW_FAMILY_NEMOTRON_H, narrow_in_pieces);
     compare(SPW_FAMILY_NEMOTRON_H, narrow_in_turns_and_pieces);
+    compare(SPW_FAMILY_GLM_DSA, NULL);
+    compare(SPW_FAMILY_GLM_DSA, few_keys);
+    compare(SPW_FAMILY_GLM_DSA, few_keys_in_pieces);
+    compare(SPW_FAMILY_GLM_DSA, few_keys_in_shared_turns);
+    compare(SPW_FAMILY_GLM_DSA, few_keys_adapted);
     compare(SPW_FAMILY_LLAMA4, adapted_in_shared_turns);
     compare(SPW_FAMILY_GEMMA4, in_turns); /* whose experts' sum is read */
     compare(SPW_FAMILY_GEMMA4, in_pieces);

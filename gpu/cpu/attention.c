@@ -41,6 +41,62 @@ seen_keys(const attention *a, uint64_t b, uint64_t t, uint64_t k0, uint64_t nk, 
     return hi;
 }
 
+/* The words of the row at position t of sequence b that begin with key k0, a multiple of 32; NULL: it reads what it may. */
+static const uint32_t *
+chosen_of(const attention *a, uint64_t b, uint64_t t, uint64_t k0)
+{
+    const spw_attention_shape *s = &a->s;
+    uint64_t row = a->cache != NULL ? t - (uint64_t)a->cache->starts[b] : t;
+    return s->chosen != NULL ? s->chosen + (b * s->T + row) * s->chosen_words + k0 / 32 : NULL;
+}
+
+static bool
+is_chosen(const uint32_t *words, uint64_t i)
+{
+    return (words[i / 32] >> i % 32 & 1) != 0;
+}
+
+/* Puts those among x[lo] to x[hi - 1] that are chosen into few; how many. */
+static uint64_t
+take_chosen(float *few, const float *x, const uint32_t *words, uint64_t lo, uint64_t hi)
+{
+    uint64_t n = 0;
+    for (uint64_t i = lo; i < hi; i++)
+        if (is_chosen(words, i))
+            few[n++] = x[i];
+    return n;
+}
+
+/* And back, with zeros in place of the others. */
+static void
+put_chosen(float *x, const float *few, const uint32_t *words, uint64_t lo, uint64_t hi)
+{
+    for (uint64_t i = lo; i < hi; i++)
+        x[i] = is_chosen(words, i) ? *few++ : 0.0f;
+}
+
+/*
+ * Scores x (n) of one row become weights over its greatest so far, *max, and are added to *sum; what was summed before is to be multiplied by what
+ * is returned. started: there is something before.
+ */
+static float
+soften(const cpu_kernels *k, float *x, uint64_t n, bool started, float *max, float *sum)
+{
+    float m = k->max(x, n), shrink = 1.0f;
+    if (!started) {
+        *max = m;
+        *sum = k->exp_sum(x, x, m, n);
+        return shrink;
+    }
+    if (!(m <= *max)) { /* also when m is NaN, so that it spreads */
+        k->exp_sum(&shrink, max, m, 1);
+        *sum *= shrink;
+        *max = m;
+    }
+    *sum += k->exp_sum(x, x, *max, n);
+    return shrink;
+}
+
 /* log(exp(lse) + exp(sink)), where the head has one. */
 static float
 with_sink(const spw_attention_shape *s, uint64_t h, float lse)
@@ -72,29 +128,23 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         spw__cpu_gemm_here(false, true, nq, nk, s->D, s->scale, q, s->q_stride, key, s->kv_stride, 0.0f, scores,
                            TILE_K);
         for (uint64_t i = 0; i < nq; i++) {
-            float *row = scores + i * TILE_K, m, shrink;
-            uint64_t lo, hi = seen_keys(a, b, p0 + i, k0, nk, &lo);
+            float *row = scores + i * TILE_K, few[TILE_K], shrink;
+            uint64_t lo, hi = seen_keys(a, b, p0 + i, k0, nk, &lo), n = hi - lo;
+            const uint32_t *words = chosen_of(a, b, p0 + i, k0);
             memset(row, 0, lo * sizeof(float));
             memset(row + hi, 0, (nk - hi) * sizeof(float));
-            if (hi == 0)
+            if (s->cap > 0 && hi > 0)
+                a->k->soft_cap(row + lo, s->cap, n);
+            if (words != NULL && (n = take_chosen(few, row, words, lo, hi)) == 0)
+                memset(row, 0, hi * sizeof(float));
+            if (n == 0)
                 continue;
-            row += lo;
-            if (s->cap > 0)
-                a->k->soft_cap(row, s->cap, hi - lo);
-            m = a->k->max(row, hi - lo);
-            if (!started[i]) {
-                started[i] = true;
-                max[i] = m;
-                sum[i] = a->k->exp_sum(row, row, m, hi - lo);
-                continue;
-            }
-            if (!(m <= max[i])) { /* also when m is NaN, so that it spreads */
-                a->k->exp_sum(&shrink, &max[i], m, 1);
-                sum[i] *= shrink;
+            shrink = soften(a->k, words != NULL ? few : row + lo, n, started[i], &max[i], &sum[i]);
+            if (shrink != 1.0f)
                 a->k->scale(out + i * out_stride, shrink, s->Dv);
-                max[i] = m;
-            }
-            sum[i] += a->k->exp_sum(row, row, max[i], hi - lo);
+            if (words != NULL)
+                put_chosen(row, few, words, lo, hi);
+            started[i] = true;
         }
         spw__cpu_gemm_here(false, false, nq, s->Dv, nk, 1.0f, scores, TILE_K, value, s->v_stride,
                            k0 == first ? 0.0f : 1.0f, out, out_stride);
@@ -186,6 +236,7 @@ backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t 
     for (uint64_t i = 0; i < nq; i++) {
         float *pr = p + i * TILE_K, *dr = ds + i * TILE_K;
         uint64_t lo, hi = seen_keys(a, b, q0 + i, k0, nk, &lo);
+        const uint32_t *words = chosen_of(a, b, q0 + i, k0);
         float d = a->k->dot(a->dout + out_at + i * out_stride, a->fwd_out + out_at + i * out_stride, s->Dv);
         if (s->cap > 0) {
             a->k->soft_cap(pr + lo, s->cap, hi - lo);
@@ -197,6 +248,9 @@ backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t 
         memset(dr, 0, lo * sizeof(float));
         memset(pr + hi, 0, (nk - hi) * sizeof(float));
         memset(dr + hi, 0, (nk - hi) * sizeof(float));
+        for (uint64_t j = lo; words != NULL && j < hi; j++)
+            if (!is_chosen(words, j))
+                pr[j] = dr[j] = 0.0f;
     }
     spw__cpu_gemm_here(true, false, nk, s->Dv, nq, 1.0f, p, TILE_K, a->dout + out_at, out_stride, 1.0f, a->dv + v_at,
                        s->v_stride);

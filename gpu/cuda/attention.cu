@@ -25,6 +25,8 @@ args_of(const spw_attention_shape *s, const void *q, const void *key, const void
     args.begins = s->begins;
     args.ends = s->ends;
     args.sinks = (const E *)s->sinks;
+    args.chosen = s->chosen;
+    args.words = s->chosen_words;
     args.Hq = (int)s->Hq;
     args.Hk = (int)s->Hk;
     args.D = (int)s->D;
@@ -78,7 +80,7 @@ static bool
 by_hopper(cuda_queue *q, const attention_args<E> &args)
 {
     bool mostly_zeros = args.D <= 32 || (args.D > 128 && args.D <= 192 && args.Dv <= 128);
-    return q->gpu->hopper && args.wide && args.cap <= 0 && args.D <= 256 && !mostly_zeros;
+    return q->gpu->hopper && args.wide && args.cap <= 0 && args.chosen == NULL && args.D <= 256 && !mostly_zeros;
 }
 
 template <class E>

@@ -18,6 +18,8 @@ template <class E> struct attention_args {
     const int32_t *slots, *starts; /* NULL: keys beside the queries */
     const int32_t *begins, *ends;  /* (B, T) of documents; NULL: a sequence is one */
     const E *sinks;                /* (Hq) NULL: none */
+    const uint32_t *chosen;        /* (B T, words) bits of keys that a row reads; NULL: of all */
+    uint64_t words;
     bool wide;
 };
 

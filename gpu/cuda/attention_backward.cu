@@ -6,29 +6,34 @@
 #include "attention_backward.cuh"
 #include "attention_internal.h"
 
-template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP = false>
+template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP = false, bool FEW = false>
 static void
 make_dq(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     dim3 grid(spw__cuda_blocks(args.T, 64 * MT), (unsigned)args.Hq, (unsigned)B);
     LAUNCH(q, grid, ATTENTION_THREADS, (backward_shared_bytes<DP, VP, MT, BN, 1>()),
-           (attention_dq_kernel<E, DP, VP, STEP, MT, BN, CAP>), args);
+           (attention_dq_kernel<E, DP, VP, STEP, MT, BN, CAP, FEW>), args);
 }
 
-template <class E, int DP, int VP, int STEP, int MT, int BN, int BUFFERS, bool DK, bool DV, bool CAP = false>
+template <class E, int DP, int VP, int STEP, int MT, int BN, int BUFFERS, bool DK, bool DV, bool CAP = false,
+          bool FEW = false>
 static void
 make_dkv(cuda_queue *q, const attention_args<E> &args, uint64_t B, uint64_t Hk)
 {
     dim3 grid(spw__cuda_blocks(args.T, 64 * MT), (unsigned)Hk, (unsigned)B);
     LAUNCH(q, grid, ATTENTION_THREADS, (backward_shared_bytes<DP, VP, MT, BN, BUFFERS>()),
-           (attention_dkv_kernel<E, DP, VP, STEP, MT, BN, BUFFERS, DK, DV, CAP>), args);
+           (attention_dkv_kernel<E, DP, VP, STEP, MT, BN, BUFFERS, DK, DV, CAP, FEW>), args);
 }
 
 template <class E>
 void
 spw__cuda_attention_dq(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
-    if (args.cap > 0 && args.D <= 64)
+    if (args.chosen != NULL && args.D <= 192 && args.Dv <= 128)
+        make_dq<E, 192, 128, 192, 1, 32, false, true>(q, args, B);
+    else if (args.chosen != NULL)
+        make_dq<E, 256, 256, 64, 1, 32, false, true>(q, args, B);
+    else if (args.cap > 0 && args.D <= 64)
         make_dq<E, 64, 64, 32, 2, 32, true>(q, args, B);
     else if (args.cap > 0 && args.D <= 128)
         make_dq<E, 128, 128, 32, 1, 64, true>(q, args, B);
@@ -52,7 +57,12 @@ template <class E>
 void
 spw__cuda_attention_dkv(cuda_queue *q, const attention_args<E> &args, uint64_t B, uint64_t Hk)
 {
-    if (args.cap > 0 && args.D <= 64) {
+    if (args.chosen != NULL && args.D <= 192 && args.Dv <= 128) {
+        make_dkv<E, 192, 128, 192, 1, 32, 2, true, true, false, true>(q, args, B, Hk);
+    } else if (args.chosen != NULL) {
+        make_dkv<E, 256, 256, 64, 1, 32, 1, true, false, false, true>(q, args, B, Hk);
+        make_dkv<E, 256, 256, 64, 1, 32, 1, false, true, false, true>(q, args, B, Hk);
+    } else if (args.cap > 0 && args.D <= 64) {
         make_dkv<E, 64, 64, 32, 2, 32, 1, true, true, true>(q, args, B, Hk);
     } else if (args.cap > 0 && args.D <= 128) {
         make_dkv<E, 128, 128, 32, 1, 32, 2, true, true, true>(q, args, B, Hk);

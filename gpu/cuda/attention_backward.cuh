@@ -88,7 +88,7 @@ backward_shared_bytes()
     return (size_t)(64 * MT + BUFFERS * BN) * (DP + 8 + VP + 8) * sizeof(bf16);
 }
 
-template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP>
+template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP, bool FEW>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
 {
@@ -148,6 +148,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
             hide_unread<false, MT, BN>(s, my_row, (int64_t)(q0 - k0), g.window);
         if (g.begins != NULL)
             hide_others<false, MT, BN>(s, my_row, g.begins + (uint64_t)b * g.T + q0, rows, k0);
+        if (FEW)
+            hide_unchosen<false, MT, BN>(s, my_row, g.chosen + (uint64_t)b * g.T * g.words, g.words, q0, rows, k0);
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -173,7 +175,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
  * Rows are keys, BN queries per tile. DK and DV say what is made: both at once where registers suffice. With two BUFFERS the next tile
  * travels all the time that one is computed, and there is one barrier per tile; with one each half is loaded as soon as it has been read.
  */
-template <class E, int DP, int VP, int STEP, int MT, int BN, int BUFFERS, bool DK, bool DV, bool CAP>
+template <class E, int DP, int VP, int STEP, int MT, int BN, int BUFFERS, bool DK, bool DV, bool CAP, bool FEW>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
 {
@@ -236,6 +238,9 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
                 hide_unread<true, MT, BN>(s, my_row, (int64_t)(q0 - k0), g.window);
             if (g.ends != NULL)
                 hide_others<true, MT, BN>(s, my_row, g.ends + (uint64_t)b * g.T + k0, rows, q0);
+            if (FEW)
+                hide_unchosen<true, MT, BN>(s, my_row, g.chosen + (uint64_t)b * g.T * g.words, g.words, q0,
+                                            (int64_t)(g.T - q0), k0);
             my_lse = mine < g.T ? my_lse * SPW_LOG2E : INFINITY;
             my_delta = mine < g.T ? my_delta : 0.0f;
             /* s becomes p, dp becomes ds without its scale. */

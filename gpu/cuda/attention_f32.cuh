@@ -49,9 +49,17 @@ begin_of(const attention_args<float> &g, int b, uint64_t at)
 }
 
 SPW_DEVICE bool
+is_chosen(const attention_args<float> &g, int b, uint64_t at, uint64_t u)
+{
+    uint64_t row = g.starts != NULL ? at - (uint64_t)g.starts[b] : at;
+    return row < g.T && (g.chosen[((uint64_t)b * g.T + row) * g.words + u / 32] >> u % 32 & 1) != 0;
+}
+
+SPW_DEVICE bool
 reads(const attention_args<float> &g, int b, uint64_t at, uint64_t u)
 {
-    return u <= at && (g.window == 0 || u + g.window > at) && u >= begin_of(g, b, at);
+    return u <= at && (g.window == 0 || u + g.window > at) && u >= begin_of(g, b, at) &&
+           (g.chosen == NULL || is_chosen(g, b, at, u));
 }
 
 /* The first tile of keys that rows from q0 on read. */

@@ -5,20 +5,24 @@
 #include "attention_forward.cuh"
 #include "attention_internal.h"
 
-template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP = false>
+template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP = false, bool FEW = false>
 static void
 forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     dim3 grid(spw__cuda_blocks(args.T, 64 * MT), (unsigned)args.Hq, (unsigned)B);
     LAUNCH(q, grid, ATTENTION_THREADS, (forward_shared_bytes<DP, VP, MT, BN>()),
-           (attention_forward_kernel<E, DP, VP, STEP, MT, BN, CAP>), args);
+           (attention_forward_kernel<E, DP, VP, STEP, MT, BN, CAP, FEW>), args);
 }
 
 template <class E>
 void
 spw__cuda_attention_forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
-    if (args.cap > 0 && args.D <= 64)
+    if (args.chosen != NULL && args.D <= 192 && args.Dv <= 128)
+        forward<E, 192, 128, 96, 2, 64, false, true>(q, args, B);
+    else if (args.chosen != NULL)
+        forward<E, 256, 256, 64, 1, 32, false, true>(q, args, B);
+    else if (args.cap > 0 && args.D <= 64)
         forward<E, 64, 64, 32, 2, 64, true>(q, args, B);
     else if (args.cap > 0 && args.D <= 128)
         forward<E, 128, 128, 32, 2, 64, true>(q, args, B);

@@ -122,6 +122,30 @@ hide_others(float (&s)[MT][BN / 8][4], int my_row, const int32_t *bounds, int64_
         }
 }
 
+/*
+ * Scores of keys that are not chosen become -inf, in the warp's rows. bits: of the sequence's first query; the tile's queries, `queries` of them, begin with q0,
+ * and its keys with k0, a multiple of 32. A tile's keys end at most where words do, or behind what any query may read.
+ */
+template <bool KEY_ROWS, int MT, int BN>
+SPW_DEVICE void
+hide_unchosen(float (&s)[MT][BN / 8][4], int my_row, const uint32_t *bits, uint64_t words, uint64_t q0, int64_t queries,
+              uint64_t k0)
+{
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < BN / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int row = my_row + 16 * m + lane / 4 + i / 2 * 8, col = 8 * n + lane % 4 * 2 + i % 2;
+                int query = KEY_ROWS ? col : row, key = KEY_ROWS ? row : col;
+                uint64_t word = k0 / 32 + (uint64_t)(key / 32);
+                unsigned of_query = query < queries && word < words ? bits[(q0 + (uint64_t)query) * words + word] : 0;
+                s[m][n][i] = (of_query >> key % 32 & 1) == 0 ? -INFINITY : s[m][n][i];
+            }
+}
+
 /* Scores become the hyperbolic tangents that their cap is multiplied by. per_cap: scale / cap. */
 template <int MT, int BN>
 SPW_DEVICE void
@@ -238,7 +262,7 @@ forward_shared_bytes()
     return (size_t)((64 * MT + BN) * (DP + 8) + BN * (VP + 8)) * sizeof(bf16);
 }
 
-template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP>
+template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP, bool FEW>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> g)
 {
@@ -288,6 +312,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
             hide_unread<false, MT, BN>(s, my_row, (int64_t)(p0 - k0), g.window);
         if (g.begins != NULL)
             hide_others<false, MT, BN>(s, my_row, g.begins + (uint64_t)b * g.T + q0, rows, k0);
+        if (FEW)
+            hide_unchosen<false, MT, BN>(s, my_row, g.chosen + (uint64_t)b * g.T * g.words, g.words, q0, rows, k0);
         soften<MT, VP, BN>(o, s, max, sum, scale2);
 
         copy_wait<1>(); /* values are here; the next keys may be on their way */

@@ -6,30 +6,32 @@
 
 static_assert((int)WIDE_HEAD == (int)HEAD_MAX, "the widest");
 
-template <class E, bool CAP>
+template <class E, bool CAP, bool FEW = false>
 static void
 forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     LAUNCH(q, dim3(spw__cuda_blocks(args.T, 64), (unsigned)args.Hq, (unsigned)B), WIDE_THREADS, wide_shared_bytes(),
-           (attention_wide_forward_kernel<E, CAP>), args);
+           (attention_wide_forward_kernel<E, CAP, FEW>), args);
 }
 
-template <class E, bool CAP>
+template <class E, bool CAP, bool FEW = false>
 static void
 backward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     unsigned tiles = spw__cuda_blocks(args.T, WIDE_TILE);
     LAUNCH(q, dim3(tiles, (unsigned)args.Hq, (unsigned)B), WIDE_THREADS, wide_shared_bytes(),
-           (attention_wide_dq_kernel<E, CAP>), args);
+           (attention_wide_dq_kernel<E, CAP, FEW>), args);
     LAUNCH(q, dim3(tiles, (unsigned)args.Hk, (unsigned)B), WIDE_THREADS, wide_shared_bytes(),
-           (attention_wide_dkv_kernel<E, CAP>), args);
+           (attention_wide_dkv_kernel<E, CAP, FEW>), args);
 }
 
 template <class E>
 void
 spw__cuda_attention_forward_wide(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
-    if (args.cap > 0)
+    if (args.chosen != NULL)
+        forward<E, false, true>(q, args, B);
+    else if (args.cap > 0)
         forward<E, true>(q, args, B);
     else
         forward<E, false>(q, args, B);
@@ -39,7 +41,9 @@ template <class E>
 void
 spw__cuda_attention_backward_wide(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
-    if (args.cap > 0)
+    if (args.chosen != NULL)
+        backward<E, false, true>(q, args, B);
+    else if (args.cap > 0)
         backward<E, true>(q, args, B);
     else
         backward<E, false>(q, args, B);

@@ -181,6 +181,21 @@ hide_outside(float (&s)[N][2], wide_range range, int at)
             s[n][i] = (8 * n + i < first) | (8 * n + i > last) ? -INFINITY : s[n][i];
 }
 
+/* And of keys that the query has not chosen, whose words these are; s begins at position `at`. */
+template <int N>
+SPW_DEVICE void
+hide_unchosen_of(float (&s)[N][2], const uint32_t *words, uint64_t count, uint64_t at)
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint64_t key = at + (uint64_t)(8 * n + i);
+            unsigned word = words != NULL && key / 32 < count ? words[key / 32] : 0;
+            s[n][i] = (word >> key % 32 & 1) == 0 ? -INFINITY : s[n][i];
+        }
+}
+
 template <int N>
 SPW_DEVICE void
 cap_shared(float (&s)[N][2], float per_cap)
@@ -238,7 +253,7 @@ end_row(const attention_args<E> &g, float max, float sum, float scale, float *ls
 }
 
 /* 64 query rows, 32 for each four. */
-template <class E, bool CAP>
+template <class E, bool CAP, bool FEW>
 __global__ void
 __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<E> g)
 {
@@ -261,8 +276,11 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
     float o[MT][WIDE_QUARTER / 8][4] = {}, max = -INFINITY, sum = 0.0f, inverse, lse;
     unsigned q[MT][WIDE_STEPS][4];
     wide_range range = {0, -1};
+    const uint32_t *chosen = NULL;
     if ((uint64_t)owned < rows)
         range = keys_of(g, p0 + (uint64_t)owned, begins != NULL ? begins + owned : NULL);
+    if (FEW && (uint64_t)owned < rows)
+        chosen = g.chosen + ((uint64_t)b * g.T + q0 + (uint64_t)owned) * g.words;
 
     load_tile<BM, WIDE_HEAD, WIDE_THREADS>(k_tile, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head,
                                            g.q_stride, (int64_t)rows, g.D, g.wide); /* both tiles' place */
@@ -289,6 +307,8 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
         if (CAP)
             cap_shared(s, g.scale / g.cap);
         hide_outside(s, range, (int)k0 + lane % 4 * 2);
+        if (FEW)
+            hide_unchosen_of(s, chosen, g.words, k0 + (uint64_t)(lane % 4 * 2));
         shrink = soften_row(s, &max, &sum, scale * SPW_LOG2E);
         *factor_of<MT>(slots, quarter) = uint4{pack<E>(s[0][0], s[0][1]), pack<E>(s[1][0], s[1][1]),
                                                pack<E>(s[2][0], s[2][1]), pack<E>(s[3][0], s[3][1])};
@@ -322,7 +342,7 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
 /* ---------------------------------------------------------------- dq */
 
 /* 32 query rows, 16 for each four. */
-template <class E, bool CAP>
+template <class E, bool CAP, bool FEW>
 __global__ void
 __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
 {
@@ -341,10 +361,12 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
     uint64_t k0 = (uint64_t)keys_of(g, q0, begins).first / WIDE_TILE * WIDE_TILE;
     float dq[1][WIDE_QUARTER / 8][4] = {}, lse2 = 0.0f, delta = 0.0f, scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
     unsigned q[1][WIDE_STEPS][4], dout[1][WIDE_STEPS][4];
+    const uint32_t *chosen = NULL;
     wide_range range = {0, -1};
     if ((uint64_t)owned < rows) {
         uint64_t stat = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + (uint64_t)owned;
         range = keys_of(g, q0 + (uint64_t)owned, begins != NULL ? begins + owned : NULL);
+        chosen = FEW ? g.chosen + (at + (uint64_t)owned) * g.words : NULL;
         lse2 = g.lse[stat] * SPW_LOG2E;
         delta = g.delta[stat];
     }
@@ -378,6 +400,8 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
         if (CAP)
             cap_shared(s, g.scale / g.cap);
         hide_outside(s, range, (int)k0 + first_column);
+        if (FEW)
+            hide_unchosen_of(s, chosen, g.words, k0 + (uint64_t)first_column);
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -403,7 +427,7 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
 /* ---------------------------------------------------------------- dk and dv */
 
 /* 32 keys, 16 for each four; both gradients. */
-template <class E, bool CAP>
+template <class E, bool CAP, bool FEW>
 __global__ void
 __launch_bounds__(WIDE_THREADS, 1) attention_wide_dkv_kernel(attention_args<E> g)
 {
@@ -458,7 +482,17 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dkv_kernel(attention_args<E> g
             if (CAP)
                 cap_shared(s, g.scale / g.cap);
             hide_outside(s, range, (int)q0 + first_column);
-            /* s becomes p, dp becomes ds without its scale. */
+#pragma unroll
+            for (int n = 0; n < 2 && FEW; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    uint64_t query = q0 + (uint64_t)(first_column + 8 * n + i), key = k0 + (uint64_t)owned;
+                    unsigned word = query < g.T && key / 32 < g.words
+                                        ? g.chosen[((uint64_t)b * g.T + query) * g.words + key / 32]
+                                        : 0;
+                    s[n][i] = (word >> key % 32 & 1) == 0 ? -INFINITY : s[n][i];
+                }
+                /* s becomes p, dp becomes ds without its scale. */
 #pragma unroll
             for (int n = 0; n < 2; n++)
 #pragma unroll

@@ -42,7 +42,7 @@ read_indexed_layers(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
-/* Attention of chosen keys. Nothing chooses here: all are read, of which there may be as many as would be chosen. */
+/* Attention of chosen keys. */
 spw_status
 spw__hf_read_indexer(const source *s, spw_model_config *c)
 {
@@ -61,8 +61,7 @@ spw__hf_read_indexer(const source *s, spw_model_config *c)
         return wrong(s, "q_lora_rank", "integer", json_object_get(s->object, "q_lora_rank"));
     if (c->family == SPW_FAMILY_GLM_DSA)
         SPW_TRY(read_indexed_layers(s, c));
-    c->index_positions = c->positions;
-    c->positions = c->index_keys < c->positions ? c->index_keys : c->positions;
+    c->index_paired = c->family == SPW_FAMILY_GLM_DSA;
     return SPW_OK;
 }
 

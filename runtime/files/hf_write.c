@@ -328,7 +328,7 @@ write_llama(json_t *o, const spw_model_config *c)
         set_size(o, "head_dim", c->head_dim);
     if (c->family != SPW_FAMILY_QWEN3_5_MOE && c->family != SPW_FAMILY_SOLAR_OPEN) /* which have none */
         set_size(o, "intermediate_size", c->dense_width > 0 ? c->dense_width : c->mlp_width);
-    set_size(o, "max_position_embeddings", c->index_keys > 0 ? c->index_positions : c->positions);
+    set_size(o, "max_position_embeddings", c->positions);
     if (spw__hf_of(c->family, GEMMAS))
         write_gemma(o, c);
     else

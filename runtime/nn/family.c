@@ -264,6 +264,12 @@ spw_model_has_indexer(const spw_model_config *c, uint64_t layer_idx)
     return c->index_keys > 0 && (layer_idx < c->index_from || (layer_idx + 1 - c->index_from) % c->index_every == 0);
 }
 
+bool
+spw_model_lends_choice(const spw_model_config *c, uint64_t layer_idx)
+{
+    return layer_idx + 1 < c->layers && spw_model_has_indexer(c, layer_idx) && !spw_model_has_indexer(c, layer_idx + 1);
+}
+
 uint64_t
 spw_model_experts(const spw_model_config *c, uint64_t layer_idx)
 {

@@ -11,7 +11,7 @@
  * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
  * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Nemotron-H (the same, halves of a layer apart, experts without a gate), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
- * DeepSeek-V3.2 and GLM-5 (V3 with indexers, within the keys that these choose) apart are flags of the configuration, not functions.
+ * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -304,7 +304,8 @@ latent_norm(const spw_call *call, uint32_t *at, spw_value *x)
     return spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], 1e-6f);
 }
 
-enum { INDEXER_PARAMS = 5 };
+/* How many parameters an indexer has, and how many, and one bias, lie between it and the norm of what queries are made of. */
+enum { INDEXER_PARAMS = 5, BEFORE_INDEXER = 4 };
 
 /* Queries, keys, and the matrix where a head's values lie behind what its keys have of their own. */
 static void
@@ -316,6 +317,8 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
     spw_value *h = spw__nn_norm(call, at, in[0]), *q = h, *kv;
     if (c->q_rank > 0)
         q = latent_norm(call, at, linear(call, at, h, c->qkv_bias));
+    if (spw_model_has_indexer(c, call->block->layer_idx))
+        spw__nn_choose(call, *at + BEFORE_INDEXER + c->qkv_bias, h, q);
     spw_nn_into(t, 0);
     q = linear(call, at, q, false);
     out[0] = spw_nn_rope(t, q, N, call->cos_sin, NULL, T, c->heads, c->head_dim, R, c->rope_paired);
@@ -565,6 +568,10 @@ attended(const spw_call *call, uint32_t *at, spw_value *x, spw_value **beside)
     uint32_t side = shape.window > 0 ? SPW_SIDE_KEYS : SPW_SIDE_FULL_KEYS;
     uint32_t qkv_count = c->packed || reads ? 1 : 3, more = (c->parallel && !c->parallel_norm) || c->attention_gated;
     spw_value *qkv[4], *sinks;
+    spw_call own = *call;
+    own.choice = spw__nn_begin_choice(call);
+    shape.chosen = own.choice.bits;
+    shape.chosen_words = own.choice.words;
     if (c->kv_rank > 0) {
         Q = 0;
         KV = N; /* where values begin */
@@ -579,7 +586,7 @@ attended(const spw_call *call, uint32_t *at, spw_value *x, spw_value **beside)
     } else if (spw_model_chunk(c, l) > 0 && spw__tape_sees(call->tape, shape.T) > spw_model_chunk(c, l)) {
         return spw__tape_fail(call->tape); /* who made the batch has not cut it */
     }
-    spw_nn_rows(call, at, c->kv_rank > 0 ? before_latent_attention : before_attention, (spw_value *[]){x}, 1, qkv,
+    spw_nn_rows(&own, at, c->kv_rank > 0 ? before_latent_attention : before_attention, (spw_value *[]){x}, 1, qkv,
                 qkv_count + more);
     *beside = more ? qkv[qkv_count] : NULL;
     for (uint32_t k = 0; k < 2 && reads; k++)
@@ -875,20 +882,6 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
     }
 }
 
-/* What chooses keys where there are more than it chooses, which is not computed here. */
-static void
-own_indexer(spw_model *m, spw_block *b, const char *prefix)
-{
-    const spw_model_config *c = &m->config;
-    own_linear(m, b, prefix, "self_attn.indexer.wq_b", c->index_heads * c->index_dim, c->q_rank, false);
-    own_linear(m, b, prefix, "self_attn.indexer.wk", c->index_dim, c->width, false);
-    spw__nn_own(m, b, prefix, "self_attn.indexer.k_norm.weight", 1, c->index_dim, 1, SPW_INIT_ONES, 0);
-    spw__nn_own(m, b, prefix, "self_attn.indexer.k_norm.bias", 1, c->index_dim, 1, SPW_INIT_ZEROS, 0);
-    own_linear(m, b, prefix, "self_attn.indexer.weights_proj", c->index_heads, c->width, false);
-    for (uint32_t k = 1; k <= INDEXER_PARAMS; k++)
-        m->params[m->param_count - k].unread = m->params[m->param_count - k].frozen = true;
-}
-
 static void
 own_latent(spw_model *m, spw_block *b, const char *prefix)
 {
@@ -905,7 +898,7 @@ own_latent(spw_model *m, spw_block *b, const char *prefix)
     own_norm(m, b, prefix, "self_attn.kv_a_layernorm", c->kv_rank);
     own_linear(m, b, prefix, "self_attn.kv_b_proj", c->heads * own, c->kv_rank, false);
     if (spw_model_has_indexer(c, b->layer_idx))
-        own_indexer(m, b, prefix);
+        spw__nn_own_indexer(m, b, prefix);
 }
 
 static void

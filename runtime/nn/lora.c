@@ -86,8 +86,8 @@ linear_name(const spw_model *m, const spw_block *b, uint32_t id, char name[96])
 {
     const spw_param *p = &m->params[id];
     size_t n = strlen(p->name), end = strlen(".weight");
-    if ((b->forward != spw_gpt2_layer_forward && b->forward != spw_llama_layer_forward) || p->ndim != 2 || p->unread ||
-        p->expert > 0 || p->owner_block != (uint32_t)(b - m->blocks) || n <= end ||
+    if ((b->forward != spw_gpt2_layer_forward && b->forward != spw_llama_layer_forward) || p->ndim != 2 ||
+        p->of_indexer || p->expert > 0 || p->owner_block != (uint32_t)(b - m->blocks) || n <= end ||
         strcmp(p->name + n - end, ".weight") != 0)
         return false;
     snprintf(name, 96, "%.*s", (int)(n - end), p->name);

@@ -52,6 +52,13 @@ uint32_t spw__nn_add_matrix(spw_model *m, spw_block *b, const char *module, char
 /* onto + what a half of a block makes of x at last, which drops out at the site in training. ends: as a part's first output. */
 spw_value *spw__nn_add_half(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias,
                             unsigned flags, uint64_t site, bool ends);
+/*
+ * The indexer (indexer.c): the call's choice with memory for it, in front of what makes queries and keys; what chooses for rows of a layer with
+ * an indexer, whose parameters begin there in the block's list, by what the layer's queries and keys are made of and what its queries are; and these parameters.
+ */
+spw_choice spw__nn_begin_choice(const spw_call *call);
+void spw__nn_choose(const spw_call *call, uint32_t first_param, const spw_value *h, const spw_value *latent);
+void spw__nn_own_indexer(spw_model *m, spw_block *b, const char *prefix);
 /* Loss in training and evaluation, logits when call->logits_out is set. */
 spw_value *spw__nn_head(const spw_call *call, spw_value *x, spw_value *w);
 

@@ -32,8 +32,8 @@ tile_rows(const spw_tape *t, const spw_batch *batch, uint64_t first)
     return left < each ? left : each;
 }
 
-static spw_tape *
-tile_of(spw_tape *t)
+spw_tape *
+spw__tape_inner(spw_tape *t)
 {
     spw_tape *p = t->tile;
     if (p == NULL) {
@@ -61,6 +61,12 @@ static uint64_t
 free_bytes(const spw_tape *t)
 {
     return t->dry || t->used > t->arena_bytes ? 0 : t->arena_bytes - t->used;
+}
+
+void
+spw__tape_reset_inner(spw_tape *t, bool record)
+{
+    spw_tape_reset(t->tile, free_memory(t), free_bytes(t), record);
 }
 
 /* What a tile's tape takes and gives. */
@@ -104,8 +110,8 @@ kept_bytes(spw_tape *t, spw__rows *r, uint64_t rows)
     return run_tile(t, r, 0, rows, &v) ? t->tile->used : 0;
 }
 
-static void
-note_peak(spw_tape *t)
+void
+spw__tape_note_inner(spw_tape *t)
 {
     if (!t->asleep && t->used + t->tile->peak > t->peak)
         t->peak = t->used + t->tile->peak;
@@ -120,10 +126,10 @@ spw__rows_forward(spw_tape *t, const spw__op *o)
     tile_values v;
     for (uint64_t first = 0, rows; first < rows_of(batch); first += rows) {
         rows = tile_rows(t, batch, first);
-        spw_tape_reset(t->tile, free_memory(t), free_bytes(t), false);
+        spw__tape_reset_inner(t, false);
         if (!run_tile(t, r, first, rows, &v))
             return;
-        note_peak(t);
+        spw__tape_note_inner(t);
         t->linear_flops += t->asleep ? 0 : t->tile->linear_flops;
         if (t->keeping)
             t->used += t->tile->used;
@@ -154,7 +160,7 @@ in_tiles(spw_tape *t, const spw_call *call, spw__rows *r)
 {
     uint64_t from = t->used;
     spw__op *o;
-    if (tile_of(t) == NULL || !take_outputs(t, r) || (o = spw__tape_op(t, T_ROWS, r->out[0])) == NULL)
+    if (spw__tape_inner(t) == NULL || !take_outputs(t, r) || (o = spw__tape_op(t, T_ROWS, r->out[0])) == NULL)
         return false;
     o->rows = r;
     if (t->kept) { /* past what forward has left here */
@@ -294,7 +300,7 @@ spw__rows_backward(spw_tape *t, const spw__op *o)
         if (r->kept != NULL)
             spw_tape_reset_kept(p, r->kept + kept, r->kept_bytes - kept, free_memory(t), free_bytes(t));
         else
-            spw_tape_reset(p, free_memory(t), free_bytes(t), true);
+            spw__tape_reset_inner(t, true);
         p->into_there = !r->dropped;
         if (!run_tile(t, r, first, rows, &v))
             return;
@@ -304,7 +310,7 @@ spw__rows_backward(spw_tape *t, const spw__op *o)
         t->status = p->status;
         settle_grads(t, r, &g, &v);
         t->linear_flops += p->linear_flops;
-        note_peak(t);
+        spw__tape_note_inner(t);
     }
     if (g.passes)
         spw__tape_hand_over(t, r->in[0], r->out[0]);

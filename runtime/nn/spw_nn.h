@@ -341,7 +341,8 @@ typedef struct spw_param {
      */
     bool in_terms;
     bool in_row; /* a vector, which files have as (1, cols) */
-    bool unread; /* no block computes with it: it is frozen always, and is there because files have it */
+    bool
+        of_indexer; /* it chooses what attention reads: it is frozen always, and nobody reads it where all keys are read */
     uint32_t owner_block;
     uint32_t expert; /* 1 + the one of its layer's experts that it belongs to; 0: none */
     uint32_t
@@ -351,6 +352,17 @@ typedef struct spw_param {
 
 typedef struct spw_block spw_block;
 typedef struct spw_model spw_model;
+
+/* Which keys attention reads, where an indexer chooses them: bits as spw_attention_shape has them, in device memory. */
+typedef struct spw_choice {
+    uint64_t words; /* of a row; 0: all keys are read, and nothing is chosen */
+    uint32_t
+        *bits; /* (rows, words) that this layer leaves to those behind it, or takes from one before it; NULL: neither */
+    act *
+        cache; /* (slots, capacity, index_dim) keys of the layer's indexer, of running sequences; NULL: there are none */
+    act *keys;  /* (rows, index_dim) the same of the call's rows. This and what follows is the block's own */
+    bool there; /* bits are */
+} spw_choice;
 
 /* What forward sees: the tape, the batch, and its parameters by the order in which the block lists them. */
 typedef struct spw_call {
@@ -362,6 +374,7 @@ typedef struct spw_call {
     const float *cos_sin;       /* the layer's rope table on the device, NULL without rope */
     const float *query_cos_sin; /* and that of its queries */
     const spw_side *sides;      /* (SPW_SIDES_MAX) what blocks leave for later ones */
+    spw_choice choice;
     bool training;
     act *logits_out; /* head only: write logits of all rows here instead of the loss; NULL: loss */
 } spw_call;
@@ -495,11 +508,11 @@ typedef struct spw_model_config {
     uint64_t value_dim;                 /* of a head's values; 0: head_dim */
     /*
      * Latent attention of index_keys of the keys before a token, which an indexer chooses (DeepSeek-V3.2's): so many heads, elements of each. With
-     * index_keys tokens or fewer these are all keys, so positions is that at most, and nothing computes with the indexers. The first index_from layers
+     * index_keys tokens or fewer these are all keys, and nothing computes with the indexers. The first index_from layers
      * have one, and each index_every-th behind them, of which the others take what it chose. index_keys 0: all keys are read
      */
     uint64_t index_keys, index_heads, index_dim, index_from, index_every;
-    uint64_t index_positions; /* what the model's file says of positions */
+    bool index_paired; /* pairs that are turned of its queries and keys are neighbors */
     /* head_dim and kv_heads of layers without a window, both; 0: as the others' */
     uint64_t full_head_dim, full_kv_heads;
     bool rope_paired; /* pairs that are turned are neighbors */
@@ -648,7 +661,7 @@ spw_status spw_model_check(const spw_model *model, spw_error *err);
  *   targets  (count) globs on the linear's name, without ".weight" ("model.layers.0.self_attn.q_proj"), or on what is left
  *            of it behind any of its dots ("q_proj"). A router's weight is only matched by one that ends in its own name ("gate"), and
  *            by none where it is a bare parameter in transformers 4 (gpt_oss, glm4_moe, deepseek_v2, deepseek_v3), or has no other class (qwen3_5_moe_text).
- *            What no block computes with (spw_param.unread) has none
+ *            An indexer's (spw_param.of_indexer) has none
  * Computes  y = x W^T + alpha / rank * drop(x) A^T B^T with A (rank, in) and B (out, rank), whatever the order of W's own
  *           dimensions. A is drawn from a normal distribution of standard deviation 1 / sqrt(3 in), which is the one of
  *           the uniform distribution in +- 1 / sqrt(in); B is 0, so that the model is at first the one without adapters.
@@ -687,8 +700,9 @@ spw_value *spw_gpt2_head_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_embed_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_layer_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_head_forward(const spw_call *call, spw_value *x);
-/* Whether this layer has an indexer of its own. */
+/* Whether this layer has an indexer of its own, or takes what the next one before it chose; whether it leaves that to the next one. */
 bool spw_model_has_indexer(const spw_model_config *config, uint64_t layer_idx);
+bool spw_model_lends_choice(const spw_model_config *config, uint64_t layer_idx);
 /* Whether something reads what experts give, so that it is more than added to a row. */
 bool spw_model_reads_experts(const spw_model_config *config);
 /* The elements that an expert reads of a row, and gives. */

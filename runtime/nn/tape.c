@@ -23,7 +23,7 @@ void
 spw_tape_destroy(spw_tape *tape)
 {
     if (tape != NULL)
-        spw_mem_free(tape->tile);
+        spw_tape_destroy(tape->tile);
     spw_mem_free(tape);
 }
 

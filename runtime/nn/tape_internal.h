@@ -198,6 +198,13 @@ void spw__tape_share_grad(spw_value *in, const spw_value *out);
 void spw__tape_run_backward(spw_tape *t);
 /* Computes what was put off. */
 void spw__tape_catch_up(spw_tape *t);
+/*
+ * rows.c: a tape over what is free in the arena, for what leaves nothing there, made when it is first asked for (NULL: no memory); its reset for the
+ * next use; and its peak, which becomes a part of the call's.
+ */
+spw_tape *spw__tape_inner(spw_tape *t);
+void spw__tape_reset_inner(spw_tape *t, bool record);
+void spw__tape_note_inner(spw_tape *t);
 /* linear.c; forward: of what was recorded, now or when it is caught up with */
 void spw__linear_forward(spw_tape *t, const spw__op *o);
 void spw__linear_backward(spw_tape *t, const spw__op *o);

@@ -279,6 +279,12 @@ atomicMax(unsigned *p, unsigned v)
     *p = v > old ? v : old;
     return old;
 }
+inline unsigned
+atomicAdd(unsigned *p, unsigned v)
+{
+    emulate::races::touch(p, sizeof *p, emulate::races::ATOMIC);
+    return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
 inline unsigned long long
 atomicAdd(unsigned long long *p, unsigned long long v)
 {
