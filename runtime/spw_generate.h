@@ -88,7 +88,8 @@ typedef struct spw_generator_options {
 /*
  * spw_generator_create - plans and takes memory; weights are undefined until they are loaded to its engine.
  * Memory  besides what an engine for inference takes: on the device, 2 x layers x slots x positions x (key/value heads x head
- *         size) x 4 bytes for keys and values, of layers with linear attention slots x (value heads x key size x value size + (taps - 1) x
+ *         size) x 4 bytes for keys and values, and slots x positions x 4 bytes x the elements of an indexer's head for each layer with one if positions are
+ *         more than it chooses; of layers with linear attention slots x (value heads x key size x value size + (taps - 1) x
  *         channels) x 4 instead; 8 bytes x slots x piece x width between two blocks; all are in the plan.
  * Errors  SPW_EINVAL for more positions than the model has; SPW_ENOFIT and others of spw_engine_create().
  */

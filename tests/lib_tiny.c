@@ -54,7 +54,9 @@ tiny_config(spw_config *c, spw_state_format format)
 const char *
 tiny_family_name(spw_family family)
 {
-    return family == TINY_GEMMA4_SMALL ? "gemma4_text with embeddings of each layer" : spw_family_name(family);
+    return family == TINY_GEMMA4_SMALL ? "gemma4_text with embeddings of each layer"
+           : family == TINY_FEW_KEYS   ? "glm_moe_dsa that chooses keys"
+                                       : spw_family_name(family);
 }
 
 static int
@@ -189,6 +191,11 @@ tiny_model_config(spw_model_config *m, spw_family family)
     if (family == TINY_GEMMA4_SMALL) {
         tiny_model_config(m, SPW_FAMILY_GEMMA4);
         make_small(m);
+        return;
+    }
+    if (family == TINY_FEW_KEYS) {
+        tiny_model_config(m, SPW_FAMILY_GLM_DSA);
+        m->index_keys = 7;
         return;
     }
     bool moe = family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_QWEN2_MOE ||

@@ -30,6 +30,8 @@ void tiny_muon(spw_config *c); /* in place of what tiny_config() sets */
 void tiny_model_config(spw_model_config *m, spw_family family);
 /* Of Gemma 4 that is its mixture; this is the size with embeddings of each layer and layers that read another's keys. */
 #define TINY_GEMMA4_SMALL SPW_FAMILY_COUNT
+#define TINY_FEW_KEYS                                                                                                  \
+    ((spw_family)(SPW_FAMILY_COUNT + 1)) /* GLM-5 whose indexers choose 7 keys, also for the layer between */
 const char *tiny_family_name(spw_family family);
 /* What folders tests/vectors/families has, in the order of their names. */
 const char *const *tiny_family_vectors(uint32_t *count);

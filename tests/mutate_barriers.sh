@@ -12,6 +12,7 @@ grep -nE '__sync(threads|warp)\(\);' -r gpu/cuda | cut -d: -f1,2 | grep -E "$pat
         case $site in
         *hopper*) capability=90 && groups='test_attention test_attention_bits test_linear_each' ;;
         *attention*) groups='test_attention test_attention_cached test_chunks test_attention_bits' ;;
+        *choice*) groups=test_choose_keys ;;
         *delta*) groups='test_delta test_delta_cached test_delta_turns' ;;
         *each* | *row_moves*) groups=test_linear_each ;; # and transposes
         *experts*) groups=test_experts ;;

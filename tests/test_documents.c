@@ -178,7 +178,8 @@ static const struct {
               {"ministral3, whose queries grow", SPW_FAMILY_MINISTRAL3, 0},
               {"llama4 in chunks", SPW_FAMILY_LLAMA4, 0},
               {"gemma4", SPW_FAMILY_GEMMA4, 4},
-              {"gemma4 with embeddings of each layer", TINY_GEMMA4_SMALL, 4}};
+              {"gemma4 with embeddings of each layer", TINY_GEMMA4_SMALL, 4},
+              {"glm_moe_dsa that chooses keys", TINY_FEW_KEYS, 0}};
 
 /* Losses, an evaluation, and the weights after some steps. And what it is not: the same as with documents that see each other. */
 static void

@@ -955,6 +955,18 @@ test_defaults(void **state)
             err = (spw_error){0};
         }
     }
+    { /* an indexer that has fewer elements than are turned, or more than there is room for, or none before the first layer */
+        static const char *const sizes[4] = {"\"index_head_dim\":62", "\"index_head_dim\":520",
+                                             "\"qk_rope_head_dim\":130", ""};
+        for (int k = 0; k < 4; k++) {
+            spw_model *model = NULL;
+            DONE(parse("deepseek_v32", sizes[k], &m, &err));
+            m.index_from = k == 3 ? 0 : m.index_from;
+            assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+            assert_non_null(strstr(err.message, "model: an indexer of 64 heads of "));
+            err = (spw_error){0};
+        }
+    }
     { /* groups that do not divide, or hold too few */
         spw_model *model = NULL;
         DONE(parse("glm4_moe", "\"num_key_value_heads\":2,\"n_group\":3", &m, &err));

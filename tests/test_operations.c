@@ -301,33 +301,6 @@ in_shared_turns_and_pieces(rig *r)
 }
 
 static void
-few_keys(rig *r)
-{
-    r->c.model.index_keys = 7;
-}
-
-static void
-few_keys_in_pieces(rig *r)
-{
-    few_keys(r);
-    in_pieces(r);
-}
-
-static void
-few_keys_in_shared_turns(rig *r)
-{
-    few_keys(r);
-    in_shared_turns(r);
-}
-
-static void
-few_keys_adapted(rig *r)
-{
-    few_keys(r);
-    rig_lora(r);
-}
-
-static void
 muon(rig *r)
 {
     tiny_muon(&r->c);
@@ -378,10 +351,10 @@ test_others(void **state)
     compare(SPW_FAMILY_NEMOTRON_H, narrow_in_pieces);
     compare(SPW_FAMILY_NEMOTRON_H, narrow_in_turns_and_pieces);
     compare(SPW_FAMILY_GLM_DSA, NULL);
-    compare(SPW_FAMILY_GLM_DSA, few_keys);
-    compare(SPW_FAMILY_GLM_DSA, few_keys_in_pieces);
-    compare(SPW_FAMILY_GLM_DSA, few_keys_in_shared_turns);
-    compare(SPW_FAMILY_GLM_DSA, few_keys_adapted);
+    compare(TINY_FEW_KEYS, NULL);
+    compare(TINY_FEW_KEYS, in_pieces);
+    compare(TINY_FEW_KEYS, in_shared_turns);
+    compare(TINY_FEW_KEYS, rig_lora);
     compare(SPW_FAMILY_LLAMA4, adapted_in_shared_turns);
     compare(SPW_FAMILY_GEMMA4, in_turns); /* whose experts' sum is read */
     compare(SPW_FAMILY_GEMMA4, in_pieces);

@@ -96,6 +96,8 @@ draw_model(uint64_t run, rig *r)
     if (c->model.shared_width > 0 && !c->model.shared_gated)
         c->model.shared_width = c->model.mlp_width;
     tiny_model_fit(&c->model);
+    if (c->model.index_keys > 0 && random_pick(run, 80, 3) > 0)
+        c->model.index_keys = 1 + random_pick(run, 81, 16);
     c->model.tied = random_pick(run, 6, 2) == 0;
     c->micro_batch = 1 + random_pick(run, 7, 3);
     c->accumulation = 1 + random_pick(run, 8, 3);

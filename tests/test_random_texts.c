@@ -46,6 +46,8 @@ draw_model(uint64_t run, spw_config *c, spw_model_config *m)
         m->shared_width = m->mlp_width;
     tiny_model_fit(m);
     m->tied = random_pick(run, 5, 2) == 0;
+    if (m->index_keys > 0)
+        m->index_keys = 1 + random_pick(run, 80, 24);
     if (m->linear_heads > 0) {
         m->full_every = 1 + random_pick(run, 12, 5);
         m->linear_taps = 1 + random_pick(run, 13, SPW_TAPS_MAX);

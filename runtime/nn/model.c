@@ -276,6 +276,14 @@ check(const spw_model_config *c, spw_error *err)
             "it must be an even number below all, and each head has keys of its own",
             (unsigned long long)c->rope_dim, (unsigned long long)c->head_dim, (unsigned long long)c->heads,
             (unsigned long long)c->kv_heads);
+    if (c->index_keys > 0 && (c->kv_rank == 0 || c->q_rank == 0 || c->index_heads == 0 || c->index_dim < c->rope_dim ||
+                              c->index_dim > SPW_CHOICE_DIM_MAX || c->index_from == 0 || c->index_every == 0))
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "model: an indexer of %llu heads of %llu elements, of which %llu are turned; it must have some, of at most "
+            "%d elements, of which as many are turned as of latent attention's, and the first layer has one",
+            (unsigned long long)c->index_heads, (unsigned long long)c->index_dim, (unsigned long long)c->rope_dim,
+            SPW_CHOICE_DIM_MAX);
     if (c->woven && (!c->packed || c->kv_heads != c->heads))
         return SPW_RAISE(err, SPW_ECONFIG,
                          "model: %llu heads and %llu key/value heads; where a head's query, key and value are beside "
