@@ -283,7 +283,10 @@ inline unsigned
 atomicAdd(unsigned *p, unsigned v)
 {
     emulate::races::touch(p, sizeof *p, emulate::races::ATOMIC);
-    return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+    emulate::races::hidden hidden;
+    unsigned old = *p;
+    *p += v;
+    return old;
 }
 inline unsigned long long
 atomicAdd(unsigned long long *p, unsigned long long v)
