@@ -180,12 +180,23 @@ test_long(void **state)
     static const struct {
         spw_family family;
         uint64_t window, piece;
-    } kinds[] = {{SPW_FAMILY_GPT2, 0, 0},           {SPW_FAMILY_LLAMA, 0, 70},         {SPW_FAMILY_MISTRAL, 9, 100},
-                 {SPW_FAMILY_PHI3, 9, 50},          {SPW_FAMILY_QWEN3_5, 0, 0},        {SPW_FAMILY_QWEN3_5, 0, 2},
-                 {SPW_FAMILY_GRANITE_HYBRID, 0, 0}, {SPW_FAMILY_GRANITE_HYBRID, 0, 3}, {SPW_FAMILY_QWEN3_NEXT, 0, 70},
-                 {SPW_FAMILY_GEMMA4, 9, 50},        {TINY_GEMMA4_SMALL, 9, 0},         {TINY_GEMMA4_SMALL, 9, 70},
-                 {SPW_FAMILY_LLAMA4, 0, 50},        {SPW_FAMILY_NEMOTRON_H, 0, 0},     {SPW_FAMILY_NEMOTRON_H, 0, 5},
-{TINY_FEW_KEYS, 0, 0},{TINY_FEW_KEYS, 0, 50}};
+    } kinds[] = {{SPW_FAMILY_GPT2, 0, 0},
+                 {SPW_FAMILY_LLAMA, 0, 70},
+                 {SPW_FAMILY_MISTRAL, 9, 100},
+                 {SPW_FAMILY_PHI3, 9, 50},
+                 {SPW_FAMILY_QWEN3_5, 0, 0},
+                 {SPW_FAMILY_QWEN3_5, 0, 2},
+                 {SPW_FAMILY_GRANITE_HYBRID, 0, 0},
+                 {SPW_FAMILY_GRANITE_HYBRID, 0, 3},
+                 {SPW_FAMILY_QWEN3_NEXT, 0, 70},
+                 {SPW_FAMILY_GEMMA4, 9, 50},
+                 {TINY_GEMMA4_SMALL, 9, 0},
+                 {TINY_GEMMA4_SMALL, 9, 70},
+                 {SPW_FAMILY_LLAMA4, 0, 50},
+                 {SPW_FAMILY_NEMOTRON_H, 0, 0},
+                 {SPW_FAMILY_NEMOTRON_H, 0, 5},
+                 {TINY_FEW_KEYS, 0, 0},
+                 {TINY_FEW_KEYS, 0, 50}};
     (void)state;
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         spw_model_config m;
