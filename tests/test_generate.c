@@ -138,7 +138,7 @@ follow(spw_engine *whole, spw_generator *g, const spw_model *m, uint64_t prompt,
     return worst / largest;
 }
 
-/* Every case, with the prompt in one piece, in pieces that leave a rest, and token by token. */
+/* Every case, with the prompt in two of three ways: in one piece, in pieces that leave a rest, and token by token. */
 static void
 test_from_scratch(void **state)
 {
@@ -147,12 +147,12 @@ test_from_scratch(void **state)
     (void)state;
     for (size_t i = 0; i < case_count; i++) {
         spw_error err = {0};
-        for (int k = SANITIZED; k < 2 + !SANITIZED; k++) {
+        for (int k = SANITIZED; k < 2; k++) {
             spw_engine *whole = NULL;
             subject s;
             uint64_t positions;
             double off;
-            open_case(&s, cases[i], 1, pieces[k], 1);
+            open_case(&s, cases[i], 1, pieces[(i + (size_t)k) % 3], 1);
             positions = s.model->config.positions;
             DONE(spw_engine_create(&whole,
                                    &(spw_engine_options){.config = &s.weights->config,
