@@ -55,17 +55,19 @@ spw_status
 spw__checkpoint_weights(const spw_manifest *m, const char *path, const char *model_path, char out[SPW_WEIGHTS_BYTES],
                         spw_error *err)
 {
-    const char *found = is_base(m, model_path) ? model_path : is_base(m, m->base) ? m->base : NULL;
-    if (m->base[0] == '\0')
+    const char *found;
+    if (m->base[0] == '\0') {
         snprintf(out, SPW_WEIGHTS_BYTES, "%.1000s/" SPW_MODEL_FILE, path);
-    else if (found != NULL)
-        snprintf(out, SPW_WEIGHTS_BYTES, "%s", found);
-    else
+        return SPW_OK;
+    }
+    found = is_base(m, model_path) ? model_path : is_base(m, m->base) ? m->base : NULL;
+    if (found == NULL)
         return SPW_RAISE(err, SPW_ENOENT,
                          "%s has adapters alone, and the weights that they are beside were in %s, which %s "
                          "(spillway.checkpoint_base was false); where that folder is called otherwise now, model.path "
                          "names it, and spillway export --model",
                          path, m->base, spw_hf_has_weights(m->base) ? "has others now" : "is not there");
+    snprintf(out, SPW_WEIGHTS_BYTES, "%s", found);
     return SPW_OK;
 }
 
