@@ -112,7 +112,7 @@ spw__checkpoint_began(spw_engine *e, const char *folder)
     char *whole = realpath(folder, NULL);
     spw_error ignored = {0};
     memset(s, 0, sizeof *s);
-    if (whole != NULL && strlen(whole) < sizeof s->path)
+    if (whole != NULL && strlen(whole) < SPW_PATH_BYTES) /* a manifest's */
         snprintf(s->path, sizeof s->path, "%s", whole);
     free(whole);
     s->base = true;

@@ -314,7 +314,7 @@ name_frozen(const saved_model *s, spw_manifest *m)
 {
     memcpy(s->base ? m->base_digest : m->digests[SPW_DIGEST_MODEL], s->digest, sizeof m->base_digest);
     if (s->base)
-        memcpy(m->base, s->path, sizeof m->base);
+        snprintf(m->base, sizeof m->base, "%s", s->path);
 }
 
 /* A file of which anything is missing or came twice has no digest, and is no checkpoint. */

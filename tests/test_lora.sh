@@ -97,6 +97,13 @@ check "named ones too" run export "$dir/named" --to "$dir/named-merged" --dtype 
 check "to the same" cmp "$dir/held-merged/model.safetensors" "$dir/named-merged/model.safetensors"
 check "inspected, it says where they are" run inspect "$dir/named"
 check "by its path" grep -qx "the weights are those of $dir/base" "$dir/out"
+deep=$dir/$(printf 'd%.0s' {1..250}) && deep=$deep/$(basename "$deep") && deep=$deep/$(basename "$deep") && deep=$deep/$(basename "$deep")
+mkdir -p "$deep" && cp -r "$dir/base" "$deep/base"
+in_deep() { local at=$PWD; case $spw in /*) ;; *) local spw=$at/$spw ;; esac; cd "$deep" || return 1; run "$@"; local rc=$?; cd "$at" || return 1; return $rc; }
+check "a folder of which the whole path is too long to be named" in_deep train "$dir/llama.json" --quiet --set 'model={"path":"base"}' $named \
+    --set spillway.checkpoint_dir="$dir/deep"
+check "is held" same "$dir/held/step-6" "$dir/deep/step-6"
+rm -rf "$deep"
 mv "$dir/base" "$dir/moved"
 gone="has adapters alone, and the weights that they are beside were in $dir/base, which is not there"
 for command in "eval $dir/named --data $dir/little" "generate $dir/named --prompt a" "export $dir/named --to $dir/gone"; do
