@@ -750,6 +750,15 @@ test_packed_refused(void **state)
     f = folder_read(kimi);
     replace(f, "\"quantization_config\"", "\"quantization\"");
     refused_weights(f, kimi, SPW_ECONFIG, "/config.json: there are packed weights", "no quantization_config");
+    f = folder_read(kimi); /* a norm is no matrix */
+    drop(f, "language_model.model.norm.weight");
+    memset(add_tensor(f, "language_model.model.norm.weight_packed", "I32", 2, (uint64_t[]){1, 4}, 16)->data, 0, 16);
+    refused_weights(f, kimi, SPW_ECORRUPT, "norm.weight_packed is I32 of shape [1, 4]", "is no matrix of its own");
+    f = folder_read("llama_float"); /* another kind of codes than config.json says, behind its own */
+    drop(f, UP);
+    memset(add_tensor(f, UP "_packed", "I32", 2, (uint64_t[]){44, 6}, 44 * 24)->data, 0, 44 * 24);
+    refused_weights(f, "llama_float", SPW_ECONFIG, "quantization_config.quant_method is not that of packed weights",
+                    "");
     f = folder_read(kimi);
     f->config[0] = '\0';
     refused_weights(f, kimi, SPW_ECONFIG, "there are packed weights, and no config.json that says their bits", "");

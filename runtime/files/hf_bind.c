@@ -284,7 +284,11 @@ bind_packed(spw_hf_reader *r, uint32_t id, const spw_param *p, uint32_t i, spw_e
     const spw_tensor_info *t = r->tensors[i].info;
     uint64_t want[2] = {p->rows};
     char is[120], needed[80];
-    if (r->blocks.rows == 0)
+    if (p->ndim != 2 || p->stack > 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s of shape %s, and %s is no matrix of its own",
+                         r->shards[r->tensors[i].shard_idx].name, t->name, t->type,
+                         shape_text(is, sizeof is, t->shape, t->ndim), p->name);
+    if (r->blocks.rows == 0 || !r->blocks.packed)
         SPW_TRY(spw__scaled_of(&r->blocks, r->path, true, err));
     want[1] = p->cols * r->blocks.bits / 32;
     if (strcmp(t->type, "I32") != 0 || t->ndim != 2 || memcmp(t->shape, want, sizeof want) != 0 ||
