@@ -42,7 +42,7 @@ find_base(spw_export_options *o, spw_error *err)
 int
 cli_export(int argc, char **argv)
 {
-    static char found[SPW_PATH_BYTES];
+    static char found[SPW_PATH_BYTES], source[SPW_HUB_PATH_BYTES], model[SPW_HUB_PATH_BYTES];
     bool tty = isatty(STDERR_FILENO) != 0;
     spw_export_options o = {.dtype = SPW_DTYPE_COUNT, .progress = show, .progress_ctx = &tty};
     spw_export_report report;
@@ -73,6 +73,8 @@ cli_export(int argc, char **argv)
     }
     if (o.source == NULL || o.to == NULL)
         return cli_usage(argv[0], "a source and --to FOLDER are needed");
+    o.source = spw_hub_find(source, o.source) ? source : o.source;
+    o.model = o.model != NULL && spw_hub_find(model, o.model) ? model : o.model;
     if (spw_checkpoint_find(o.source, found, NULL) == SPW_OK) {
         o.source = found;
         if (spw_checkpoint_verify(found, o.dtype == SPW_F32, &err) != SPW_OK || /* fp32: its masters */

@@ -319,7 +319,7 @@ int
 cli_inspect(int argc, char **argv)
 {
     const char *path = NULL;
-    char found[SPW_PATH_BYTES], bytes[32];
+    char found[SPW_PATH_BYTES], of_hub[SPW_HUB_PATH_BYTES], bytes[32];
     bool with_digest = false, json = false;
     static about a;
     totals sum = {0};
@@ -341,6 +341,7 @@ cli_inspect(int argc, char **argv)
     }
     if (path == NULL)
         return cli_usage("inspect", "a file or folder is needed");
+    path = spw_hub_find(of_hub, path) ? of_hub : path;
     if (strlen(path) >= 1000 || stat(path, &info) != 0) {
         (void)SPW_RAISE_SYS(&err, strlen(path) >= 1000 ? ENAMETOOLONG : errno, "open %.100s", path);
         return cli_fail(&err);

@@ -4,6 +4,7 @@
  * differently there than here.
  */
 #include "checkpoint_internal.h"
+#include "spw_files.h"
 #include <fnmatch.h>
 #include <stdio.h>
 
@@ -38,6 +39,18 @@ list_fused(const spw_model *m)
     return list;
 }
 
+/* Of a folder in the hub's cache the model's name on the hub and the commit, which peft finds on any machine. */
+void
+spw__adapter_names_base(json_t *adapters, const char *folder)
+{
+    char name[SPW_HUB_NAME_BYTES], commit[SPW_HUB_NAME_BYTES];
+    const bool of_hub = spw_hub_name(folder, name, commit);
+    json_object_set_new(adapters, "base_model_name_or_path",
+                        folder[0] == '\0' ? json_null() : json_string(of_hub ? name : folder));
+    if (of_hub)
+        json_object_set_new(adapters, "revision", json_string(commit));
+}
+
 json_t *
 spw__adapter_config(const spw_model *m, const spw_config *c)
 {
@@ -47,12 +60,12 @@ spw__adapter_config(const spw_model *m, const spw_config *c)
         if (module != NULL)
             json_array_append_new(modules, module);
     }
-    all = json_pack("{s:s, s:s, s:o, s:I, s:f, s:f, s:o, s:b, s:s, s:b, s:b, s:b}", "peft_type", "LORA", "task_type",
-                    "CAUSAL_LM", "base_model_name_or_path",
-                    c->model_path[0] != '\0' ? json_string(c->model_path) : json_null(), "r", (json_int_t)m->lora.rank,
-                    "lora_alpha", m->lora.alpha > 0 ? m->lora.alpha : (double)m->lora.rank, "lora_dropout",
-                    m->lora.dropout, "target_modules", modules, "fan_in_fan_out", m->config.family == SPW_FAMILY_GPT2,
-                    "bias", "none", "inference_mode", 1, "use_rslora", 0, "use_dora", 0);
+    all = json_pack("{s:s, s:s, s:I, s:f, s:f, s:o, s:b, s:s, s:b, s:b, s:b}", "peft_type", "LORA", "task_type",
+                    "CAUSAL_LM", "r", (json_int_t)m->lora.rank, "lora_alpha",
+                    m->lora.alpha > 0 ? m->lora.alpha : (double)m->lora.rank, "lora_dropout", m->lora.dropout,
+                    "target_modules", modules, "fan_in_fan_out", m->config.family == SPW_FAMILY_GPT2, "bias", "none",
+                    "inference_mode", 1, "use_rslora", 0, "use_dora", 0);
+    spw__adapter_names_base(all, c->model_path);
     if (json_array_size(fused) > 0) /* older ones do not know the key */
         json_object_set(all, "target_parameters", fused);
     json_decref(fused);

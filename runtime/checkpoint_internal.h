@@ -103,7 +103,9 @@ void spw__checkpoint_trim(const char *dir, uint64_t step, uint64_t keep);
 
 /* Parameters that are no adapters: the first so many. */
 uint32_t spw__base_count(const spw_model *model);
-/* What adapter_config.json says of the model's adapters (checkpoint_adapter.c); NULL: no memory. */
+/* Which model's they are, in adapter_config.json: its folder, or its name on the hub and the commit. "": null (checkpoint_adapter.c). */
+void spw__adapter_names_base(json_t *adapters, const char *folder);
+/* What adapter_config.json says of the model's adapters; NULL: no memory. */
 json_t *spw__adapter_config(const spw_model *model, const spw_config *config);
 void spw__adapter_warn(const spw_model *model); /* of adapters that peft does not load as they are */
 

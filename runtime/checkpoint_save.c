@@ -466,7 +466,7 @@ describe_adapters(spw_checkpoint_job *job, const spw_config *config, spw_error *
         return SPW_OK;
     adapters = spw__adapter_config(spw_engine_model(job->e), config);
     if (names_base(job))
-        json_object_set_new(adapters, "base_model_name_or_path", json_string(spw__engine_saved(job->e)->path));
+        spw__adapter_names_base(adapters, spw__engine_saved(job->e)->path);
     job->adapter_config = json_dumps(adapters, JSON_INDENT(2));
     json_decref(adapters);
     return job->adapter_config != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "adapter_config.json");

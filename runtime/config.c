@@ -85,6 +85,7 @@ read_model_section(const config_reader *r, json_t *m)
     if (folder == NULL || folder[0] == '\0')
         return spw__config_bad_value(r, "model.path", "a folder with config.json", json_object_get(m, "path"));
     SPW_TRY(spw__config_path(path, r->name, "model.path", folder, r->err));
+    (void)spw_hub_find(path, folder);
     if (json_object_size(m) > 1 || strlen(path) > 1000)
         return SPW_RAISE(
             r->err, SPW_ECONFIG,

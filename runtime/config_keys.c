@@ -346,7 +346,7 @@ const key_row spw__config_rows[] = {
             "qwen3_5_moe_text, qwen3_next, gemma4_text, dots1, solar_open, ernie4_5_moe, hy_v3, hunyuan_v1_dense, "
             "hunyuan_v1_moe, cohere, cohere2, granitemoehybrid, llama4_text, deepseek_v32, glm_moe_dsa, exaone_moe or "
             "nemotron_h), or "
-            "{\"path\": folder}"),
+            "{\"path\": folder, or OWNER/NAME of a model in the Hugging Face cache}"),
     SECTION("data", "what is trained on"),
     {"data.path", NULL, K_PATHS, C_BUILT, AT(data.path), 0, 0, 0, NULL,
      "files, else globs (without **), or the PREFIX of Megatron's .bin and .idx: every sequence once an epoch", NULL},

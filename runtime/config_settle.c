@@ -551,6 +551,16 @@ settle_preference(const config_reader *r, const json_t *root)
     return SPW_OK;
 }
 
+/* A model of the hub by its name. */
+static void
+settle_tokenizer(spw_config *c)
+{
+    char folder[SPW_HUB_PATH_BYTES];
+    if (strcmp(c->data.tokenizer, "auto") != 0 && strcmp(c->data.tokenizer, "bytes") != 0 &&
+        spw_hub_find(folder, c->data.tokenizer))
+        memcpy(c->data.tokenizer, folder, sizeof folder);
+}
+
 static spw_status
 settle_all(const config_reader *r, const json_t *root)
 {
@@ -569,6 +579,7 @@ settle_all(const config_reader *r, const json_t *root)
     SPW_TRY(spw__config_note(r, check_offload(r)));
     SPW_TRY(spw__config_note(r, check_zeropp(r)));
     SPW_TRY(spw__config_note(r, settle_paths(r)));
+    settle_tokenizer(c);
     SPW_TRY(spw__config_note(r, spw__config_check_optimizer(r, c->optimizer.type)));
     SPW_TRY(check_params(r, params));
     say_meaningless(r);

@@ -136,7 +136,9 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
     spw_checkpoint_state state;
     spw_status st;
     struct stat info;
+    char of_hub[SPW_HUB_PATH_BYTES];
     memset(w, 0, sizeof *w);
+    path = spw_hub_find(of_hub, path) ? of_hub : path;
     if (strlen(path) >= SPW_PATH_BYTES - 100)
         return SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", path);
     w->is_checkpoint = spw_dir_has(path, "spillway.json") || !spw_dir_has(path, "config.json");

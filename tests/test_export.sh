@@ -284,8 +284,8 @@ LC_ALL=C sed -i 's/language_model[.]model[.]/model.language_model./g' "$dir/newe
 check "a folder of the text behind model.language_model" run export "$dir/newer" --to "$dir/newer-out"
 check "has the same weights" cmp -s "$dir/newer-out/model.safetensors" "$dir/gemma3/model.safetensors"
 
-expect 1 '"hf download owner/name --local-dir DIR" fetches it' "a name of the hub is no folder" export owner/name --to "$dir/hub"
-expect 1 '"hf download owner/name --local-dir DIR" fetches it' "nor to generate from" generate owner/name --prompt a
+expect 1 '"hf download owner/name" fetches it there' "a name of the hub is no folder" export owner/name --to "$dir/hub"
+expect 1 '"hf download owner/name" fetches it there' "nor to generate from" generate owner/name --prompt a
 
 # Memory does not grow with the model: 350 M parameters, 700 MB, from a file without blocks.
 python3 - "$dir" <<'PY'

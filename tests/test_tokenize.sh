@@ -270,7 +270,7 @@ check "and leaves the old output alone" test "$(cat "$dir/out.bin")" = old -a -z
 rm "$dir/rotated.txt"
 
 # A name of the hub in place of a folder, and a file that is not there.
-refuse 1 '"hf download owner/name --local-dir DIR" fetches it' "a model's name on the hub" tokenize "$dir/big.txt" --tokenizer owner/name -o "$dir/out.bin"
+refuse 1 '"hf download owner/name" fetches it there' "a model's name on the hub" tokenize "$dir/big.txt" --tokenizer owner/name -o "$dir/out.bin"
 refuse 1 "tokenizer owner/tokenizer.json: No such file or directory" "a file that is missing" tokenize "$dir/big.txt" --tokenizer owner/tokenizer.json -o "$dir/out.bin"
 
 # A file system that is full, as far as a shell can make one.

@@ -221,7 +221,7 @@ for what in "generate --prompt x" "eval --data $dir/text.txt"; do
 done
 expect 2 "$adapters, and no model: spillway export merges them" "adapters alone, to train" train "$c" $none --set "model={\"path\":\"$dir/peft\"}"
 expect 1 "$adapters, and no weights of that model: --model FOLDER names" "adapters of a model that is not here, to export" export "$dir/peft" --to "$dir/merged"
-expect 1 "owner/base: there is no such folder; if it is a model on the Hugging Face hub" "and with its name" export "$dir/peft" --to "$dir/merged" --model owner/base
+expect 1 "owner/base: there is no such folder, and no model of that name in the Hugging Face cache" "and with its name" export "$dir/peft" --to "$dir/merged" --model owner/base
 cp "$dir/a/step-2/config.json" "$dir/peft"
 expect 1 "$adapters, which is not read" "adapters with config.json, to generate" generate "$dir/peft" --prompt x
 expect 3 "for the device, which is host memory on the cpu" "a batch too large" plan "$c" --no-measure --set train_micro_batch_size_per_gpu=100000 --set data.seq_length=32 --set model.n_embd=4096

@@ -524,12 +524,13 @@ choose_end(spw_tokenizer *t, const json_t *config)
 spw_status
 spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err)
 {
-    char folder[TOK_PATH_BYTES], merges_path[TOK_PATH_BYTES], config_path[TOK_PATH_BYTES];
+    char folder[TOK_PATH_BYTES], merges_path[TOK_PATH_BYTES], config_path[TOK_PATH_BYTES], of_hub[SPW_HUB_PATH_BYTES];
     json_t *root = NULL, *config = NULL;
     struct stat info;
     spw_status st;
     bool pair = false;
     char *slash;
+    path = spw_hub_find(of_hub, path) ? of_hub : path;
     if (strlen(path) + 32 > TOK_PATH_BYTES)
         return SPW_RAISE(err, SPW_EINVAL, "the path of a tokenizer is longer than %d bytes", TOK_PATH_BYTES - 32);
     if (stat(path, &info) != 0) {

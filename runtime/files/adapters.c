@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { PATH_MAX_BYTES = 1100, CONFIG_BYTES_MAX = 1 << 20 };
 
@@ -247,14 +248,27 @@ spw__adapters_alone(const char *folder)
            !spw_foreign_find(folder, found, sizeof found);
 }
 
+/* The folder that it names here, at its path or as a model of the hub, of the revision that it names. */
+static const char *
+base_in_config(const json_t *root, char of_hub[SPW_HUB_PATH_BYTES])
+{
+    const char *named = json_string_value(json_object_get(root, "base_model_name_or_path"));
+    const char *revision = json_string_value(json_object_get(root, "revision"));
+    char name[2 * SPW_HUB_NAME_BYTES];
+    if (named == NULL)
+        return NULL;
+    snprintf(name, sizeof name, "%.250s%s%.250s", named, revision != NULL ? "@" : "", revision != NULL ? revision : "");
+    return (access(named, F_OK) != 0 && spw_hub_find(of_hub, name)) || spw_hub_find(of_hub, named) ? of_hub : named;
+}
+
 spw_status
 spw__adapters_base(const char *folder, const char *named, char base[SPW__BASE_BYTES], spw_error *err)
 {
-    char path[PATH_MAX_BYTES], what[SPW_HF_WHAT_BYTES];
+    char path[PATH_MAX_BYTES], what[SPW_HF_WHAT_BYTES], of_hub[SPW_HUB_PATH_BYTES];
     json_t *root = NULL;
     if (named == NULL) {
         SPW_TRY(open_config(&root, folder, path, err));
-        named = json_string_value(json_object_get(root, "base_model_name_or_path"));
+        named = base_in_config(root, of_hub);
         (void)spw_hf_has_other_weights(folder, what);
         if (named == NULL || !spw_dir_has(named, "config.json")) {
             json_decref(root);

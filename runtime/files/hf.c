@@ -366,7 +366,7 @@ spw_status
 spw_hf_check_folder(const char *path, spw_error *err)
 {
     const char *slash = strchr(path, '/');
-    char what[SPW_HF_WHAT_BYTES];
+    char what[SPW_HF_WHAT_BYTES], cache[SPW_HUB_PATH_BYTES];
     if (spw_dir_has(path, "adapter_config.json") && !spw_dir_has(path, "config.json") &&
         spw_hf_has_other_weights(path, what))
         return SPW_RAISE(err, SPW_ENOENT,
@@ -376,11 +376,17 @@ spw_hf_check_folder(const char *path, spw_error *err)
     if (access(path, F_OK) == 0 || errno != ENOENT || path[0] == '.' || slash == NULL || slash == path ||
         slash[1] == '\0' || strchr(slash + 1, '/') != NULL)
         return SPW_OK;
+    if (spw_hub_count(path) > 0)
+        return SPW_RAISE(
+            err, SPW_ENOENT,
+            "%s: there is no such folder, and what the Hugging Face cache has of this model (%u commit%s) is "
+            "not what is named: OWNER/NAME@COMMIT names one",
+            path, spw_hub_count(path), spw_hub_count(path) > 1 ? "s" : "");
     return SPW_RAISE(
         err, SPW_ENOENT,
-        "%s: there is no such folder; if it is a model on the Hugging Face hub, \"hf download %s --local-dir "
-        "DIR\" fetches it to a folder that can be named here",
-        path, path);
+        "%s: there is no such folder, and no model of that name in the Hugging Face cache (%s): \"hf download "
+        "%.*s\" fetches it there",
+        path, spw_hub_cache(cache) ? cache : "HF_HOME is not set, nor HOME", (int)strcspn(path, "@"), path);
 }
 
 spw_status

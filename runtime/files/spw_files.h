@@ -171,6 +171,16 @@ char *spw_hf_plain_json(const char *text);
  */
 char *spw_hf_config_text(const spw_model_config *config, spw_dtype dtype);
 /*
+ * Models of the hub by name (hub.c). find: the folder that "OWNER/NAME", or "OWNER/NAME@REVISION", has in the hub's cache on this machine, where
+ * nothing lies at that path; false: there is none, and what is meant is the path itself. cache: where that is; false: nowhere. count: how many
+ * commits of the model are there. name: whose folder of the cache this is, and of which commit. Nothing is fetched.
+ */
+enum { SPW_HUB_NAME_BYTES = 256, SPW_HUB_PATH_BYTES = 1024 };
+bool spw_hub_find(char out[SPW_HUB_PATH_BYTES], const char *path);
+bool spw_hub_cache(char out[SPW_HUB_PATH_BYTES]);
+uint32_t spw_hub_count(const char *name);
+bool spw_hub_name(const char *folder, char name[SPW_HUB_NAME_BYTES], char commit[SPW_HUB_NAME_BYTES]);
+/*
  * SPW_ENOENT with what to do, where the path is not there and may be a model's name on the hub ("owner/name"), or where it has adapters
  * and no model; else SPW_OK.
  */
