@@ -45,6 +45,33 @@ misses(const spw_plan *p, const plan_input *in, uint32_t first_count)
            (p->cache_device < in->trial->gathered && !spw__plan_fetches_ahead(p, in, first_count));
 }
 
+/* More host memory than this machine has left. */
+static spw_status
+raise_no_room(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    char need[32], room[32], apart[32], each[40] = "";
+    if (in->local_ranks > 1)
+        snprintf(each, sizeof each, " for each of %u ranks", in->local_ranks);
+    p->lack = SPW_LACK_ROOM;
+    p->least_bytes = p->host_bytes + (in->device_in_host ? p->device_bytes : 0);
+    spw_format_bytes(need, sizeof need, p->host_bytes);
+    if (!in->inference && in->device_in_host && p->device_bytes > p->host_bytes)
+        return SPW_RAISE(err, SPW_ENOFIT,
+                         "the plan takes %s for the device, which is host memory on the cpu, and %s besides; this "
+                         "machine (or its cgroup, or ulimit -v or -d) has %s left%s: fewer sequences in a "
+                         "micro-batch (train_micro_batch_size_per_gpu, and more gradient_accumulation_steps) or a "
+                         "smaller data.seq_length lower it",
+                         spw_format_bytes(apart, sizeof apart, p->device_bytes), need,
+                         in->room_bytes > 1 ? spw_format_bytes(room, sizeof room, in->room_bytes) : "nothing", each);
+    return SPW_RAISE(
+        err, SPW_ENOFIT,
+        "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup, or ulimit -v or -d) "
+        "has room for %s beside the device's memory%s; %s it",
+        need, (unsigned long long)p->host_bytes, spw_format_bytes(room, sizeof room, spw__plan_host_room(p, in)), each,
+        in->inference ? "a smaller --host-memory, and weights on nvme or as codes (--nvme, --codes), lower"
+                      : "a smaller spillway.host_memory, spillway.chunk_elems or offloading to nvme lowers");
+}
+
 static spw_status
 plan_once(spw_plan *p, const plan_input *in, spw_error *err)
 {
@@ -100,31 +127,8 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
                     p->activations_host + p->weight_host + p->record_host + p->spare_host;
     if (st == SPW_OK)
         spw__plan_tapes(p, in);
-    if (st == SPW_OK && p->host_bytes > spw__plan_host_room(p, in)) {
-        char need[32], room[32], apart[32], each[40] = "";
-        if (in->local_ranks > 1)
-            snprintf(each, sizeof each, " for each of %u ranks", in->local_ranks);
-        p->lack = SPW_LACK_ROOM;
-        p->least_bytes = p->host_bytes + (in->device_in_host ? p->device_bytes : 0);
-        if (!in->inference && in->device_in_host && p->device_bytes > p->host_bytes)
-            st = SPW_RAISE(err, SPW_ENOFIT,
-                           "the plan takes %s for the device, which is host memory on the cpu, and %s besides; this "
-                           "machine (or its cgroup, or ulimit -v or -d) has %s left%s: fewer sequences in a "
-                           "micro-batch (train_micro_batch_size_per_gpu, and more gradient_accumulation_steps) or a "
-                           "smaller data.seq_length lower it",
-                           spw_format_bytes(apart, sizeof apart, p->device_bytes),
-                           spw_format_bytes(need, sizeof need, p->host_bytes),
-                           in->room_bytes > 1 ? spw_format_bytes(room, sizeof room, in->room_bytes) : "nothing", each);
-        else
-            st = SPW_RAISE(
-                err, SPW_ENOFIT,
-                "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup, or ulimit -v or -d) "
-                "has room for %s beside the device's memory%s; %s it",
-                spw_format_bytes(need, sizeof need, p->host_bytes), (unsigned long long)p->host_bytes,
-                spw_format_bytes(room, sizeof room, spw__plan_host_room(p, in)), each,
-                in->inference ? "a smaller --host-memory, and weights on nvme or as codes (--nvme, --codes), lower"
-                              : "a smaller spillway.host_memory, spillway.chunk_elems or offloading to nvme lowers");
-    }
+    if (st == SPW_OK && p->host_bytes > spw__plan_host_room(p, in))
+        st = raise_no_room(p, in, err);
     if (st == SPW_OK && in->use_count > 0 && !in->inference && !in->uncounted)
         st = spw__plan_traffic(p, in, err);
     if (in->trial == NULL && !in->unexplained)
