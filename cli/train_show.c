@@ -130,32 +130,30 @@ print_line(void *ctx, const char *text)
     puts(text);
 }
 
-void
-cli_train_show_end(train_run *r)
+/* What crossed each link. */
+static void
+show_links(const train_run *r, double steps)
 {
-    const spw_plan *p = spw_engine_plan(r->engine);
     const spw_step_result *s = &r->sum;
-    double n = r->steps_done > 0 ? (double)r->steps_done : 1, params = (double)spw_engine_layout(r->engine)->params;
-    double wall = s->step_s > 0 ? s->step_s : 1;
-    bool apart = !spw_gpu_get_info(spw_engine_gpu(r->engine))->host_addressable;
-    char a[32], b[32], c[32];
-    spw_store_stats stats;
-    spw_store_get_stats(spw_engine_store(r->engine), &stats);
-    printf("\n%llu steps in %.1f s, %llu tokens, %.0f tokens/s; loss %.4f -> %.4f\n", (unsigned long long)r->steps_done,
-           (double)(spw_now_ns() - r->begin_ns) * 1e-9, (unsigned long long)s->tokens, (double)s->tokens / wall,
-           r->first_loss, r->last_loss);
+    const double params = (double)spw_engine_layout(r->engine)->params;
+    const struct {
+        const char *name;
+        uint64_t bytes;
+    } links[] = {{"nvme read", s->nvme_read}, {"nvme write", s->nvme_write}, {"h2d", s->h2d}, {"d2h", s->d2h},
+                 {"gathered", s->gather},     {"reduced", s->reduce}};
+    char all[32], each[32];
     printf("  %-14s %14s %14s %12s\n", "link", "bytes", "per step", "per param");
-    {
-        const struct {
-            const char *name;
-            uint64_t bytes;
-        } links[] = {{"nvme read", s->nvme_read}, {"nvme write", s->nvme_write}, {"h2d", s->h2d}, {"d2h", s->d2h},
-                     {"gathered", s->gather},     {"reduced", s->reduce}};
-        for (size_t i = 0; i < (r->world > 1 ? 6 : 4); i++)
-            printf("  %-14s %14s %14s %12.2f\n", links[i].name, spw_format_bytes(a, sizeof a, links[i].bytes),
-                   spw_format_bytes(b, sizeof b, (uint64_t)((double)links[i].bytes / n)),
-                   (double)links[i].bytes / n / params);
-    }
+    for (size_t i = 0; i < (r->world > 1 ? 6 : 4); i++)
+        printf("  %-14s %14s %14s %12.2f\n", links[i].name, spw_format_bytes(all, sizeof all, links[i].bytes),
+               spw_format_bytes(each, sizeof each, (uint64_t)((double)links[i].bytes / steps)),
+               (double)links[i].bytes / steps / params);
+}
+
+/* What the time went to, and how long of it each resource was busy. */
+static void
+show_time(const train_run *r, double wall)
+{
+    const spw_step_result *s = &r->sum;
     printf("  step time        computing %.1f%%", 100 * s->compute_s / wall);
     for (int k = 0; k < SPW_STALL_COUNT; k++) {
         if (s->stall_s[k] >= 0.0005 * wall)
@@ -164,53 +162,96 @@ cli_train_show_end(train_run *r)
     printf(", other %.1f%%", 100 * s->other_s / wall);
     if (s->run_delay_s >= 0.005 * wall)
         printf("; ready without a processor %.1f%%", 100 * s->run_delay_s / wall);
-    printf("\n");
-    printf("  busy             ");
+    printf("\n  busy             ");
     for (int k = 0, shown = 0; k < SPW_RESOURCE_COUNT; k++) {
         if (s->bounds_s[k] > 0)
             printf("%s%s %.0f%%", shown++ ? ", " : "", spw_resource_name((spw_resource)k), 100 * s->bounds_s[k] / wall);
     }
     printf(" of the time%s%s\n", r->rates_known ? "" : "; rates of the disks are unknown: spillway plan measures them",
            r->ranks_known ? "" : "; how fast ranks reach each other is unknown: spillway bench comm measures it");
-    printf("  model            %.3g FLOP a step, %.4g TFLOP/s", p->model_flops, p->model_flops * n / wall * 1e-12);
-    if (spw_gpu_get_info(spw_engine_gpu(r->engine))->peak_flops > 0)
-        printf(", %.1f%% of the device's peak (MFU)",
-               100 * p->model_flops * n / wall / spw_gpu_get_info(spw_engine_gpu(r->engine))->peak_flops);
-    printf("\n");
-    printf("  bound / measured %.0f%%, prefetch hits %.1f%% of %llu uses%s\n", 100 * s->bound_s / wall,
-           stats.uses > 0 ? 100.0 * (double)stats.hits / (double)stats.uses : 0.0, (unsigned long long)stats.uses,
+}
+
+/* How near it came to what bounds it. */
+static void
+show_bounds(const train_run *r, double steps, double wall, const spw_store_stats *stats)
+{
+    const double flops = spw_engine_plan(r->engine)->model_flops,
+                 peak = spw_gpu_get_info(spw_engine_gpu(r->engine))->peak_flops;
+    printf("  model            %.3g FLOP a step, %.4g TFLOP/s", flops, flops * steps / wall * 1e-12);
+    if (peak > 0)
+        printf(", %.1f%% of the device's peak (MFU)", 100 * flops * steps / wall / peak);
+    printf("\n  bound / measured %.0f%%, prefetch hits %.1f%% of %llu uses%s\n", 100 * r->sum.bound_s / wall,
+           stats->uses > 0 ? 100.0 * (double)stats->hits / (double)stats->uses : 0.0, (unsigned long long)stats->uses,
            r->skipped > 0 ? ", steps were skipped" : "");
-    if (p->ahead && stats.updates > stats.undone) {
-        char no_room[64] = "", twice[64] = "";
-        if (stats.no_room > 0)
-            snprintf(no_room, sizeof no_room, "; %llu had no room in their logs", (unsigned long long)stats.no_room);
-        if (r->twice_steps > 0)
-            snprintf(twice, sizeof twice, "; %llu steps were computed twice", (unsigned long long)r->twice_steps);
+}
+
+/* Updates before the norm was known, and what checksums took. */
+static void
+show_updates(const train_run *r, const spw_store_stats *stats)
+{
+    const uint64_t updates = stats->updates - stats->undone;
+    char no_room[64] = "", twice[64] = "", bytes[32];
+    if (stats->no_room > 0)
+        snprintf(no_room, sizeof no_room, "; %llu had no room in their logs", (unsigned long long)stats->no_room);
+    if (r->twice_steps > 0)
+        snprintf(twice, sizeof twice, "; %llu steps were computed twice", (unsigned long long)r->twice_steps);
+    if (spw_engine_plan(r->engine)->ahead && updates > 0)
         printf("  before the norm  %.1f%% of %llu updates of chunks; %llu were taken back, in %llu steps%s%s\n",
-               100.0 * (double)stats.ahead / (double)(stats.updates - stats.undone),
-               (unsigned long long)(stats.updates - stats.undone), (unsigned long long)stats.undone,
-               (unsigned long long)r->undone_steps, twice, no_room);
-    }
-    if (stats.checked_bytes > 0 && s->cpu_s > 0)
+               100.0 * (double)stats->ahead / (double)updates, (unsigned long long)updates,
+               (unsigned long long)stats->undone, (unsigned long long)r->undone_steps, twice, no_room);
+    if (stats->checked_bytes > 0 && r->sum.cpu_s > 0)
         printf("  integrity        %s checked, %.1f%% of the processor time\n",
-               spw_format_bytes(a, sizeof a, stats.checked_bytes), 100 * (double)stats.checksum_ns * 1e-9 / s->cpu_s);
-    spw_plan_print(p, print_line, NULL);
+               spw_format_bytes(bytes, sizeof bytes, stats->checked_bytes),
+               100 * (double)stats->checksum_ns * 1e-9 / r->sum.cpu_s);
+}
+
+static void
+show_memory(const train_run *r)
+{
+    const spw_plan *p = spw_engine_plan(r->engine);
+    const bool apart = !spw_gpu_get_info(spw_engine_gpu(r->engine))->host_addressable;
+    char accounted[32], measured[32], planned[32];
     printf("  peak memory      %s accounted, %s measured by the kernel%s, %s planned\n",
-           spw_format_bytes(a, sizeof a, cli_train_memory_peak(r)),
-           spw_format_bytes(b, sizeof b, spw_process_rss_peak_bytes()),
+           spw_format_bytes(accounted, sizeof accounted, cli_train_memory_peak(r)),
+           spw_format_bytes(measured, sizeof measured, spw_process_rss_peak_bytes()),
            p->local_ranks > 1 ? " with what was read of other ranks'" : "",
-           spw_format_bytes(c, sizeof c, p->host_bytes + (apart ? 0 : p->device_bytes)));
+           spw_format_bytes(planned, sizeof planned, p->host_bytes + (apart ? 0 : p->device_bytes)));
     if (apart)
         printf("  of the device    %s, %s planned\n",
-               spw_format_bytes(a, sizeof a, spw_gpu_bytes_peak(spw_engine_gpu(r->engine))),
-               spw_format_bytes(b, sizeof b, p->device_bytes));
-    printf("  disk wear        wrote %s to swap, %s a step, %s a token", spw_format_bytes(a, sizeof a, r->written),
-           spw_format_bytes(b, sizeof b, (uint64_t)((double)r->steps_wrote / n)),
-           spw_format_bytes(c, sizeof c, r->steps_wrote / (s->tokens > 0 ? s->tokens : 1)));
+               spw_format_bytes(accounted, sizeof accounted, spw_gpu_bytes_peak(spw_engine_gpu(r->engine))),
+               spw_format_bytes(planned, sizeof planned, p->device_bytes));
+}
+
+static void
+show_wear(const train_run *r, double steps)
+{
+    const uint64_t tokens = r->sum.tokens > 0 ? r->sum.tokens : 1;
+    char all[32], each[32], token[32];
+    printf("  disk wear        wrote %s to swap, %s a step, %s a token", spw_format_bytes(all, sizeof all, r->written),
+           spw_format_bytes(each, sizeof each, (uint64_t)((double)r->steps_wrote / steps)),
+           spw_format_bytes(token, sizeof token, r->steps_wrote / tokens));
     if (r->config.run.tbw > 0)
         printf(", %.4f %% of the disk's rated %.4g TB", 100 * (double)r->written / (double)r->config.run.tbw,
                (double)r->config.run.tbw * 1e-12);
     printf("\n");
+}
+
+void
+cli_train_show_end(train_run *r)
+{
+    const double steps = r->steps_done > 0 ? (double)r->steps_done : 1, wall = r->sum.step_s > 0 ? r->sum.step_s : 1;
+    spw_store_stats stats;
+    spw_store_get_stats(spw_engine_store(r->engine), &stats);
+    printf("\n%llu steps in %.1f s, %llu tokens, %.0f tokens/s; loss %.4f -> %.4f\n", (unsigned long long)r->steps_done,
+           (double)(spw_now_ns() - r->begin_ns) * 1e-9, (unsigned long long)r->sum.tokens, (double)r->sum.tokens / wall,
+           r->first_loss, r->last_loss);
+    show_links(r, steps);
+    show_time(r, wall);
+    show_bounds(r, steps, wall, &stats);
+    show_updates(r, &stats);
+    spw_plan_print(spw_engine_plan(r->engine), print_line, NULL);
+    show_memory(r);
+    show_wear(r, steps);
     if (r->last_checkpoint[0] != '\0')
         printf("  checkpoint       %s\n", r->last_checkpoint);
 }
