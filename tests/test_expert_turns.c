@@ -79,11 +79,12 @@ predict(rig *r, float *logits)
     rig_need(r, spw_engine_logits(r->e, (int32_t[]){5, 17, 40}, 3, logits, &r->err));
 }
 
-/* Losses, norms, an evaluation, logits and the state of every variant are those of the first. */
+/* Losses, norms, an evaluation, logits and the state of every variant, under the sanitizers of every third, are those of the first. */
 static void
 compare(spw_family family, spw_state_format format, void (*change)(rig *r))
 {
     static float logits[2][1024];
+    static size_t cases;
     rig one;
     double want, got;
     configure(&one, &variants[0], family, format, change);
@@ -92,7 +93,8 @@ compare(spw_family family, spw_state_format format, void (*change)(rig *r))
     rig_need(&one, spw_engine_eval(one.e, rig_tokens, rig_targets, (uint32_t)one.c.accumulation, &want, &one.err));
     assert_true(one.model->config.vocab <= 1024);
     predict(&one, logits[0]);
-    for (size_t i = 1; i < sizeof variants / sizeof variants[0]; i++) {
+    for (size_t i = 1 + (SANITIZED ? cases++ % 3 : 0); i < sizeof variants / sizeof variants[0];
+         i += SANITIZED ? 3 : 1) {
         rig r;
         configure(&r, &variants[i], family, format, change);
         train(&r);

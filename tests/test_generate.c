@@ -138,21 +138,24 @@ follow(spw_engine *whole, spw_generator *g, const spw_model *m, uint64_t prompt,
     return worst / largest;
 }
 
-/* Every case, with the prompt in two of three ways: in one piece, in pieces that leave a rest, and token by token. */
+/*
+ * Every case, with the prompt in two of three ways: in one piece, in pieces that leave a rest, and token by token. Under the sanitizers, where all cases
+ * go through the cache once below, every third.
+ */
 static void
 test_from_scratch(void **state)
 {
     static const uint64_t pieces[] = {0, 4, 1};
     double worst = 0;
     (void)state;
-    for (size_t i = 0; i < case_count; i++) {
+    for (size_t i = 0; i < case_count; i += SANITIZED ? 3 : 1) {
         spw_error err = {0};
         for (int k = SANITIZED; k < 2; k++) {
             spw_engine *whole = NULL;
             subject s;
             uint64_t positions;
             double off;
-            open_case(&s, cases[i], 1, pieces[(i + (size_t)k) % 3], 1);
+            open_case(&s, cases[i], 1, pieces[(i + i / 3 + (size_t)k) % 3], 1);
             positions = s.model->config.positions;
             DONE(spw_engine_create(&whole,
                                    &(spw_engine_options){.config = &s.weights->config,
