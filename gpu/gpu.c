@@ -407,6 +407,7 @@ settled(const spw_attention_shape *shape, bool cached)
     s.qk_head = s.qk_head > 0 ? s.qk_head : s.D;
     s.v_head = s.v_head > 0 ? s.v_head : s.Dv;
     SPW_ASSERT(s.Dv <= s.D && (s.chosen == NULL || s.cap <= 0));
+    SPW_ASSERT(s.front == 0 || (s.front_each > 0 && s.begins == NULL && s.cap <= 0 && !cached && s.Hk == 1));
     if (!cached && s.window >= s.T)
         s.window = 0;
     return s;
@@ -439,11 +440,67 @@ void
 spw_gpu_choose_keys(spw_gpu_queue *q, uint32_t *bits, const act *query, act *key, const act *new_key,
                     const act *weights, float *scratch, const spw_choice_shape *shape)
 {
-    const spw_choice_shape *s = shape;
+    spw_choice_shape whole = *shape, *s = &whole;
+    s->each = s->each > 0 ? s->each : 1;
+    s->key_rows = s->each > 1 ? s->key_rows : s->T;
+    SPW_ASSERT(s->each == 1 || (s->begins == NULL && s->starts == NULL));
     SPW_ASSERT(s->D <= SPW_CHOICE_DIM_MAX && s->keys > 0 && (s->first == 0 || s->B == 1));
-    SPW_ASSERT(s->words * 32 >= (s->starts != NULL ? s->capacity : s->first + s->T));
+    SPW_ASSERT(s->words * 32 >= (s->starts != NULL ? s->capacity : (s->first + s->T) / s->each));
     SPW_ASSERT((s->starts != NULL) == (new_key != NULL) && (s->starts == NULL) == (s->slots == NULL));
     q->calls->choose_keys(q, bits, query, key, new_key, weights, scratch, s);
+}
+
+void
+spw_gpu_compress(spw_gpu_queue *q, act *y, const act *kv, const act *gate, const act *bias,
+                 const spw_compress_shape *shape)
+{
+    SPW_ASSERT(shape->rate > 0);
+    q->calls->compress(q, y, kv, gate, bias, shape);
+}
+
+void
+spw_gpu_compress_backward(spw_gpu_queue *q, act *dkv, act *dgate, float *dbias, const act *dy, const act *kv,
+                          const act *gate, const act *bias, const spw_compress_shape *shape)
+{
+    SPW_ASSERT(shape->rate > 0);
+    q->calls->compress_backward(q, dkv, dgate, dbias, dy, kv, gate, bias, shape);
+}
+
+static void
+check_streams(const spw_streams *s)
+{
+    SPW_ASSERT(s->n > 0 && s->n <= SPW_STREAMS_MAX && (s->head || (s->rounds > 0 && s->rounds <= SPW_ROUNDS_MAX)));
+}
+
+void
+spw_gpu_stream_maps(spw_gpu_queue *q, act *maps, const act *mixes, const act *scale, const act *base,
+                    const spw_streams *s)
+{
+    check_streams(s);
+    q->calls->stream_maps(q, maps, mixes, scale, base, s);
+}
+
+void
+spw_gpu_stream_maps_backward(spw_gpu_queue *q, act *dmixes, float *dscale, float *dbase, const act *dmaps,
+                             const act *mixes, const act *scale, const act *base, const spw_streams *s)
+{
+    check_streams(s);
+    q->calls->stream_maps_backward(q, dmixes, dscale, dbase, dmaps, mixes, scale, base, s);
+}
+
+void
+spw_gpu_mix(spw_gpu_queue *q, act *y, const act *h, const act *x, const act *maps, const spw_streams *s)
+{
+    SPW_ASSERT(s->n > 0 && s->n <= SPW_STREAMS_MAX && (h == NULL || !s->head));
+    q->calls->mix(q, y, h, x, maps, s);
+}
+
+void
+spw_gpu_mix_backward(spw_gpu_queue *q, act *dh, act *dx, act *dmaps, const act *dy, const act *h, const act *x,
+                     const act *maps, const spw_streams *s, unsigned flags)
+{
+    SPW_ASSERT(s->n > 0 && s->n <= SPW_STREAMS_MAX && (h != NULL || dh == NULL) && (h == NULL || !s->head));
+    q->calls->mix_backward(q, dh, dx, dmaps, dy, h, x, maps, s, flags);
 }
 
 void

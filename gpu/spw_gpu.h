@@ -348,6 +348,12 @@ typedef struct spw_attention_shape {
      */
     const uint32_t *chosen;
     uint64_t chosen_words;
+    /*
+     * Each sequence has so many keys in front of its rows', (B, front + T) rows of key and value then, which stand for front_each rows each
+     * (spw_gpu_compress): row t reads the first (t + 1) / front_each of them, whatever the window, and chosen is of these alone, its word 0 that of the
+     * first. There are neither documents nor a cap nor a cache then, and one head of keys. 0: none
+     */
+    uint64_t front, front_each;
 } spw_attention_shape;
 void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
                        const spw_attention_shape *shape);
@@ -387,7 +393,8 @@ void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, cons
  *   key      (B, T, D), or (first + T, D) of one sequence; with a cache (slots, capacity, D), in/out
  *   new_key  (B T, D) with a cache: put there first; NULL without
  *   scratch  spw_gpu_choose_scratch() fp32
- * Row t of sequence b is at position first + t, with a cache at starts[b] + first + t, and may read keys up to that, from begins[b T + t] on.
+ * Row t of sequence b is at position p = first + t, with a cache at starts[b] + first + t, and may read keys up to that, from begins[b T + t] on. Where keys stand for
+ * `each` rows (spw_gpu_compress) it may read the first (p + 1) / each, perhaps none; then there are neither begins nor a cache, and key is (B, key_rows, D).
  * Sequences, and rows, have the same bits whatever else is in the call.
  */
 typedef struct spw_choice_shape {
@@ -397,11 +404,64 @@ typedef struct spw_choice_shape {
     const int32_t *begins; /* (B T) NULL: 0 */
     uint64_t capacity;
     const int32_t *slots, *starts; /* (B) NULL: no cache */
+    uint64_t each, key_rows;       /* 0: a key is a row's, of T or, behind first, of first + T */
 } spw_choice_shape;
 enum { SPW_CHOICE_DIM_MAX = 512 };
 void spw_gpu_choose_keys(spw_gpu_queue *q, uint32_t *bits, const act *query, act *key, const act *new_key,
                          const act *weights, float *scratch, const spw_choice_shape *shape);
 uint64_t spw_gpu_choose_scratch(const spw_choice_shape *shape); /* elements: a score for each bit */
+/*
+ * Keys that stand for several rows each (DeepSeek-AI 2026, DeepSeek-V4, compressed attention): y (B, T / rate, D) of kv (B T, parts D), by what gate
+ * (B T, parts D) and bias (rate, parts D) say of the same elements. Window w of a sequence has its rows [w rate, (w + 1) rate); rows behind the last
+ * whole one are in none. In each column by itself
+ *   y = sum of p kv,  p = softmax(gate + bias)  over the window's rows, of the last D columns, and where `overlaps`, which makes parts 2, over those
+ * of the window before besides, of the first D: the first window has none before. In fp32, rows in their order, and rounded once.
+ */
+typedef struct spw_compress_shape {
+    uint64_t B, T, D, rate;
+    bool overlaps;
+} spw_compress_shape;
+void spw_gpu_compress(spw_gpu_queue *q, act *y, const act *kv, const act *gate, const act *bias,
+                      const spw_compress_shape *shape);
+/* dkv and dgate are written, zeros where nothing reads; dbias (rate, parts D) fp32 is added to, or NULL: dgate, as rounded, summed over the windows. */
+void spw_gpu_compress_backward(spw_gpu_queue *q, act *dkv, act *dgate, float *dbias, const act *dy, const act *kv,
+                               const act *gate, const act *bias, const spw_compress_shape *shape);
+/*
+ * Hyper-connections (Zhu et al. 2024, 2409.19606; with doubly stochastic maps DeepSeek-AI 2025, 2512.24880): in place of one residual stream a row has n, x (M, n, C), and
+ * its own maps between them and what a half of a layer reads and gives. A row of maps has pre (n), post (n) and comb (n, n), of a head pre alone.
+ *
+ * maps are made of mixes, as wide, with z = scale mixes + base, where pre, post and comb have a scale each (of three, a head's of one):
+ *   pre = sigmoid(z) + eps     post = 2 sigmoid(z)     comb = softmax(z) over each row + eps, then columns over their sums + eps, and then, rounds - 1
+ * times, rows over their sums + eps and columns again (Sinkhorn and Knopp 1967). In fp32.
+ */
+typedef struct spw_streams {
+    uint64_t M, C, n; /* n at most SPW_STREAMS_MAX */
+    bool head;
+    uint64_t rounds; /* 1 to SPW_ROUNDS_MAX */
+    float eps;
+} spw_streams;
+enum { SPW_STREAMS_MAX = 4, SPW_ROUNDS_MAX = 32 };
+static inline uint64_t
+spw_stream_maps(const spw_streams *s) /* elements of a row of maps */
+{
+    return s->head ? s->n : s->n * (2 + s->n);
+}
+void spw_gpu_stream_maps(spw_gpu_queue *q, act *maps, const act *mixes, const act *scale, const act *base,
+                         const spw_streams *s);
+/* dmixes is written; dscale and dbase, fp32, are added to, in an order that M alone decides. Each may be NULL. */
+void spw_gpu_stream_maps_backward(spw_gpu_queue *q, act *dmixes, float *dscale, float *dbase, const act *dmaps,
+                                  const act *mixes, const act *scale, const act *base, const spw_streams *s);
+/*
+ * h NULL: what is read, y (M,C) = sum over j of pre[j] x[j]. Else the streams behind what was given, h (M,C): y (M, n, C), y[k] = post[k] h + sum over j of comb[j][k]
+ * x[j]. In fp32, rounded once.
+ */
+void spw_gpu_mix(spw_gpu_queue *q, act *y, const act *h, const act *x, const act *maps, const spw_streams *s);
+/*
+ * dh (M,C) is written, dx (M, n, C) too, or ACC_DX; of dmaps only the columns that mix reads are written: both kinds together write all. Each may
+ * be NULL; dy, h as y, h.
+ */
+void spw_gpu_mix_backward(spw_gpu_queue *q, act *dh, act *dx, act *dmaps, const act *dy, const act *h, const act *x,
+                          const act *maps, const spw_streams *s, unsigned flags);
 /*
  * What cuts documents, or sequences, into chunks of so many positions, for attention within those: begins and ends for an
  * spw_attention_shape, in terms of its own (of NULL: one document). With a cache's starts a chunk's begins are its positions, and
@@ -500,12 +560,20 @@ void spw_gpu_curve_backward(spw_gpu_queue *q, spw_curve kind, act *dx, const act
                             unsigned flags);
 /*
  * y (M,C) = silu(gate) * up, gelu(gate) * up, or sigmoid(gate) * up; rows of gate and up, and of their gradients, begin stride apart: both may be halves of
- * one array. Clamped (of gpt-oss): y = (u + 1) g sigmoid(1.702 g), where g is gate, at most 7, and u is up between -7 and 7; what is
+ * one array. Silu, clamped (of DeepSeek-V4): the same of gate, at most 10, and up between -10 and 10; what is cut off has no gradient. Clamped (of gpt-oss): y = (u + 1) g sigmoid(1.702 g), where g is gate, at most 7, and u is up between -7 and 7; what is
  * cut off has no gradient. There gate and up take turns in a row: gate's array is (M, 2 C), up and dup are not looked at, nor ACC_DX2.
  */
-typedef enum spw_gate { SPW_GATE_SILU, SPW_GATE_GELU, SPW_GATE_SIGMOID, SPW_GATE_CLAMPED, SPW_GATE_COUNT } spw_gate;
-#define SPW_GATE_LIMIT 7.0f
-#define SPW_GATE_ALPHA 1.702f
+typedef enum spw_gate {
+    SPW_GATE_SILU,
+    SPW_GATE_GELU,
+    SPW_GATE_SIGMOID,
+    SPW_GATE_SILU_CLAMPED,
+    SPW_GATE_CLAMPED,
+    SPW_GATE_COUNT
+} spw_gate;
+#define SPW_GATE_SILU_LIMIT 10.0f
+#define SPW_GATE_LIMIT      7.0f
+#define SPW_GATE_ALPHA      1.702f
 void spw_gpu_gate_mul(spw_gpu_queue *q, spw_gate kind, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
                       uint64_t stride);
 void spw_gpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act *dup, const act *dy, const act *gate,
@@ -536,13 +604,19 @@ enum { SPW_EXPERTS_MAX = 512, SPW_CHOICES_MAX = 16, SPW_TERMS = 4 };
  * scale, and with factors times their expert's. All in fp32; to a sum of sigmoids, or of what a bias chose, SPW_WEIGHTS_LEAST is added, so that none is 0.
  *   bias  (E, SPW_TERMS) act  each is the sum of its row, first ones first, so that 16-bit types hold one of fp32; it has no gradient
  *   factors  (E) act  balance knows nothing of them
+ *   root     with sigmoid: p = sqrt(log(1 + exp(logit))) in its place, and all else as with it
+ *   table    (V, k, SPW_TERMS) act  a row's choices are not by its logits, but those of its token, lower experts first; one may be there twice. Sums of terms
+ *            as bias has them
  * Source  groups and sigmoid: DeepSeek-AI 2024 (2405.04434, 2.2.2; 2412.19437, 2.1.2)
  */
 typedef struct spw_routing_rule {
     bool sum_to_one, sigmoid;
     float scale;
-    const act *bias;                /* NULL: none */
-    const act *factors;             /* likewise */
+    const act *bias;    /* NULL: none */
+    const act *factors; /* likewise */
+    bool root;
+    const act *table;               /* likewise */
+    const int32_t *tokens;          /* (M) with a table */
     uint64_t groups, group_choices; /* 0: all experts are one */
 } spw_routing_rule;
 #define SPW_WEIGHTS_LEAST 1e-20f

@@ -27,6 +27,8 @@ CHECK(attention)
 CHECK(attention_cached)
 CHECK(chunks)
 CHECK(choose_keys)
+CHECK(compress)
+CHECK(streams)
 CHECK(attention_bits)
 CHECK(conv)
 CHECK(delta)
@@ -68,6 +70,8 @@ static const struct CMUnitTest all[] = {
     cmocka_unit_test_teardown(test_attention_cached, say_errors),
     cmocka_unit_test_teardown(test_chunks, say_errors),
     cmocka_unit_test_teardown(test_choose_keys, say_errors),
+    cmocka_unit_test_teardown(test_compress, say_errors),
+    cmocka_unit_test_teardown(test_streams, say_errors),
     cmocka_unit_test_teardown(test_attention_bits, say_errors),
     cmocka_unit_test_teardown(test_conv, say_errors),
     cmocka_unit_test_teardown(test_delta, say_errors),

@@ -29,6 +29,8 @@ void parity_documents(uint64_t B, uint64_t T, uint64_t length, int32_t *begins, 
 void parity_attention_cached(const parity *p);
 void parity_chunks(const parity *p);
 void parity_choose_keys(const parity *p);
+void parity_compress(const parity *p);
+void parity_streams(const parity *p);
 /*
  * Bits (B T, words) of spw_attention_shape.chosen: each key with a chance of 1 in `every`, and one at least that the row may read. starts NULL: rows are
  * at their place in the sequence.

@@ -212,9 +212,12 @@ static const uint64_t attentions[][12] = {
 };
 enum { SMALL_ATTENTIONS = 53, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
 
+static void examine_fronts(const parity *p);
+
 void
 parity_attention(const parity *p)
 {
+    examine_fronts(p);
     for (size_t i = 0; i < (p->large ? ALL_ATTENTIONS : SMALL_ATTENTIONS); i++) {
         const uint64_t *d = attentions[i];
         uint64_t rows = d[0] * d[1], packed = rows * (d[2] + 2 * d[3]) * d[4], n = rows * d[2] * value_width(d);
@@ -239,6 +242,82 @@ parity_attention(const parity *p)
                                       .ways = 2,
                                       .run = run_attention,
                                       .prepare = fill_documents});
+    }
+}
+
+/* ------------------- keys in front of a sequence's: d = B, T, Hq, D, window, rows that each stands for, one in how many is chosen or 0 */
+
+static uint64_t
+front_words(const uint64_t *d)
+{
+    return d[1] / d[5] / 32 + 1;
+}
+
+static void
+run_attention_front(const subject *s, spw_gpu_queue *q, void **p)
+{
+    const uint64_t *d = s->d;
+    spw_attention_shape shape = {.B = d[0],
+                                 .T = d[1],
+                                 .Hq = d[2],
+                                 .Hk = 1,
+                                 .D = d[3],
+                                 .q_stride = d[2] * d[3],
+                                 .kv_stride = d[3],
+                                 .scale = 1 / sqrtf((float)d[3]),
+                                 .window = d[4],
+                                 .sinks = p[7],
+                                 .chosen = d[6] > 0 ? p[9] : NULL,
+                                 .chosen_words = front_words(d),
+                                 .front = d[1] / d[5],
+                                 .front_each = d[5]};
+    spw_gpu_attention(q, p[1], p[2], p[0], p[10], p[10], &shape);
+    spw_gpu_attention_backward(q, p[4], p[5], p[6], p[8], p[3], p[1], p[2], p[0], p[10], p[10], &shape);
+}
+
+static void
+fill_fronts(const subject *s, float **host, int32_t **ints)
+{
+    (void)host;
+    for (uint64_t i = 0; i < s->d[0] * s->d[1] * front_words(s->d); i++) {
+        uint32_t word = 0, r[4];
+        for (uint32_t bit = 0; bit < 32 && s->d[6] > 0; bit++) {
+            spw_philox(8, i, bit, r);
+            word |= (uint32_t)(r[0] % s->d[6] == 0) << bit;
+        }
+        ints[9][i] = (int32_t)word;
+    }
+}
+
+/* Fewer rows than a key stands for; tiles that have both kinds, and neither; heads of a tile's width and narrower. */
+static void
+examine_fronts(const parity *p)
+{
+    static const uint64_t sizes[][7] = {
+        {1, 3, 1, 8, 2, 4},         {2, 9, 2, 24, 4, 4},     {1, 70, 2, 16, 0, 1, 3},
+        {2, 150, 3, 40, 33, 4, 2},  {1, 200, 1, 64, 9, 2},   {1, 97, 2, 512, 16, 4, 5},
+        {1, 65, 2, 301, 9, 32},     {1, 150, 4, 13, 20, 50}, {1, 1000, 16, 512, 128, 4, 3},
+        {2, 1024, 8, 512, 128, 128}};
+    for (size_t i = 0; i < (p->large ? 10 : 8); i++) {
+        const uint64_t *d = sizes[i];
+        uint64_t rows = d[0] * d[1], n = rows * d[2] * d[3], keys = d[0] * (d[1] / d[5] + d[1]) * d[3];
+        subject_examine(p, &(subject){.name = "attention with keys in front",
+                                      .a = {{ACT, n, 0, 0},
+                                            {ACT_OUT, n, 0, 0},
+                                            {FP32_OUT, rows * d[2], 0, 0},
+                                            {ACT, n, 0, 0},
+                                            {ACT_OUT, n, 0, 0},
+                                            {ACT_OUT, keys, 0, 0},
+                                            {ACT_OUT, keys, 0, 0},
+                                            {ACT, d[2], 0, 0},
+                                            {FP32, d[2], 0, 0},
+                                            {INT, rows * front_words(d), 1, 0},
+                                            {ACT, keys, 0, 0}},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6]},
+                                      .row_least = 2,
+                                      .worst = {2e-6, 6e-3, 8e-4},
+                                      .run = run_attention_front,
+                                      .prepare = fill_fronts});
     }
 }
 

@@ -27,8 +27,8 @@ parity_chosen(uint64_t B, uint64_t T, uint64_t every, uint64_t words, const int3
     }
 }
 
-/* B, T, first, H, D, keys, documents' length or 0, capacity or 0 */
-typedef const uint64_t sizes[8];
+/* B, T, first, H, D, keys, documents' length or 0, capacity or 0, rows that a key stands for or 0 */
+typedef const uint64_t sizes[9];
 
 /* What a device is given, and what is to come of it. */
 typedef struct choice {
@@ -60,8 +60,9 @@ choose_by_hand(const choice *c, uint64_t row, uint64_t at, const float *keys)
 {
     const spw_choice_shape *s = &c->s;
     uint64_t first = c->begins != NULL ? (uint64_t)c->begins[row] : 0;
+    uint64_t end = s->each > 0 ? (at + 1) / s->each : at + 1;
     double *scores = subject_need((at + 1) * sizeof *scores);
-    for (uint64_t u = first; u <= at; u++) {
+    for (uint64_t u = first; u < end; u++) {
         scores[u] = 0;
         for (uint64_t h = 0; h < s->H; h++) {
             double product = 0;
@@ -70,9 +71,9 @@ choose_by_hand(const choice *c, uint64_t row, uint64_t at, const float *keys)
             scores[u] += (double)c->weights[row * s->H + h] * (product < 0 ? 0 : product);
         }
     }
-    for (uint64_t u = first; u <= at; u++) {
+    for (uint64_t u = first; u < end; u++) {
         uint64_t before = 0;
-        for (uint64_t v = first; v <= at; v++)
+        for (uint64_t v = first; v < end; v++)
             before += above(scores[v], scores[u]) || (v < u && !above(scores[u], scores[v]));
         if (before < s->keys)
             c->want[row * s->words + u / 32] |= 1u << u % 32;
@@ -84,9 +85,11 @@ static void
 make_choice(choice *c, sizes d, bool nan)
 {
     uint64_t rows = d[0] * d[1], key = subject_key(d[1] * 31 + d[4]), each = d[7] > 0 ? d[7] : d[1] + d[2];
+    each = d[8] > 0 ? each / d[8] + 1 : each; /* one that nobody reads */
     memset(c, 0, sizeof *c);
-    c->s =
-        (spw_choice_shape){.B = d[0], .T = d[1], .first = d[2], .H = d[3], .D = d[4], .keys = d[5], .capacity = d[7]};
+    c->s = (spw_choice_shape){
+        .B = d[0], .T = d[1], .first = d[2], .H = d[3], .D = d[4], .keys = d[5], .capacity = d[7], .each = d[8]};
+    c->s.key_rows = each;
     c->s.words = each / 32 + 1 + d[0] % 2;
     c->queries = rows * d[3] * d[4];
     c->keys = (d[0] + (d[7] > 0)) * each * d[4];
@@ -215,11 +218,12 @@ parity_choose_keys(const parity *p)
         {2, 64, 0, 4, 24, 64, 0, 0},     {1, 150, 0, 2, 16, 31, 40, 0},   {3, 33, 0, 1, 6, 5, 12, 0},
         {1, 40, 90, 2, 128, 20, 0, 0},   {1, 20, 300, 3, 136, 100, 0, 0}, {1, 70, 5, 2, 264, 8, 0, 0},
         {3, 1, 0, 2, 16, 9, 0, 100},     {2, 9, 0, 3, 24, 20, 0, 70},     {1, 30, 40, 2, 10, 33, 0, 128},
-        {1, 2048, 0, 8, 128, 256, 0, 0}, {2, 700, 0, 4, 64, 64, 300, 0}};
+        {2, 9, 0, 2, 8, 1, 0, 0, 4},     {3, 150, 0, 2, 16, 7, 0, 0, 2},  {1, 40, 300, 3, 136, 20, 0, 0, 4},
+        {1, 2048, 0, 8, 128, 256, 0, 0}, {2, 700, 0, 4, 64, 64, 300, 0},  {2, 2000, 0, 8, 128, 128, 0, 0, 4}};
     static const char *const once[] = {"", "", NULL};
     const char *const *orders = p->orders != NULL ? p->orders : once;
     subject_use(p->gpu);
-    for (size_t i = 0; i < (p->large ? 14 : 12); i++)
+    for (size_t i = 0; i < (p->large ? 18 : 15); i++)
         for (int nan = 0; nan < (i == 2 ? 2 : 1); nan++) {
             choice c;
             make_choice(&c, all[i], nan > 0);

@@ -18,7 +18,8 @@ typedef struct mixture {
     onto onto;
     bool sum_to_one, add, weighted;
     float balance;
-    bool sigmoid, biased, factored;
+    bool sigmoid, biased, factored, root;
+    uint64_t tokens;                /* that a table has choices of; 0: there is none */
     float scale;                    /* of weights; 0: 1 */
     uint64_t groups, group_choices; /* 0: none */
     bool cancel;                    /* terms of combine that give another sum in any other order */
@@ -30,6 +31,8 @@ enum {
     LOGITS,
     BIAS,
     FACTORS,
+    TABLE,
+    TOKENS,
     X,
     MOVED,
     DY,
@@ -129,6 +132,20 @@ factor_of(const mixture *m, uint64_t e)
     return !m->factored ? 1.0f : e % 5 == 3 ? 0.0f : (float)(r[0] % 256) / 64.0f - 1.5f;
 }
 
+/* The term of an expert that a token has, of which the first ones are often the same. */
+static float
+table_of(const mixture *m, uint64_t token, uint64_t j, uint64_t part)
+{
+    const uint64_t e = (token * 7 + (j / 2) * (1 + token % 3) + (j % 2) * (token % 5)) % m->E;
+    return part == 0 ? (float)(e / 256 * 256) : part == 1 ? (float)(e % 256) : 0.0f;
+}
+
+static uint64_t
+token_of(const mixture *m, uint64_t row)
+{
+    return (row * row + 3) % m->tokens;
+}
+
 static bool
 above_key(double a, double b)
 {
@@ -166,7 +183,10 @@ find_keys(const mixture *m, const float *l, double *keys)
     for (uint64_t e = 0; e < m->E; e++)
         all += exp((double)l[e]);
     for (uint64_t e = 0; e < m->E; e++) {
-        keys[e] = m->sigmoid ? logistic((double)l[e]) : m->biased ? exp((double)l[e]) / all : (double)l[e];
+        keys[e] = m->root      ? sqrt(log1p(exp((double)l[e])))
+                  : m->sigmoid ? logistic((double)l[e])
+                  : m->biased  ? exp((double)l[e]) / all
+                               : (double)l[e];
         for (uint64_t part = 0; part < SPW_TERMS && m->biased; part++)
             keys[e] += (double)bias_of(part, e);
     }
@@ -184,6 +204,12 @@ route(const mixture *m, const float *x, int32_t *choices, int32_t *places, int32
     for (uint64_t row = 0; row < m->M; row++) {
         double keys[SPW_EXPERTS_MAX];
         uint64_t n = 0;
+        for (uint64_t e = 0; m->tokens > 0 && e < m->E; e++)
+            for (uint64_t j = 0; j < m->k; j++)
+                if ((uint64_t)(table_of(m, token_of(m, row), j, 0) + table_of(m, token_of(m, row), j, 1)) == e)
+                    choices[row * m->k + n++] = (int32_t)e;
+        if (m->tokens > 0)
+            continue;
         find_keys(m, x + row * m->E, keys);
         for (uint64_t e = 0; e < m->E; e++) {
             if (before(keys, m->E, e, m->k) < m->k)
@@ -220,7 +246,7 @@ greatest(const mixture *m, const float *l)
 static double
 part_of(const mixture *m, double logit, double max)
 {
-    return m->sigmoid ? logistic(logit) : exp(logit - max);
+    return m->root ? sqrt(log1p(exp(logit))) : m->sigmoid ? logistic(logit) : exp(logit - max);
 }
 
 /* What a weight is divided by: the sum over all experts or over the chosen ones; of sigmoids that or nothing. */
@@ -262,6 +288,8 @@ draw(const mixture *m, array *a, const int32_t *pairs)
     a[LOGITS] = (array){true, m->M * m->E, NULL};
     a[BIAS] = (array){true, SPW_TERMS * m->E, NULL};
     a[FACTORS] = (array){true, m->E, NULL};
+    a[TABLE] = (array){true, m->tokens * m->k * SPW_TERMS, NULL};
+    a[TOKENS] = (array){false, m->tokens > 0 ? m->M : 0, NULL};
     a[X] = a[DY] = a[BEFORE] = a[Y] = a[Y_DOWN] = a[CLOSED_UP] = a[CLOSED_DOWN] = (array){true, m->M * m->C, NULL};
     a[MOVED] = a[SENT] = a[DX] = (array){true, pair_count * m->C, NULL};
     a[DWEIGHTS] = a[WEIGHTS] = a[CHOICES] = a[PLACES] = a[PAIRS] = a[DOTS] = (array){false, pair_count, NULL};
@@ -283,6 +311,12 @@ draw(const mixture *m, array *a, const int32_t *pairs)
         a[LOGITS].in[i] = logit_of(m, i / m->E, i % m->E);
     for (uint64_t i = 0; i < a[BIAS].n; i++)
         a[BIAS].in[i] = bias_of(i % SPW_TERMS, i / SPW_TERMS);
+    for (uint64_t i = 0; i < a[TABLE].n; i++)
+        a[TABLE].in[i] = table_of(m, i / SPW_TERMS / m->k, i / SPW_TERMS % m->k, i % SPW_TERMS);
+    for (uint64_t i = 0; i < a[TOKENS].n; i++) {
+        int32_t token = (int32_t)token_of(m, i);
+        memcpy(&a[TOKENS].in[i], &token, sizeof token);
+    }
     for (uint64_t i = 0; i < a[FACTORS].n; i++)
         a[FACTORS].in[i] = factor_of(m, i);
     for (uint64_t i = 0; m->cancel && i < a[MOVED].n; i++)
@@ -343,6 +377,9 @@ run(const mixture *m, spw_gpu_queue *q, void **p, spw_dtype type)
                              .scale = (float)scale_of(m),
                              .bias = m->biased ? p[BIAS] : NULL,
                              .factors = m->factored ? p[FACTORS] : NULL,
+                             .root = m->root,
+                             .table = m->tokens > 0 ? p[TABLE] : NULL,
+                             .tokens = m->tokens > 0 ? p[TOKENS] : NULL,
                              .groups = m->groups,
                              .group_choices = m->group_choices};
     spw_gpu_route(q, &r, p[LOGITS], &rule);
@@ -474,22 +511,25 @@ check_routing(const mixture *m, float *const *got, void *const *raw, const array
                   error_of(SPW_F32, p * scale * f, p * scale * fabs(f)));
             mean += p * (double)dw[j] * f;
             terms += p * fabs((double)dw[j] * f);
-            d[choices[j]] = (double)dw[j] * f;
+            d[choices[j]] += (double)dw[j] * f;
         }
         if (m->sigmoid && !m->sum_to_one)
             mean = terms = 0;
         for (uint64_t e = 0; e < m->E; e++) {
             double p = part_of(m, (double)l[e], max) / all, old = m->add ? (double)a[DLOGITS].in[row * m->E + e] : 0, g;
-            double slope = m->sigmoid ? 1 - logistic((double)l[e]) : 1;
-            bool chosen = false;
+            double slope = m->sigmoid ? 1 - logistic((double)l[e]) : 1, chosen = 0;
+            if (m->root)
+                slope = l[e] < -30 ? 0.5 : logistic((double)l[e]) / (2 * log1p(exp((double)l[e])));
             for (uint64_t j = 0; j < m->k; j++)
-                chosen = chosen || choices[j] == (int32_t)e;
-            g = old + (chosen || (!m->sum_to_one && !m->sigmoid) ? p * scale * slope * (d[e] - mean) : 0);
+                chosen += choices[j] == (int32_t)e;
+            if (chosen == 0 && !m->sum_to_one && !m->sigmoid)
+                chosen = 1;
+            g = old + (chosen > 0 ? p * scale * slope * (d[e] - chosen * mean) : 0);
             p_all = m->balance == 0 ? 0 : part_of(m, (double)l[e], max) / of_all;
             g += m->balance == 0 ? 0 : p_all * slope * (pull_of(m, want[ENDS], e) - pull);
             check(m, "dlogits", row * m->E + e, got[DLOGITS][row * m->E + e], g,
                   error_of(type, g,
-                           p * scale * (fabs(d[e]) + terms) + fabs(old) +
+                           p * scale * (fabs(d[e]) + (1 + chosen) * terms) + fabs(old) +
                                p_all * (pull_of(m, want[ENDS], e) + (m->balance == 0 ? 0 : pull))));
         }
     }
@@ -635,6 +675,9 @@ parity_experts(const parity *p)
         {7, 8, 2, 4, 1},    {60, 256, 8, 8, 4},   {33, 96, 6, 3, 2}, {20, 64, 4, 64, 9},
         {40, 384, 8, 8, 4}, {3, 512, 4, 512, 70}, {9, 24, 3, 2, 1},  {11, 40, 3, 1, 1},
     };
+    static const uint64_t hashed[][4] = {
+        {1, 2, 1, 1}, {7, 8, 2, 5}, {70, 300, 6, 40}, {20, 6, 6, 3}, {40, 16, 4, 0}, {9, 384, 8, 0},
+    };
     for (size_t i = 0; i < (p->large ? 19 : 14); i++)
         for (unsigned f = fewer(p, sizes[i][1]) ? (unsigned)i % 3 : 0; f < (sizes[i][0] > 1000 ? 1 : 6);
              f += fewer(p, sizes[i][1]) || i > 13 ? 3 : 1)
@@ -668,6 +711,21 @@ parity_experts(const parity *p)
                                   .scale = f % 3 == 0 ? 0 : 2.5f,
                                   .groups = f % 5 == 0 ? 0 : grouped[i][3],
                                   .group_choices = f % 5 == 0 ? 0 : grouped[i][4]});
+    for (uint64_t i = 0; i < sizeof hashed / sizeof hashed[0]; i++)
+        for (unsigned f = 0; f < 4; f++)
+            examine(p, &(mixture){.M = hashed[i][0],
+                                  .E = hashed[i][1],
+                                  .k = hashed[i][2],
+                                  .C = 8,
+                                  .logits = (logits)((i + f) % LOGITS_COUNT),
+                                  .sum_to_one = f != 2,
+                                  .weighted = true,
+                                  .balance = f == 1 ? 0.01f : 0.0f,
+                                  .sigmoid = true,
+                                  .root = f != 3,
+                                  .biased = f < 2 && hashed[i][3] == 0,
+                                  .scale = 1.5f,
+                                  .tokens = hashed[i][3]});
     for (uint64_t k = 3; k <= 11; k++)
         examine(p, &(mixture){.M = 5,
                               .E = 16,

@@ -218,6 +218,16 @@ stretch(const subject *s, float **host, int32_t **ints)
 }
 
 static void
+stretch_both(const subject *s, float **host, int32_t **ints)
+{
+    (void)ints;
+    for (uint64_t i = 0; i < s->d[0]; i++) {
+        host[0][i] *= 16;
+        host[1][i] *= 16;
+    }
+}
+
+static void
 examine_packed(const parity *p)
 {
     static const uint64_t sizes[][3] = {{1, 1, 2},   {3, 8, 16},     {5, 29, 58},  {4, 24, 56},
@@ -280,7 +290,7 @@ parity_elements(const parity *p)
 {
     examine_packed(p);
     static const char *const curves[SPW_CURVE_COUNT] = {"gelu", "gelu, exact", "relu", "relu, squared"};
-    static const char *const gates[SPW_GATE_CLAMPED] = {"silu_mul", "gelu_mul", "sigmoid_mul"};
+    static const char *const gates[SPW_GATE_CLAMPED] = {"silu_mul", "gelu_mul", "sigmoid_mul", "silu_mul, clamped"};
     static const uint64_t lengths[] = {1, 15, 16, 17, 100, 2049, 4100, 1000003};
     for (size_t i = 0; i < (p->large ? 8 : 7); i++) {
         uint64_t n = lengths[i];
@@ -303,7 +313,8 @@ parity_elements(const parity *p)
                                                     {dx2, n, 0, 0}},
                                               .d = {n, f == 0 ? i % 3 : 0, kind},
                                               .flags = flags,
-                                              .run = run_gate});
+                                              .run = run_gate,
+                                              .prepare = kind == SPW_GATE_SILU_CLAMPED ? stretch_both : NULL});
         }
         for (uint64_t first = 0; first < 4; first++)
             subject_examine(p, &(subject){.name = "dropout",

@@ -395,6 +395,125 @@ test_choose_keys(void **state)
     }
 }
 
+/* ------------------- keys in front of a sequence's: d = B, T, Hq, D, window, rows that each stands for, one in how many is chosen or 0; in: q, keys that are values too, sinks */
+
+static uint64_t
+front_of(const ops_subject *s)
+{
+    return s->d[1] / s->d[5];
+}
+
+static uint64_t
+front_words(const ops_subject *s)
+{
+    return front_of(s) / 32 + 1;
+}
+
+/* Bits in ops_ids, of the keys in front alone; some rows have none. */
+static void
+choose_fronts(const ops_subject *s)
+{
+    assert_true(s->d[0] * s->d[1] * front_words(s) <= OPS_N_MAX);
+    for (uint64_t i = 0; i < s->d[0] * s->d[1] * front_words(s); i++) {
+        uint32_t word = 0, r[4];
+        for (uint32_t bit = 0; bit < 32; bit++) {
+            spw_philox(8, i, bit, r);
+            word |= (uint32_t)(r[0] % s->d[6] == 0) << bit;
+        }
+        ops_ids[i] = (int32_t)word;
+    }
+}
+
+static void
+front_ref(const ops_subject *s, double *const *in, double *out)
+{
+    const uint64_t T = s->d[1], Hq = s->d[2], D = s->d[3], front = front_of(s);
+    double *p = malloc((front + T) * sizeof *p), scale = 1 / sqrt((double)D);
+    assert_non_null(p);
+    for (uint64_t i = 0; i < s->d[0] * T * Hq; i++) {
+        const uint64_t h = i % Hq, row = i / Hq, t = row % T;
+        const double *q = in[0] + i * D, *keys = in[1] + row / T * (front + T) * D;
+        double sum = exp(in[2][h]), *o = out + i * D;
+        memset(o, 0, D * sizeof *o);
+        for (uint64_t u = 0; u < front + T; u++) {
+            bool reads = u >= front ? u - front <= t && (s->d[4] == 0 || u - front + s->d[4] > t)
+                                    : u < (t + 1) / s->d[5] &&
+                                          (s->d[6] == 0 ||
+                                           ((uint32_t)ops_ids[row * front_words(s) + u / 32] >> u % 32 & 1) != 0);
+            p[u] = 0;
+            for (uint64_t d = 0; d < D; d++)
+                p[u] += q[d] * keys[u * D + d] * scale;
+            sum += p[u] = reads ? exp(p[u]) : 0;
+        }
+        for (uint64_t u = 0; u < front + T; u++)
+            for (uint64_t d = 0; d < D; d++)
+                o[d] += p[u] / sum * keys[u * D + d];
+    }
+    free(p);
+}
+
+static spw_attention_shape
+front_shape(const ops_subject *s, const float *sinks)
+{
+    return (spw_attention_shape){.B = s->d[0],
+                                 .T = s->d[1],
+                                 .Hq = s->d[2],
+                                 .Hk = 1,
+                                 .D = s->d[3],
+                                 .q_stride = s->d[2] * s->d[3],
+                                 .kv_stride = s->d[3],
+                                 .scale = 1 / sqrtf((float)s->d[3]),
+                                 .window = s->d[4],
+                                 .sinks = sinks,
+                                 .chosen = s->d[6] > 0 ? (const uint32_t *)ops_ids : NULL,
+                                 .chosen_words = front_words(s),
+                                 .front = front_of(s),
+                                 .front_each = s->d[5]};
+}
+
+static void
+front_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    const spw_attention_shape shape = front_shape(s, in[2]);
+    spw_gpu_attention(q, out, ops_saved[0], in[0], in[1], in[1], &shape);
+}
+
+/* What keys and what values get is one gradient. */
+static void
+front_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout,
+          float *const *g)
+{
+    const spw_attention_shape shape = front_shape(s, in[2]);
+    spw_gpu_attention_backward(q, g[0], g[1], ops_saved[1], g[2], dout, out, ops_saved[0], in[0], in[1], in[1], &shape);
+    for (uint64_t i = 0; i < s->n[1]; i++)
+        g[1][i] += ops_saved[1][i];
+}
+
+/* Fewer rows than one stands for, one, several tiles of either kind; windows; chosen ones. */
+static void
+test_attention_front(void **state)
+{
+    static const uint64_t sizes[][7] = {{1, 3, 1, 4, 2, 4},       {2, 9, 2, 6, 4, 4},   {1, 40, 2, 8, 0, 1, 3},
+                                        {2, 70, 3, 4, 33, 4, 2},  {1, 200, 1, 4, 9, 1}, {1, 300, 2, 4, 70, 2, 5},
+                                        {1, 150, 2, 4, 16, 50, 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        ops_subject s = {
+            .name = "attention with keys in front",
+            .inputs = 3,
+            .d = {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5], sizes[i][6]},
+            .reference = front_ref,
+            .forward = front_fwd,
+            .backward = front_bwd};
+        s.out_n = s.n[0] = s.d[0] * s.d[1] * s.d[2] * s.d[3];
+        s.n[1] = s.d[0] * (front_of(&s) + s.d[1]) * s.d[3];
+        s.n[2] = s.d[2];
+        if (s.d[6] > 0)
+            choose_fronts(&s);
+        ops_examine(&s);
+    }
+}
+
 int
 main(void)
 {
@@ -405,6 +524,7 @@ main(void)
         cmocka_unit_test(test_attention_cached),
         cmocka_unit_test(test_attention_all_chosen),
         cmocka_unit_test(test_choose_keys),
+        cmocka_unit_test(test_attention_front),
     };
     return ops_run_tests(tests, sizeof tests / sizeof tests[0]);
 }

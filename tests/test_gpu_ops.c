@@ -388,6 +388,46 @@ gelu_mul_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const flo
     spw_gpu_gate_mul_backward(q, SPW_GATE_GELU, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
 }
 
+/* Drawn so wide that some are cut off, and the sum small again. */
+static void
+silu_clamped_ref(const ops_subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0; i < s->d[0]; i++) {
+        double g = fmin(16 * in[0][i], 10), u = fmax(fmin(16 * in[1][i], 10), -10);
+        out[i] = g / (1 + exp(-g)) * u / 64;
+    }
+}
+
+static void
+silu_clamped_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    for (uint64_t i = 0; i < s->d[0]; i++) {
+        wide_pairs[i] = 16 * in[0][i];
+        wide_pairs[OPS_N_MAX + i] = 16 * in[1][i];
+    }
+    spw_gpu_gate_mul(q, SPW_GATE_SILU_CLAMPED, out, wide_pairs, wide_pairs + OPS_N_MAX, 1, s->d[0], s->d[0]);
+    for (uint64_t i = 0; i < s->d[0]; i++)
+        out[i] /= 64;
+}
+
+static void
+silu_clamped_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout,
+                 float *const *g)
+{
+    (void)out;
+    (void)in;
+    for (uint64_t i = 0; i < s->d[0]; i++) {
+        wide_grads[i] = 4 * g[0][i];
+        wide_grads[OPS_N_MAX + i] = 4 * g[1][i];
+    }
+    spw_gpu_gate_mul_backward(q, SPW_GATE_SILU_CLAMPED, wide_grads, wide_grads + OPS_N_MAX, dout, wide_pairs,
+                              wide_pairs + OPS_N_MAX, 1, s->d[0], s->d[0], s->flags);
+    for (uint64_t i = 0; i < s->d[0]; i++) {
+        g[0][i] = wide_grads[i] / 4;
+        g[1][i] = wide_grads[OPS_N_MAX + i] / 4;
+    }
+}
+
 static void
 add_ref(const ops_subject *s, double *const *in, double *out)
 {
@@ -538,6 +578,16 @@ test_elementwise(void **state)
                                    gelu_mul_ref,
                                    gelu_mul_fwd,
                                    gelu_mul_bwd});
+        for (unsigned f = 0; f < 2; f++)
+            ops_examine(&(ops_subject){"silu_mul, clamped",
+                                       2,
+                                       {n, n},
+                                       n,
+                                       {n},
+                                       f ? SPW_OP_ACC_DX | SPW_OP_ACC_DX2 : 0,
+                                       silu_clamped_ref,
+                                       silu_clamped_fwd,
+                                       silu_clamped_bwd});
         ops_examine(&(ops_subject){"add", 2, {n, n}, n, {n}, 0, add_ref, add_fwd, NULL});
         ops_examine(&(ops_subject){"soft_cap", 1, {n}, n, {n}, 0, soft_cap_ref, soft_cap_fwd, NULL});
         ops_examine(&(ops_subject){"add_scaled", 2, {n, n}, n, {n}, 0, add_scaled_ref, add_scaled_fwd, NULL});

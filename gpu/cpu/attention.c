@@ -41,13 +41,53 @@ seen_keys(const attention *a, uint64_t b, uint64_t t, uint64_t k0, uint64_t nk, 
     return hi;
 }
 
-/* The words of the row at position t of sequence b that begin with key k0, a multiple of 32; NULL: it reads what it may. */
+/* How many of the keys in front of a sequence's own row t reads. */
+static uint64_t
+front_of(const spw_attention_shape *s, uint64_t t)
+{
+    return s->front > 0 ? min_u64(s->front, (t + 1) / s->front_each) : 0;
+}
+
+/* Some keys that lie together: of the sequence, or of those in front of it, from the k0-th of them on. */
+typedef struct span {
+    bool front;
+    uint64_t k0, nk;
+} span;
+
+/* The same of a span. */
+static uint64_t
+seen_of(const attention *a, uint64_t b, uint64_t t, const span *k, uint64_t *lo)
+{
+    uint64_t seen = front_of(&a->s, t);
+    if (!k->front)
+        return seen_keys(a, b, t, k->k0, k->nk, lo);
+    *lo = 0;
+    return seen > k->k0 ? min_u64(k->nk, seen - k->k0) : 0;
+}
+
+/* Where the keys of sequence b lie, by rows, and those of a span. */
+static uint64_t
+keys_at(const attention *a, uint64_t b)
+{
+    const spw_attention_shape *s = &a->s;
+    return a->cache != NULL ? (uint64_t)a->cache->slots[b] * a->cache->capacity : b * (s->front + s->T);
+}
+
+static uint64_t
+span_at(const attention *a, uint64_t b, const span *k)
+{
+    return keys_at(a, b) + k->k0 + (k->front ? 0 : a->s.front);
+}
+
+/* The words of the row at position t of sequence b that begin with a span's first key, a multiple of 32; NULL: it reads what it may. */
 static const uint32_t *
-chosen_of(const attention *a, uint64_t b, uint64_t t, uint64_t k0)
+chosen_of(const attention *a, uint64_t b, uint64_t t, const span *k)
 {
     const spw_attention_shape *s = &a->s;
     uint64_t row = a->cache != NULL ? t - (uint64_t)a->cache->starts[b] : t;
-    return s->chosen != NULL ? s->chosen + (b * s->T + row) * s->chosen_words + k0 / 32 : NULL;
+    if (s->chosen == NULL || k->front != (s->front > 0))
+        return NULL;
+    return s->chosen + (b * s->T + row) * s->chosen_words + k->k0 / 32;
 }
 
 static bool
@@ -105,53 +145,68 @@ with_sink(const spw_attention_shape *s, uint64_t h, float lse)
     return s->sinks == NULL ? lse : fmaxf(lse, sink) + log1pf(expf(-fabsf(lse - sink)));
 }
 
+/* A tile of queries of one head, and what its rows have summed so far. */
+typedef struct query_tile {
+    uint64_t b, h, p0, nq; /* p0: the first one's position */
+    const float *q;
+    float *out, max[TILE_Q], sum[TILE_Q];
+    bool started[TILE_Q], any; /* any: out has been written */
+} query_tile;
+
+static void
+forward_tile(const attention *a, query_tile *t, const span *k)
+{
+    const spw_attention_shape *s = &a->s;
+    uint64_t out_stride = s->Hq * s->Dv, hk = t->h / (s->Hq / s->Hk), nk = k->nk, at = span_at(a, t->b, k);
+    const float *key = a->key + at * s->kv_stride + hk * a->k_head;
+    const float *value = a->value + at * s->v_stride + hk * s->v_head;
+    float scores[TILE_Q * TILE_K];
+    spw__cpu_gemm_here(false, true, t->nq, nk, s->D, s->scale, t->q, s->q_stride, key, s->kv_stride, 0.0f, scores,
+                       TILE_K);
+    for (uint64_t i = 0; i < t->nq; i++) {
+        float *row = scores + i * TILE_K, few[TILE_K], shrink;
+        uint64_t lo, hi = seen_of(a, t->b, t->p0 + i, k, &lo), n = hi - lo;
+        const uint32_t *words = chosen_of(a, t->b, t->p0 + i, k);
+        memset(row, 0, lo * sizeof(float));
+        memset(row + hi, 0, (nk - hi) * sizeof(float));
+        if (s->cap > 0 && hi > 0)
+            a->k->soft_cap(row + lo, s->cap, n);
+        if (words != NULL && (n = take_chosen(few, row, words, lo, hi)) == 0)
+            memset(row, 0, hi * sizeof(float));
+        if (n == 0)
+            continue;
+        shrink = soften(a->k, words != NULL ? few : row + lo, n, t->started[i], &t->max[i], &t->sum[i]);
+        if (shrink != 1.0f)
+            a->k->scale(t->out + i * out_stride, shrink, s->Dv);
+        if (words != NULL)
+            put_chosen(row, few, words, lo, hi);
+        t->started[i] = true;
+    }
+    spw__cpu_gemm_here(false, false, t->nq, s->Dv, nk, 1.0f, scores, TILE_K, value, s->v_stride, t->any ? 1.0f : 0.0f,
+                       t->out, out_stride);
+    t->any = true;
+}
+
 static void
 forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const attention *a = ctx;
     const spw_attention_shape *s = &a->s;
     uint64_t tiles = (s->T + TILE_Q - 1) / TILE_Q, out_stride = s->Hq * s->Dv;
-    uint64_t tile = part_idx % tiles, h = part_idx / tiles % s->Hq, b = part_idx / tiles / s->Hq;
-    uint64_t q0 = tile * TILE_Q, nq = min_u64(TILE_Q, s->T - q0), hk = h / (s->Hq / s->Hk);
-    const float *q = a->q + (b * s->T + q0) * s->q_stride + h * s->qk_head;
-    float *out = a->out + (b * s->T + q0) * out_stride + h * s->Dv;
-    float scores[TILE_Q * TILE_K], max[TILE_Q], sum[TILE_Q];
-    bool started[TILE_Q] = {false};
+    uint64_t q0 = part_idx % tiles * TILE_Q, h = part_idx / tiles % s->Hq, b = part_idx / tiles / s->Hq;
     uint64_t before = a->cache != NULL ? (uint64_t)a->cache->starts[b] : 0; /* positions are counted from there */
-    uint64_t kv_row = a->cache != NULL ? (uint64_t)a->cache->slots[b] * a->cache->capacity : b * s->T;
-    uint64_t p0 = before + q0, first = first_key(a, b, p0) / TILE_K * TILE_K;
+    query_tile t = {.b = b, .h = h, .p0 = before + q0, .nq = min_u64(TILE_Q, s->T - q0)};
+    uint64_t front = front_of(s, t.p0 + t.nq - 1), end = t.p0 + t.nq;
     (void)worker_idx;
-    for (uint64_t k0 = first; k0 < p0 + nq; k0 += TILE_K) {
-        uint64_t nk = min_u64(TILE_K, p0 + nq - k0); /* later keys are seen by no row of this tile */
-        const float *key = a->key + (kv_row + k0) * s->kv_stride + hk * a->k_head;
-        const float *value = a->value + (kv_row + k0) * s->v_stride + hk * s->v_head;
-        spw__cpu_gemm_here(false, true, nq, nk, s->D, s->scale, q, s->q_stride, key, s->kv_stride, 0.0f, scores,
-                           TILE_K);
-        for (uint64_t i = 0; i < nq; i++) {
-            float *row = scores + i * TILE_K, few[TILE_K], shrink;
-            uint64_t lo, hi = seen_keys(a, b, p0 + i, k0, nk, &lo), n = hi - lo;
-            const uint32_t *words = chosen_of(a, b, p0 + i, k0);
-            memset(row, 0, lo * sizeof(float));
-            memset(row + hi, 0, (nk - hi) * sizeof(float));
-            if (s->cap > 0 && hi > 0)
-                a->k->soft_cap(row + lo, s->cap, n);
-            if (words != NULL && (n = take_chosen(few, row, words, lo, hi)) == 0)
-                memset(row, 0, hi * sizeof(float));
-            if (n == 0)
-                continue;
-            shrink = soften(a->k, words != NULL ? few : row + lo, n, started[i], &max[i], &sum[i]);
-            if (shrink != 1.0f)
-                a->k->scale(out + i * out_stride, shrink, s->Dv);
-            if (words != NULL)
-                put_chosen(row, few, words, lo, hi);
-            started[i] = true;
-        }
-        spw__cpu_gemm_here(false, false, nq, s->Dv, nk, 1.0f, scores, TILE_K, value, s->v_stride,
-                           k0 == first ? 0.0f : 1.0f, out, out_stride);
-    }
-    for (uint64_t i = 0; i < nq; i++) {
-        float lse = max[i] + logf(sum[i]), all = with_sink(s, h, lse);
-        a->k->scale(out + i * out_stride, s->sinks != NULL ? expf(lse - all) / sum[i] : 1.0f / sum[i], s->Dv);
+    t.q = a->q + (b * s->T + q0) * s->q_stride + h * s->qk_head;
+    t.out = a->out + (b * s->T + q0) * out_stride + h * s->Dv;
+    for (uint64_t k0 = 0; k0 < front; k0 += TILE_K)
+        forward_tile(a, &t, &(span){true, k0, min_u64(TILE_K, front - k0)});
+    for (uint64_t k0 = first_key(a, b, t.p0) / TILE_K * TILE_K; k0 < end; k0 += TILE_K)
+        forward_tile(a, &t, &(span){false, k0, min_u64(TILE_K, end - k0)}); /* later keys are seen by no row here */
+    for (uint64_t i = 0; i < t.nq; i++) {
+        float lse = t.max[i] + logf(t.sum[i]), all = with_sink(s, h, lse);
+        a->k->scale(t.out + i * out_stride, s->sinks != NULL ? expf(lse - all) / t.sum[i] : 1.0f / t.sum[i], s->Dv);
         if (a->lse != NULL)
             a->lse[(b * s->Hq + h) * s->T + q0 + i] = all;
     }
@@ -220,13 +275,13 @@ spw__cpu_attention_cached(spw_gpu_queue *queue, act *out, const act *query, cons
 
 /* One query tile against one key tile. */
 static void
-backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t k0, uint64_t nk)
+backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, const span *k)
 {
     const spw_attention_shape *s = &a->s;
-    uint64_t nq = min_u64(TILE_Q, s->T - q0), hk = h / (s->Hq / s->Hk), out_stride = s->Hq * s->Dv;
-    uint64_t q_at = (b * s->T + q0) * s->q_stride + h * s->qk_head;
-    uint64_t kv_at = (b * s->T + k0) * s->kv_stride + hk * s->qk_head;
-    uint64_t out_at = (b * s->T + q0) * out_stride + h * s->Dv, v_at = (b * s->T + k0) * s->v_stride + hk * s->v_head;
+    uint64_t nq = min_u64(TILE_Q, s->T - q0), hk = h / (s->Hq / s->Hk), out_stride = s->Hq * s->Dv, nk = k->nk;
+    uint64_t q_at = (b * s->T + q0) * s->q_stride + h * s->qk_head, row = span_at(a, b, k);
+    uint64_t kv_at = row * s->kv_stride + hk * s->qk_head, v_at = row * s->v_stride + hk * s->v_head;
+    uint64_t out_at = (b * s->T + q0) * out_stride + h * s->Dv;
     const float *lse = a->fwd_lse + (b * s->Hq + h) * s->T + q0;
     float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
     spw__cpu_gemm_here(false, true, nq, nk, s->D, s->scale, a->q + q_at, s->q_stride, a->key + kv_at, s->kv_stride,
@@ -235,8 +290,8 @@ backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t 
                        0.0f, ds, TILE_K);
     for (uint64_t i = 0; i < nq; i++) {
         float *pr = p + i * TILE_K, *dr = ds + i * TILE_K;
-        uint64_t lo, hi = seen_keys(a, b, q0 + i, k0, nk, &lo);
-        const uint32_t *words = chosen_of(a, b, q0 + i, k0);
+        uint64_t lo, hi = seen_of(a, b, q0 + i, k, &lo);
+        const uint32_t *words = chosen_of(a, b, q0 + i, k);
         float d = a->k->dot(a->dout + out_at + i * out_stride, a->fwd_out + out_at + i * out_stride, s->Dv);
         if (s->cap > 0) {
             a->k->soft_cap(pr + lo, s->cap, hi - lo);
@@ -267,12 +322,18 @@ backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const spw_attention_shape *s = &a->s;
     uint64_t hk = part_idx % s->Hk, b = part_idx / s->Hk, group = s->Hq / s->Hk;
     (void)worker_idx;
-    for (uint64_t t = 0; t < s->T; t++) {
-        uint64_t kv_at = (b * s->T + t) * s->kv_stride + hk * s->qk_head;
-        memset(a->dk + kv_at, 0, s->D * sizeof(float));
-        memset(a->dv + (b * s->T + t) * s->v_stride + hk * s->v_head, 0, s->Dv * sizeof(float));
+    for (uint64_t row = keys_at(a, b); row < keys_at(a, b + 1); row++) {
+        memset(a->dk + row * s->kv_stride + hk * s->qk_head, 0, s->D * sizeof(float));
+        memset(a->dv + row * s->v_stride + hk * s->v_head, 0, s->Dv * sizeof(float));
+    }
+    for (uint64_t t = 0; t < s->T; t++)
         for (uint64_t h = hk * group; h < (hk + 1) * group; h++)
             memset(a->dq + (b * s->T + t) * s->q_stride + h * s->qk_head, 0, s->D * sizeof(float));
+    for (uint64_t k0 = 0; k0 < s->front; k0 += TILE_K) {
+        const span k = {true, k0, min_u64(TILE_K, s->front - k0)};
+        for (uint64_t h = 0; h < s->Hq; h++)
+            for (uint64_t q0 = ((k0 + 1) * s->front_each - 1) / TILE_Q * TILE_Q; q0 < s->T; q0 += TILE_Q)
+                backward_tile(a, b, h, q0, &k);
     }
     for (uint64_t k0 = 0; k0 < s->T; k0 += TILE_K) {
         uint64_t nk = min_u64(TILE_K, s->T - k0);
@@ -281,7 +342,7 @@ backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
             end = min_u64(end, (uint64_t)s->ends[b * s->T + k0 + nk - 1]);
         for (uint64_t h = hk * group; h < (hk + 1) * group; h++)
             for (uint64_t q0 = k0 / TILE_Q * TILE_Q; q0 < end; q0 += TILE_Q)
-                backward_tile(a, b, h, q0, k0, nk);
+                backward_tile(a, b, h, q0, &(span){false, k0, nk});
     }
 }
 

@@ -15,11 +15,17 @@ typedef struct choice {
     spw_choice_shape s;
 } choice;
 
-/* The position of row t of sequence b, and the first key that it may read. */
+/* The position of row t of sequence b, where the keys end that it may read, and the first one. */
 static uint64_t
 position_of(const choice *c, uint64_t b, uint64_t t)
 {
     return (c->s.starts != NULL ? (uint64_t)c->s.starts[b] : 0) + c->s.first + t;
+}
+
+static uint64_t
+end_of(const choice *c, uint64_t b, uint64_t t)
+{
+    return (position_of(c, b, t) + 1) / c->s.each;
 }
 
 static uint64_t
@@ -32,7 +38,7 @@ static const float *
 keys_of(const choice *c, uint64_t b)
 {
     const spw_choice_shape *s = &c->s;
-    return c->key + (s->slots != NULL ? (uint64_t)s->slots[b] * s->capacity : b * s->T) * s->D;
+    return c->key + (s->slots != NULL ? (uint64_t)s->slots[b] * s->capacity : b * s->key_rows) * s->D;
 }
 
 static void
@@ -52,7 +58,7 @@ score_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const choice *c = ctx;
     const spw_choice_shape *s = &c->s;
     uint64_t tiles = (s->T + TILE_Q - 1) / TILE_Q, b = part_idx / tiles, t0 = part_idx % tiles * TILE_Q;
-    uint64_t nq = min_u64(TILE_Q, s->T - t0), row = b * s->T + t0, end = position_of(c, b, t0) + nq,
+    uint64_t nq = min_u64(TILE_Q, s->T - t0), row = b * s->T + t0, end = end_of(c, b, t0 + nq - 1),
              cols = s->words * 32;
     const float *key = keys_of(c, b), *weights = c->weights + row * s->H;
     float product[TILE_Q * TILE_K];
@@ -110,7 +116,7 @@ choose_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const choice *c = ctx;
     const spw_choice_shape *s = &c->s;
-    uint64_t row = part_idx, first = first_of(c, row), end = position_of(c, row / s->T, row % s->T) + 1, left = 0;
+    uint64_t row = part_idx, first = first_of(c, row), end = end_of(c, row / s->T, row % s->T), left = 0;
     const float *scores = c->scores + row * s->words * 32;
     uint32_t *bits = c->bits + row * s->words, least = 0;
     bool all = end - first <= s->keys;

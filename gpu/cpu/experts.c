@@ -70,6 +70,44 @@ sigmoid(float x)
     return 1.0f / (1.0f + expf(-x));
 }
 
+static float
+softplus(float x)
+{
+    return x > 20 ? x : log1pf(expf(x));
+}
+
+/* The probability of an expert that has one by itself. */
+static float
+alone(const spw_routing_rule *rule, float logit)
+{
+    return rule->root ? sqrtf(softplus(logit)) : sigmoid(logit);
+}
+
+/* Its slope over it; of the root 1/2 at the lower end, where both are lost. */
+static float
+slope_of(const spw_routing_rule *rule, float logit)
+{
+    if (!rule->root)
+        return 1 - sigmoid(logit);
+    return logit < -15 ? 0.5f : sigmoid(logit) / (2 * softplus(logit));
+}
+
+/* The choices of a token, lower experts first. */
+static void
+look_up(const moe_args *g, uint64_t m, int32_t *choices)
+{
+    const spw_routing *r = g->r;
+    const float *terms = (const float *)g->rule->table + (uint64_t)g->rule->tokens[m] * r->k * SPW_TERMS;
+    for (uint64_t i = 0; i < r->k; i++) {
+        int32_t expert = (int32_t)sum_of_terms(terms + i * SPW_TERMS);
+        uint64_t j = i;
+        expert = expert < 0 ? 0 : expert < (int32_t)r->E ? expert : (int32_t)r->E - 1;
+        for (; j > 0 && choices[j - 1] > expert; j--)
+            choices[j] = choices[j - 1];
+        choices[j] = expert;
+    }
+}
+
 /* The sum of a group's best two, or its best one. */
 static float
 worth(const float *keys, uint64_t n, bool of_two)
@@ -118,7 +156,7 @@ keys_of(const moe_args *g, const float *logits, float *room)
     if (!rule->sigmoid && bias != NULL)
         sum = g->k->exp_sum(room, logits, largest(logits, E), E);
     for (uint64_t e = 0; e < E; e++) {
-        room[e] = rule->sigmoid ? sigmoid(logits[e]) : bias != NULL ? room[e] / sum : logits[e];
+        room[e] = rule->sigmoid ? alone(rule, logits[e]) : bias != NULL ? room[e] / sum : logits[e];
         if (bias != NULL)
             room[e] += sum_of_terms(bias + SPW_TERMS * e);
     }
@@ -147,10 +185,13 @@ route_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         const float *logits = g->logits + m * r->E;
         int32_t *choices = r->choices + m * r->k;
         float *w = r->weights + m * r->k, sum = 0, max, room[SPW_EXPERTS_MAX];
-        choose(choices, keys_of(g, logits, room), r->E, r->k);
+        if (rule->table != NULL)
+            look_up(g, m, choices);
+        else
+            choose(choices, keys_of(g, logits, room), r->E, r->k);
         max = largest(logits, r->E);
         for (uint64_t j = 0; j < r->k; j++)
-            sum += w[j] = rule->sigmoid ? sigmoid(logits[choices[j]]) : expf(logits[choices[j]] - max);
+            sum += w[j] = rule->sigmoid ? alone(rule, logits[choices[j]]) : expf(logits[choices[j]] - max);
         if (!rule->sum_to_one)
             sum = rule->sigmoid ? 1 : g->k->exp_sum(room, logits, max, r->E);
         else if (rule->sigmoid || rule->bias != NULL)
@@ -188,8 +229,8 @@ spw__cpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, const 
 }
 
 /*
- * d[e] += p[e] (c[e] - sum of p c), with p over the sum of all experts' and c balance times an expert's pairs; of a sigmoid times its slope
- * over it, 1 - p before that division.
+ * d[e] += p[e] (c[e] - sum of p c), with p over the sum of all experts' and c balance times an expert's pairs; of a sigmoid or a root times its slope
+ * over it.
  */
 static void
 add_balance(const moe_args *g, float *d, const float *logits)
@@ -199,19 +240,19 @@ add_balance(const moe_args *g, float *d, const float *logits)
     if (!g->rule->sigmoid)
         sum = g->k->exp_sum(p, logits, largest(logits, r->E), r->E);
     for (uint64_t e = 0; g->rule->sigmoid && e < r->E; e++)
-        sum += p[e] = sigmoid(logits[e]);
+        sum += p[e] = alone(g->rule, logits[e]);
     g->k->scale(p, 1.0f / sum, r->E);
     for (uint64_t e = 0; e < r->E; e++) {
         c[e] = g->balance * (float)(r->ends[e] - (e > 0 ? r->ends[e - 1] : 0));
         mean += p[e] * c[e];
     }
     for (uint64_t e = 0; e < r->E; e++)
-        d[e] += p[e] * (c[e] - mean) * (g->rule->sigmoid ? 1 - sigmoid(logits[e]) : 1);
+        d[e] += p[e] * (c[e] - mean) * (g->rule->sigmoid ? slope_of(g->rule, logits[e]) : 1);
 }
 
 /*
  * Of a softmax, over the chosen ones or over all, times scale: dlogits[e] = w[e] (dw[e] - sum of w dw / scale), with w over the same ones
- * and dw 0 for those that are not chosen. Of a sigmoid only the chosen ones have a gradient: w[e] (1 - p[e]) (dw[e] - that sum, if weights
+ * and dw 0 for those that are not chosen. Of a sigmoid or a root only the chosen ones have a gradient: w[e] times its slope over it times (dw[e] - that sum, if weights
  * are divided by theirs). With factors w is what it was before them, and dw is multiplied by its expert's.
  */
 static void
@@ -233,7 +274,9 @@ route_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         if (!rule->sum_to_one && !rule->sigmoid)
             g->k->scale(d, -mean / g->k->exp_sum(d, logits, largest(logits, r->E), r->E), r->E);
         for (uint64_t j = 0; j < r->k; j++)
-            d[choices[j]] = w[j] * (dw[j] - mean / rule->scale) * (rule->sigmoid ? 1 - sigmoid(logits[choices[j]]) : 1);
+            d[choices[j]] =
+                (j > 0 && choices[j - 1] == choices[j] ? d[choices[j]] : 0) +
+                w[j] * (dw[j] - mean / rule->scale) * (rule->sigmoid ? slope_of(rule, logits[choices[j]]) : 1);
         if (g->balance != 0)
             add_balance(g, d, logits);
         for (uint64_t e = 0; e < r->E; e++)

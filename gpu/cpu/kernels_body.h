@@ -297,6 +297,38 @@ k_sigmoid_mul_backward(float *dg, float *du, const float *dy, const float *gate,
     gate_backward(sigmoid_mul_slopes, dg, du, dy, gate, up, n, acc_g, acc_u);
 }
 
+/* Comparisons let NaN through. */
+static void
+k_silu_clamped_mul(float *restrict y, const float *restrict gate, const float *restrict up, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float g = choose(gate[i] > SPW_GATE_SILU_LIMIT, SPW_GATE_SILU_LIMIT, gate[i]);
+        float u = choose(fabsf(up[i]) > SPW_GATE_SILU_LIMIT, copysignf(SPW_GATE_SILU_LIMIT, up[i]), up[i]);
+        y[i] = g / (1.0f + exp_fast(-g)) * u;
+    }
+}
+
+static void
+silu_clamped_slopes(float *restrict dg, float *restrict du, const float *restrict dy, const float *restrict gate,
+                    const float *restrict up, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        bool high = gate[i] > SPW_GATE_SILU_LIMIT, far = fabsf(up[i]) > SPW_GATE_SILU_LIMIT;
+        float g = choose(high, SPW_GATE_SILU_LIMIT, gate[i]);
+        float u = choose(far, copysignf(SPW_GATE_SILU_LIMIT, up[i]), up[i]);
+        float s = 1.0f / (1.0f + exp_fast(-g));
+        dg[i] = choose(high, 0.0f, dy[i] * u * (s + g * s * (1.0f - s)));
+        du[i] = choose(far, 0.0f, dy[i] * g * s);
+    }
+}
+
+static void
+k_silu_clamped_mul_backward(float *dg, float *du, const float *dy, const float *gate, const float *up, uint64_t n,
+                            bool acc_g, bool acc_u)
+{
+    gate_backward(silu_clamped_slopes, dg, du, dy, gate, up, n, acc_g, acc_u);
+}
+
 /* Pairs of a gate and an up in x. Comparisons let NaN through. */
 static void
 k_clamped_mul(float *restrict y, const float *restrict x, const float *restrict up, uint64_t n)
@@ -714,8 +746,9 @@ k_sumsq(const float *x, uint64_t n)
 const cpu_kernels KERNELS = {k_add,
                              {k_gelu, k_gelu_erf, k_relu, k_relu_squared},
                              {k_gelu_backward, k_gelu_erf_backward, k_relu_backward, k_relu_squared_backward},
-                             {k_silu_mul, k_gelu_mul, k_sigmoid_mul, k_clamped_mul},
-                             {k_silu_mul_backward, k_gelu_mul_backward, k_sigmoid_mul_backward, k_clamped_mul_backward},
+                             {k_silu_mul, k_gelu_mul, k_sigmoid_mul, k_silu_clamped_mul, k_clamped_mul},
+                             {k_silu_mul_backward, k_gelu_mul_backward, k_sigmoid_mul_backward,
+                              k_silu_clamped_mul_backward, k_clamped_mul_backward},
                              k_layernorm_row,
                              k_layernorm_dx_row,
                              k_rmsnorm_row,

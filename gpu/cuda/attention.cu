@@ -27,6 +27,8 @@ args_of(const spw_attention_shape *s, const void *q, const void *key, const void
     args.sinks = (const E *)s->sinks;
     args.chosen = s->chosen;
     args.words = s->chosen_words;
+    args.front = s->front;
+    args.front_each = s->front_each;
     args.Hq = (int)s->Hq;
     args.Hk = (int)s->Hk;
     args.D = (int)s->D;
@@ -80,7 +82,8 @@ static bool
 by_hopper(cuda_queue *q, const attention_args<E> &args)
 {
     bool mostly_zeros = args.D <= 32 || (args.D > 128 && args.D <= 192 && args.Dv <= 128);
-    return q->gpu->hopper && args.wide && args.cap <= 0 && args.chosen == NULL && args.D <= 256 && !mostly_zeros;
+    return q->gpu->hopper && args.wide && args.cap <= 0 && args.chosen == NULL && args.front == 0 && args.D <= 256 &&
+           !mostly_zeros;
 }
 
 template <class E>
@@ -89,7 +92,7 @@ launch_forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     if (by_hopper(q, args))
         spw__cuda_attention_forward_hopper(q, args, B);
-    else if (args.D > 256)
+    else if (args.D > 256 || args.front > 0)
         spw__cuda_attention_forward_wide(q, args, B);
     else
         spw__cuda_attention_forward(q, args, B);
@@ -184,11 +187,10 @@ template <bool CAP, int TILE>
 static void
 backward_f32(cuda_queue *q, const attention_args<float> &args, const spw_attention_shape *s)
 {
-    unsigned tiles = spw__cuda_blocks(s->T, TILE);
-    LAUNCH(q, dim3(tiles, (unsigned)s->Hq, (unsigned)s->B), F32_THREADS, f32_shared_bytes<TILE>(4, args.D),
-           (attention_f32_dq_kernel<CAP, TILE>), args);
-    LAUNCH(q, dim3(tiles, (unsigned)s->Hk, (unsigned)s->B), F32_THREADS, f32_shared_bytes<TILE>(4, args.D),
-           (attention_f32_dkv_kernel<CAP, TILE>), args);
+    LAUNCH(q, dim3(spw__cuda_blocks(s->T, TILE), (unsigned)s->Hq, (unsigned)s->B), F32_THREADS,
+           f32_shared_bytes<TILE>(4, args.D), (attention_f32_dq_kernel<CAP, TILE>), args);
+    LAUNCH(q, dim3(spw__cuda_blocks(s->front + s->T, TILE), (unsigned)s->Hk, (unsigned)s->B), F32_THREADS,
+           f32_shared_bytes<TILE>(4, args.D), (attention_f32_dkv_kernel<CAP, TILE>), args);
 }
 
 static void
@@ -211,7 +213,7 @@ launch_backward(cuda_queue *q, const attention_args<E> &args, const spw_attentio
     if (by_hopper(q, args)) {
         spw__cuda_attention_dq_hopper(q, args, s->B);
         spw__cuda_attention_dkv_hopper(q, args, s->B, s->Hk);
-    } else if (args.D > 256) {
+    } else if (args.D > 256 || args.front > 0) {
         spw__cuda_attention_backward_wide(q, args, s->B);
     } else {
         spw__cuda_attention_dq(q, args, s->B);

@@ -20,6 +20,7 @@ template <class E> struct attention_args {
     const E *sinks;                /* (Hq) NULL: none */
     const uint32_t *chosen;        /* (B T, words) bits of keys that a row reads; NULL: of all */
     uint64_t words;
+    uint64_t front, front_each; /* keys in front of a sequence's, of which chosen is then; 0: none */
     bool wide;
 };
 

@@ -55,20 +55,42 @@ is_chosen(const attention_args<float> &g, int b, uint64_t at, uint64_t u)
     return row < g.T && (g.chosen[((uint64_t)b * g.T + row) * g.words + u / 32] >> u % 32 & 1) != 0;
 }
 
+/* How many of the keys in front the row at a position reads. */
+template <class E>
+SPW_DEVICE uint64_t
+front_of(const attention_args<E> &g, uint64_t at)
+{
+    return g.front > 0 ? least(g.front, (at + 1) / g.front_each) : 0;
+}
+
+/* Keys are counted from the first one in front. */
 SPW_DEVICE bool
 reads(const attention_args<float> &g, int b, uint64_t at, uint64_t u)
 {
+    if (u < g.front)
+        return u < front_of(g, at) && (g.chosen == NULL || is_chosen(g, b, at, u));
+    u -= g.front;
+    if (g.front > 0)
+        return u <= at && (g.window == 0 || u + g.window > at);
     return u <= at && (g.window == 0 || u + g.window > at) && u >= begin_of(g, b, at) &&
            (g.chosen == NULL || is_chosen(g, b, at, u));
 }
 
-/* The first tile of keys that rows from q0 on read. */
+/* The first tile of a sequence's own keys that rows from q0 on read. */
 template <int TILE>
 SPW_DEVICE uint64_t
-first_tile(const attention_args<float> &g, int b, uint64_t q0)
+first_own_tile(const attention_args<float> &g, int b, uint64_t q0)
 {
     uint64_t from = g.window > 0 && q0 + 1 > g.window ? q0 + 1 - g.window : 0;
-    return most(from, begin_of(g, b, q0)) / TILE * TILE;
+    return (g.front + most(from, begin_of(g, b, q0))) / TILE * TILE;
+}
+
+/* The next tile after k0 - TILE that the rows from q0 to `last` read. */
+template <int TILE>
+SPW_DEVICE uint64_t
+tile_from(const attention_args<float> &g, int b, uint64_t q0, uint64_t last, uint64_t k0)
+{
+    return k0 < front_of(g, last) ? k0 : most(k0, first_own_tile<TILE>(g, b, q0));
 }
 
 /* A score with its scale, and its cap where there is one. */
@@ -90,9 +112,10 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
     float *max = s + 2 * TILE * (TILE + 1), *sum = max + TILE, *shrink = sum + TILE;
     uint64_t q0 = (uint64_t)blockIdx.x * TILE;
     int64_t rows = (int64_t)least((uint64_t)TILE, g.T - q0);
-    uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + (uint64_t)rows;
-    uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
-    uint64_t k0 = first_tile<TILE>(g, b, p0);
+    uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, last = p0 + (uint64_t)rows - 1;
+    uint64_t keys = g.front + last + 1;
+    uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * (g.front + g.T);
+    uint64_t k0 = tile_from<TILE>(g, b, p0, last, 0);
     const float *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     const float *value = g.value + kv_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     float o[TILE][F32_COLUMNS(TILE)] = {};
@@ -101,7 +124,7 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
         max[threadIdx.x] = -INFINITY;
         sum[threadIdx.x] = 0.0f;
     }
-    for (; k0 < keys; k0 += TILE) {
+    for (; k0 < keys; k0 = tile_from<TILE>(g, b, p0, last, k0 + TILE)) {
         load_f32<TILE>(k, ld, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
         load_f32<TILE>(v, ld, value + k0 * g.v_stride, g.v_stride, (int64_t)(keys - k0), g.Dv);
         __syncthreads();
@@ -193,17 +216,17 @@ __launch_bounds__(F32_THREADS) attention_f32_dq_kernel(attention_args<float> g)
     float *s = v + TILE * ld, *ds = s + TILE * (TILE + 1);
     uint64_t q0 = (uint64_t)blockIdx.x * TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
     int64_t rows = (int64_t)least((uint64_t)TILE, g.T - q0);
-    uint64_t keys = q0 + (uint64_t)rows;
-    uint64_t k0 = first_tile<TILE>(g, b, q0);
-    uint64_t k_at = (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
-    uint64_t v_at = (uint64_t)b * g.T * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
+    uint64_t last = q0 + (uint64_t)rows - 1, keys = g.front + last + 1;
+    uint64_t k0 = tile_from<TILE>(g, b, q0, last, 0), first_row = (uint64_t)b * (g.front + g.T);
+    uint64_t k_at = first_row * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
+    uint64_t v_at = first_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     uint64_t q_at = ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.q_head;
     uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
     float dq[TILE][F32_COLUMNS(TILE)] = {};
     load_f32<TILE>(q, ld, g.q + q_at, g.q_stride, rows, g.D);
     load_f32<TILE>(dout, ld, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * (uint64_t)g.Dv, out_stride,
                    rows, g.Dv);
-    for (; k0 < keys; k0 += TILE) {
+    for (; k0 < keys; k0 = tile_from<TILE>(g, b, q0, last, k0 + TILE)) {
         load_f32<TILE>(k, ld, g.key + k_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
         load_f32<TILE>(v, ld, g.value + v_at + k0 * g.v_stride, g.v_stride, (int64_t)(keys - k0), g.Dv);
         __syncthreads();
@@ -239,16 +262,19 @@ __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
     float *k = (float *)shared, *v = k + TILE * ld, *q = v + TILE * ld, *dout = q + TILE * ld;
     float *s = dout + TILE * ld, *ds = s + TILE * (TILE + 1);
     uint64_t k0 = (uint64_t)blockIdx.x * TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
-    int64_t rows = (int64_t)least((uint64_t)TILE, g.T - k0);
-    uint64_t end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
+    int64_t rows = (int64_t)least((uint64_t)TILE, g.front + g.T - k0);
+    /* Of a sequence's own; a tile that has others too is read by all behind its first. */
+    uint64_t own = most(k0 + (uint64_t)rows, g.front) - g.front, key_row = (uint64_t)b * (g.front + g.T) + k0;
+    uint64_t first = k0 >= g.front ? k0 - g.front : own > 0 ? 0 : (k0 + 1) * g.front_each - 1;
+    uint64_t end = g.window > 0 && k0 >= g.front ? least(g.T, own - 1 + g.window) : g.T;
     end = g.ends != NULL ? least(end, (uint64_t)g.ends[(uint64_t)b * g.T + k0 + (uint64_t)rows - 1]) : end;
-    uint64_t k_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * g.k_head;
-    uint64_t v_at = ((uint64_t)b * g.T + k0) * g.v_stride + (uint64_t)hk * g.v_head;
+    uint64_t k_at = key_row * g.kv_stride + (uint64_t)hk * g.k_head;
+    uint64_t v_at = key_row * g.v_stride + (uint64_t)hk * g.v_head;
     float dk[TILE][F32_COLUMNS(TILE)] = {}, dv[TILE][F32_COLUMNS(TILE)] = {};
     load_f32<TILE>(k, ld, g.key + k_at, g.kv_stride, rows, g.D);
     load_f32<TILE>(v, ld, g.value + v_at, g.v_stride, rows, g.Dv);
     for (int h = hk * g.group; h < (hk + 1) * g.group; h++)
-        for (uint64_t q0 = k0; q0 < end; q0 += TILE) {
+        for (uint64_t q0 = first; q0 < end; q0 += TILE) {
             uint64_t row = (uint64_t)b * g.T + q0;
             load_f32<TILE>(q, ld, g.q + row * g.q_stride + (uint64_t)h * g.q_head, g.q_stride, (int64_t)(g.T - q0),
                            g.D);

@@ -16,7 +16,7 @@ template <class E> void spw__cuda_attention_forward(cuda_queue *q, const attenti
 template <class E> void spw__cuda_attention_dq(cuda_queue *q, const attention_args<E> &args, uint64_t B);
 template <class E> void spw__cuda_attention_dkv(cuda_queue *q, const attention_args<E> &args, uint64_t B, uint64_t Hk);
 
-/* Heads of more than 256 elements; backward is both. */
+/* Heads of more than 256 elements, and keys in front; backward is both. */
 template <class E> void spw__cuda_attention_forward_wide(cuda_queue *q, const attention_args<E> &args, uint64_t B);
 template <class E> void spw__cuda_attention_backward_wide(cuda_queue *q, const attention_args<E> &args, uint64_t B);
 

@@ -145,18 +145,41 @@ add_by_factor(float (&sums)[MT][WIDE_QUARTER / 8][4], uint4 *slots, const E *til
     }
 }
 
-/* What a row reads of the other side: positions first to last, none where last is below first. Documents' have 32 bits, too. */
+/*
+ * What a row reads of the other side: positions first to last, none where last is below first, and before first those below `front`. Documents' have 32
+ * bits, too.
+ */
 struct wide_range {
-    int first, last;
+    int first, last, front;
 };
 
-/* Of the query at position p, whose document's beginning is *begin. */
+/* How many of the keys in front the query at position p reads. */
 template <class E>
+SPW_DEVICE uint64_t
+front_keys(const attention_args<E> &g, uint64_t p)
+{
+    return least(g.front, (p + 1) / g.front_each);
+}
+
+/* Of the query at position p, whose document's beginning is *begin. Keys are counted from the first one in front. */
+template <bool FRONT, class E>
 SPW_DEVICE wide_range
 keys_of(const attention_args<E> &g, uint64_t p, const int32_t *begin)
 {
     int first = g.window > 0 && p + 1 > g.window ? (int)(p + 1 - g.window) : 0;
-    return wide_range{begin != NULL ? most(first, *begin) : first, (int)p};
+    if (FRONT)
+        return wide_range{(int)g.front + first, (int)(g.front + p), (int)front_keys(g, p)};
+    return wide_range{begin != NULL ? most(first, *begin) : first, (int)p, 0};
+}
+
+/* The first tile of keys from k0, a tile's beginning, on that the queries at positions p to `last` read. */
+template <bool FRONT, class E>
+SPW_DEVICE uint64_t
+wide_tile_from(const attention_args<E> &g, uint64_t p, uint64_t last, uint64_t k0)
+{
+    if (!FRONT || k0 < front_keys(g, last))
+        return k0;
+    return most(k0, (uint64_t)keys_of<true>(g, p, NULL).first / WIDE_TILE * WIDE_TILE);
 }
 
 /* Where the queries end that read the key `row` behind k0; ends: of documents from there on. */
@@ -168,29 +191,43 @@ queries_of(const attention_args<E> &g, uint64_t k0, uint64_t row, const int32_t 
     return ends != NULL ? least(end, (uint64_t)ends[row]) : end;
 }
 
+/* The queries that read the key u, counted from the first one in front. */
+template <class E>
+SPW_DEVICE wide_range
+readers_of(const attention_args<E> &g, uint64_t u)
+{
+    if (u < g.front)
+        return wide_range{(int)((u + 1) * g.front_each) - 1, (int)g.T - 1, 0};
+    return wide_range{(int)(u - g.front), (int)queries_of(g, u - g.front, 0, NULL) - 1, 0};
+}
+
 /* Scores of columns that the row does not read become -inf; s begins at position `at`. */
-template <int N>
+template <bool FRONT = false, int N>
 SPW_DEVICE void
 hide_outside(float (&s)[N][2], wide_range range, int at)
 {
-    int first = range.first - at, last = range.last - at;
+    int first = range.first - at, last = range.last - at, front = range.front - at;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            s[n][i] = (8 * n + i < first) | (8 * n + i > last) ? -INFINITY : s[n][i];
+        for (int i = 0; i < 2; i++) {
+            bool early = FRONT ? (8 * n + i < first) & (8 * n + i >= front) : 8 * n + i < first;
+            s[n][i] = early | (8 * n + i > last) ? -INFINITY : s[n][i];
+        }
 }
 
-/* And of keys that the query has not chosen, whose words these are; s begins at position `at`. */
+/* And of keys below `end` that the query has not chosen, whose words these are; s begins at position `at`. */
 template <int N>
 SPW_DEVICE void
-hide_unchosen_of(float (&s)[N][2], const uint32_t *words, uint64_t count, uint64_t at)
+hide_unchosen_of(float (&s)[N][2], const uint32_t *words, uint64_t count, uint64_t at, uint64_t end = UINT64_MAX)
 {
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             uint64_t key = at + (uint64_t)(8 * n + i);
+            if (key >= end)
+                continue;
             unsigned word = words != NULL && key / 32 < count ? words[key / 32] : 0;
             s[n][i] = (word >> key % 32 & 1) == 0 ? -INFINITY : s[n][i];
         }
@@ -253,7 +290,7 @@ end_row(const attention_args<E> &g, float max, float sum, float scale, float *ls
 }
 
 /* 64 query rows, 32 for each four. */
-template <class E, bool CAP, bool FEW>
+template <class E, bool CAP, bool FEW, bool FRONT>
 __global__ void
 __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<E> g)
 {
@@ -266,19 +303,21 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
     float *factors = (float *)(all + WIDE_SLOTS);
     /* The last tiles read the most keys: they go first. */
     uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM, rows = least((uint64_t)BM, g.T - q0);
-    uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + rows;
-    uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
+    uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, last = p0 + rows - 1;
+    uint64_t in_front = FRONT ? g.front : 0, keys = in_front + last + 1;
+    uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * (in_front + g.T);
     const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     const E *value = g.value + kv_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     const int32_t *begins = g.begins != NULL ? g.begins + (uint64_t)b * g.T + q0 : NULL;
-    uint64_t k0 = (uint64_t)keys_of(g, p0, begins).first / WIDE_TILE * WIDE_TILE;
+    uint64_t k0 = FRONT ? wide_tile_from<true>(g, p0, last, 0)
+                        : (uint64_t)keys_of<false>(g, p0, begins).first / WIDE_TILE * WIDE_TILE;
     const float scale = CAP ? g.cap : g.scale; /* of what is left of a score in registers */
     float o[MT][WIDE_QUARTER / 8][4] = {}, max = -INFINITY, sum = 0.0f, inverse, lse;
     unsigned q[MT][WIDE_STEPS][4];
-    wide_range range = {0, -1};
+    wide_range range = {0, -1, 0};
     const uint32_t *chosen = NULL;
     if ((uint64_t)owned < rows)
-        range = keys_of(g, p0 + (uint64_t)owned, begins != NULL ? begins + owned : NULL);
+        range = keys_of<FRONT>(g, p0 + (uint64_t)owned, begins != NULL ? begins + owned : NULL);
     if (FEW && (uint64_t)owned < rows)
         chosen = g.chosen + ((uint64_t)b * g.T + q0 + (uint64_t)owned) * g.words;
 
@@ -295,9 +334,9 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
     copy_commit();
     copy_wait<1>();
     __syncthreads();
-    for (; k0 < keys; k0 += WIDE_TILE) {
-        uint64_t next = k0 + WIDE_TILE;
+    for (uint64_t next; k0 < keys; k0 = next) {
         float s[2 * MT][2], shrink;
+        next = wide_tile_from<FRONT>(g, p0, last, k0 + WIDE_TILE);
         share_scores<MT>(slots, q, k_tile, quarter, column < g.D);
         __syncthreads(); /* shares are there, and keys are read */
         if (next < keys)
@@ -306,9 +345,9 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
         add_shares<MT>(s, slots, quarter);
         if (CAP)
             cap_shared(s, g.scale / g.cap);
-        hide_outside(s, range, (int)k0 + lane % 4 * 2);
+        hide_outside<FRONT>(s, range, (int)k0 + lane % 4 * 2);
         if (FEW)
-            hide_unchosen_of(s, chosen, g.words, k0 + (uint64_t)(lane % 4 * 2));
+            hide_unchosen_of(s, chosen, g.words, k0 + (uint64_t)(lane % 4 * 2), FRONT ? g.front : UINT64_MAX);
         shrink = soften_row(s, &max, &sum, scale * SPW_LOG2E);
         *factor_of<MT>(slots, quarter) = uint4{pack<E>(s[0][0], s[0][1]), pack<E>(s[1][0], s[1][1]),
                                                pack<E>(s[2][0], s[2][1]), pack<E>(s[3][0], s[3][1])};
@@ -342,7 +381,7 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
 /* ---------------------------------------------------------------- dq */
 
 /* 32 query rows, 16 for each four. */
-template <class E, bool CAP, bool FEW>
+template <class E, bool CAP, bool FEW, bool FRONT>
 __global__ void
 __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
 {
@@ -354,18 +393,20 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
     uint4 *all = (uint4 *)(v_tile + WIDE_TILE * WIDE_LD), *slots = all + warp / 4 * WIDE_FOUR(1);
     uint4 *dp_slots = slots + WIDE_SLOTS / 2;
     uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * WIDE_TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
-    uint64_t rows = least((uint64_t)WIDE_TILE, g.T - q0), keys = q0 + rows, at = (uint64_t)b * g.T + q0;
-    const E *key = g.key + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
-    const E *value = g.value + (uint64_t)b * g.T * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
+    uint64_t rows = least((uint64_t)WIDE_TILE, g.T - q0), last = q0 + rows - 1, at = (uint64_t)b * g.T + q0;
+    uint64_t in_front = FRONT ? g.front : 0, keys = in_front + last + 1, kv_row = (uint64_t)b * (in_front + g.T);
+    const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
+    const E *value = g.value + kv_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     const int32_t *begins = g.begins != NULL ? g.begins + at : NULL;
-    uint64_t k0 = (uint64_t)keys_of(g, q0, begins).first / WIDE_TILE * WIDE_TILE;
+    uint64_t k0 = FRONT ? wide_tile_from<true>(g, q0, last, 0)
+                        : (uint64_t)keys_of<false>(g, q0, begins).first / WIDE_TILE * WIDE_TILE;
     float dq[1][WIDE_QUARTER / 8][4] = {}, lse2 = 0.0f, delta = 0.0f, scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
     unsigned q[1][WIDE_STEPS][4], dout[1][WIDE_STEPS][4];
     const uint32_t *chosen = NULL;
-    wide_range range = {0, -1};
+    wide_range range = {0, -1, 0};
     if ((uint64_t)owned < rows) {
         uint64_t stat = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + (uint64_t)owned;
-        range = keys_of(g, q0 + (uint64_t)owned, begins != NULL ? begins + owned : NULL);
+        range = keys_of<FRONT>(g, q0 + (uint64_t)owned, begins != NULL ? begins + owned : NULL);
         chosen = FEW ? g.chosen + (at + (uint64_t)owned) * g.words : NULL;
         lse2 = g.lse[stat] * SPW_LOG2E;
         delta = g.delta[stat];
@@ -384,9 +425,9 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
     __syncthreads();
     load_wide(k_tile, key + k0 * g.kv_stride, g.kv_stride, keys - k0, g.D, g.wide);
     copy_commit();
-    for (; k0 < keys; k0 += WIDE_TILE) {
-        uint64_t next = k0 + WIDE_TILE;
+    for (uint64_t next; k0 < keys; k0 = next) {
         float s[2][2], dp[2][2];
+        next = wide_tile_from<FRONT>(g, q0, last, k0 + WIDE_TILE);
         share_scores<1>(dp_slots, dout, v_tile, quarter, column < g.Dv);
         copy_wait<0>();
         __syncthreads(); /* keys are here, and values are read */
@@ -399,9 +440,9 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
         add_shares<1>(dp, dp_slots, quarter);
         if (CAP)
             cap_shared(s, g.scale / g.cap);
-        hide_outside(s, range, (int)k0 + first_column);
+        hide_outside<FRONT>(s, range, (int)k0 + first_column);
         if (FEW)
-            hide_unchosen_of(s, chosen, g.words, k0 + (uint64_t)first_column);
+            hide_unchosen_of(s, chosen, g.words, k0 + (uint64_t)first_column, FRONT ? g.front : UINT64_MAX);
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -427,7 +468,7 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
 /* ---------------------------------------------------------------- dk and dv */
 
 /* 32 keys, 16 for each four; both gradients. */
-template <class E, bool CAP, bool FEW>
+template <class E, bool CAP, bool FEW, bool FRONT>
 __global__ void
 __launch_bounds__(WIDE_THREADS, 1) attention_wide_dkv_kernel(attention_args<E> g)
 {
@@ -440,16 +481,23 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dkv_kernel(attention_args<E> g
     uint4 *dp_slots = slots + WIDE_SLOTS / 2;
     uint64_t k0 = (uint64_t)blockIdx.x * WIDE_TILE; /* the first have the most queries */
     uint64_t out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
-    uint64_t rows = least((uint64_t)WIDE_TILE, g.T - k0), at = (uint64_t)b * g.T + k0;
+    uint64_t total = (FRONT ? g.front : 0) + g.T, rows = least((uint64_t)WIDE_TILE, total - k0);
+    uint64_t at = (uint64_t)b * total + k0;
     uint64_t k_at = at * g.kv_stride + (uint64_t)hk * g.k_head, v_at = at * g.v_stride + (uint64_t)hk * g.v_head;
     const int32_t *ends = g.ends != NULL ? g.ends + at : NULL;
-    uint64_t end = queries_of(g, k0, rows - 1, ends);
+    /* With keys in front: from the first query that reads the first key, or, where the tile has both kinds, from the first of all. */
+    bool both = FRONT && k0 < g.front && k0 + rows > g.front;
+    uint64_t first = !FRONT ? k0 : both ? 0 : (uint64_t)readers_of(g, k0).first / WIDE_TILE * WIDE_TILE;
+    uint64_t end = !FRONT ? queries_of(g, k0, rows - 1, ends)
+                   : both ? g.T
+                          : (uint64_t)(readers_of(g, k0 + rows - 1).last + 1);
     float dk[1][WIDE_QUARTER / 8][4] = {}, dv[1][WIDE_QUARTER / 8][4] = {};
     float scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
     unsigned k[1][WIDE_STEPS][4], v[1][WIDE_STEPS][4];
-    wide_range range = {0, -1};
+    wide_range range = {0, -1, 0};
     if ((uint64_t)owned < rows)
-        range = wide_range{(int)k0 + owned, (int)queries_of(g, k0, (uint64_t)owned, ends) - 1};
+        range = FRONT ? readers_of(g, k0 + (uint64_t)owned)
+                      : wide_range{(int)k0 + owned, (int)queries_of(g, k0, (uint64_t)owned, ends) - 1, 0};
     load_wide(q_tile, g.key + k_at, g.kv_stride, rows, g.D, g.wide);
     load_wide(do_tile, g.value + v_at, g.v_stride, rows, g.Dv, g.wide);
     copy_commit();
@@ -462,13 +510,15 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dkv_kernel(attention_args<E> g
         const E *q = g.q + (uint64_t)b * g.T * g.q_stride + (uint64_t)h * g.q_head;
         const E *dout = g.dout + (uint64_t)b * g.T * out_stride + (uint64_t)h * (uint64_t)g.Dv;
         uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
-        load_wide(q_tile, q + k0 * g.q_stride, g.q_stride, g.T - k0, g.D, g.wide);
+        if (FRONT && first >= end)
+            break; /* no query reads these */
+        load_wide(q_tile, q + first * g.q_stride, g.q_stride, g.T - first, g.D, g.wide);
         copy_commit();
         copy_wait<0>();
         __syncthreads();
-        load_wide(do_tile, dout + k0 * out_stride, out_stride, g.T - k0, g.Dv, g.wide);
+        load_wide(do_tile, dout + first * out_stride, out_stride, g.T - first, g.Dv, g.wide);
         copy_commit();
-        for (uint64_t q0 = k0; q0 < end; q0 += WIDE_TILE) {
+        for (uint64_t q0 = first; q0 < end; q0 += WIDE_TILE) {
             uint64_t next = q0 + WIDE_TILE, known = least(q0 + (uint64_t)lane, g.T - 1);
             float lse2 = g.lse[stats + known] * SPW_LOG2E, delta = g.delta[stats + known]; /* a query per lane */
             float s[2][2], dp[2][2];
@@ -487,6 +537,8 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dkv_kernel(attention_args<E> g
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     uint64_t query = q0 + (uint64_t)(first_column + 8 * n + i), key = k0 + (uint64_t)owned;
+                    if (FRONT && key >= g.front)
+                        continue;
                     unsigned word = query < g.T && key / 32 < g.words
                                         ? g.chosen[((uint64_t)b * g.T + query) * g.words + key / 32]
                                         : 0;

@@ -13,6 +13,8 @@ args_of(const spw_choice_shape *s, const act *query, const act *key, const act *
     args.at.first = s->first;
     args.at.capacity = s->capacity;
     args.at.keys = s->keys;
+    args.at.each = s->each;
+    args.at.key_rows = s->key_rows;
     args.at.words = s->words;
     args.at.begins = s->begins;
     args.at.slots = s->slots;

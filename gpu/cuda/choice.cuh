@@ -10,7 +10,7 @@
 
 /* Where rows and their keys are: what both kernels are given of the shape. */
 struct choice_rows {
-    uint64_t T, first, capacity, keys, words;
+    uint64_t T, first, capacity, keys, words, each, key_rows;
     const int32_t *begins, *slots, *starts;
 };
 template <class E> struct choice_args {
@@ -26,6 +26,13 @@ SPW_DEVICE uint64_t
 choice_position(const choice_rows &g, uint64_t b, uint64_t t)
 {
     return g.first + t + (g.starts != NULL ? (uint64_t)g.starts[b] : 0);
+}
+
+/* Where the keys end that row t of sequence b may read. */
+SPW_DEVICE uint64_t
+choice_end(const choice_rows &g, uint64_t b, uint64_t t)
+{
+    return (choice_position(g, b, t) + 1) / g.each;
 }
 
 /* The first key that a row may read. */
@@ -69,10 +76,10 @@ __launch_bounds__(CHOICE_THREADS) choice_scores_kernel(choice_args<E> g)
     E *q_tiles = (E *)shared, *k_tiles = q_tiles + 2 * size;
     uint64_t b = blockIdx.z, t0 = (uint64_t)blockIdx.y * CHOICE_TILE, k0 = (uint64_t)blockIdx.x * CHOICE_TILE;
     uint64_t row = b * g.at.T + t0, rows = least((uint64_t)CHOICE_TILE, g.at.T - t0), cols = g.at.words * 32;
-    uint64_t end = choice_position(g.at, b, t0) + rows;
+    uint64_t end = choice_end(g.at, b, t0 + rows - 1);
     const E *q = g.q + row * (uint64_t)(g.H * g.D);
-    const E *key =
-        g.key + ((g.at.slots != NULL ? (uint64_t)g.at.slots[b] * g.at.capacity : b * g.at.T) + k0) * (uint64_t)g.D;
+    const E *key = g.key + ((g.at.slots != NULL ? (uint64_t)g.at.slots[b] * g.at.capacity : b * g.at.key_rows) + k0) *
+                               (uint64_t)g.D;
     float s[1][CHOICE_TILE / 8][4] = {}, sum[CHOICE_TILE / 8][4] = {};
     if (!choice_meets(g.at, row, k0, CHOICE_TILE, end))
         return; /* the whole block */
@@ -134,8 +141,8 @@ choice_scores_f32_kernel(choice_args<float> g)
     float *q = (float *)shared, *k = q + tile * ld, sum = 0.0f;
     uint64_t b = blockIdx.z, t0 = (uint64_t)blockIdx.y * CHOICE_F32_TILE, k0 = (uint64_t)blockIdx.x * CHOICE_F32_TILE;
     uint64_t row = b * g.at.T + t0, rows = least((uint64_t)CHOICE_F32_TILE, g.at.T - t0), cols = g.at.words * 32;
-    uint64_t end = choice_position(g.at, b, t0) + rows;
-    uint64_t key = (g.at.slots != NULL ? (uint64_t)g.at.slots[b] * g.at.capacity : b * g.at.T) + k0;
+    uint64_t end = choice_end(g.at, b, t0 + rows - 1);
+    uint64_t key = (g.at.slots != NULL ? (uint64_t)g.at.slots[b] * g.at.capacity : b * g.at.key_rows) + k0;
     if (!choice_meets(g.at, row, k0, CHOICE_F32_TILE, end))
         return; /* the whole block */
     for (int i = (int)threadIdx.x; i < tile * g.D; i += CHOICE_F32_THREADS)
@@ -178,7 +185,7 @@ choice_pick_kernel(uint32_t *bits, const float *scores, choice_rows g)
     __shared__ unsigned counts[PICK_THREADS]; /* of each digit */
     __shared__ unsigned found[2]; /* the rank so far, and how many of those that begin with it are among the chosen */
     __shared__ unsigned equals[PICK_WARPS];
-    uint64_t row = blockIdx.x, first = choice_first(g, row), end = choice_position(g, row / g.T, row % g.T) + 1;
+    uint64_t row = blockIdx.x, first = choice_first(g, row), end = choice_end(g, row / g.T, row % g.T);
     unsigned least_rank = 0, left = (unsigned)g.keys, taken = 0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     bool all = end - first <= g.keys;
     scores += row * g.words * 32;

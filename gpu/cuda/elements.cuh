@@ -188,6 +188,21 @@ gate_slope(float g, float s)
     }
 }
 
+/* A number no farther from 0 than where SPW_GATE_SILU_CLAMPED cuts it off, of others itself; comparisons let NaN through. */
+template <spw_gate kind>
+SPW_DEVICE float
+cut_gate(float g)
+{
+    return kind == SPW_GATE_SILU_CLAMPED && g > SPW_GATE_SILU_LIMIT ? SPW_GATE_SILU_LIMIT : g;
+}
+
+template <spw_gate kind>
+SPW_DEVICE float
+cut_up(float u)
+{
+    return kind == SPW_GATE_SILU_CLAMPED && u < -SPW_GATE_SILU_LIMIT ? -SPW_GATE_SILU_LIMIT : cut_gate<kind>(u);
+}
+
 template <class T, spw_gate kind>
 __global__ void
 gate_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64_t stride, bool wide)
@@ -204,8 +219,11 @@ gate_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64
     widen8(g, of_gate);
     widen8(u, of_up);
 #pragma unroll
-    for (int j = 0; j < 8; j++)
-        u[j] *= kind == SPW_GATE_SIGMOID ? gate_sigmoid<kind>(g[j]) : g[j] * gate_sigmoid<kind>(g[j]);
+    for (int j = 0; j < 8; j++) {
+        g[j] = cut_gate<kind>(g[j]);
+        u[j] = cut_up<kind>(u[j]) *
+               (kind == SPW_GATE_SIGMOID ? gate_sigmoid<kind>(g[j]) : g[j] * gate_sigmoid<kind>(g[j]));
+    }
     store8(y + row * C + col, u, n, wide);
 }
 
@@ -234,19 +252,23 @@ gate_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *
     widen8(d, of_dy);
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        s[j] = gate_sigmoid<kind>(g[j]);
+        s[j] = gate_sigmoid<kind>(cut_gate<kind>(g[j]));
     if (dgate != NULL) {
         widen8(old, of_dgate);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            out[j] = old[j] + d[j] * u[j] * gate_slope<kind>(g[j], s[j]);
+            out[j] = old[j] +
+                     (cut_gate<kind>(g[j]) < g[j] ? 0.0f : d[j] * cut_up<kind>(u[j]) * gate_slope<kind>(g[j], s[j]));
         store8(dgate + i, out, n, wide);
     }
     if (dup != NULL) {
         widen8(old, of_dup);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            out[j] = old[j] + (kind == SPW_GATE_SIGMOID ? d[j] * s[j] : d[j] * g[j] * s[j]);
+        for (int j = 0; j < 8; j++) {
+            float of_gate = kind == SPW_GATE_SIGMOID ? d[j] * s[j] : d[j] * cut_gate<kind>(g[j]) * s[j];
+            bool far = kind == SPW_GATE_SILU_CLAMPED && fabsf(u[j]) > SPW_GATE_SILU_LIMIT;
+            out[j] = old[j] + (far ? 0.0f : of_gate);
+        }
         store8(dup + i, out, n, wide);
     }
 }

@@ -44,6 +44,28 @@ logistic(float x)
     return 1.0f / (1.0f + expf(-x));
 }
 
+SPW_DEVICE float
+softplus_of(float x)
+{
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
+/* The probability of an expert that has one by itself. */
+SPW_DEVICE float
+alone(const spw_routing_rule &rule, float logit)
+{
+    return rule.root ? sqrtf(softplus_of(logit)) : logistic(logit);
+}
+
+/* Its slope over it; of the root 1/2 at the lower end, where both are lost. */
+SPW_DEVICE float
+slope_of(const spw_routing_rule &rule, float logit)
+{
+    if (!rule.root)
+        return 1.0f - logistic(logit);
+    return logit < -15.0f ? 0.5f : logistic(logit) / (2.0f * softplus_of(logit));
+}
+
 /* The greatest of the warp's ranks, which is taken out of them. experts: how many there are. */
 template <int L>
 SPW_DEVICE uint64_t
@@ -117,13 +139,15 @@ leave_groups(uint64_t (&rank)[L], const spw_routing_rule &rule, unsigned E)
     }
 }
 
-/* The first k lanes of a warp have an expert each, all different: the lane-th lowest of them. */
+/* The first k lanes of a warp have an expert each: the lane-th lowest of them. */
 SPW_DEVICE unsigned
 in_order(unsigned expert, unsigned k)
 {
     unsigned lane = threadIdx.x % WARP, place = 0, mine = 0;
-    for (unsigned j = 0; j < k; j++)
-        place += __shfl_sync(0xffffffffu, expert, (int)j) < expert ? 1 : 0;
+    for (unsigned j = 0; j < k; j++) {
+        unsigned other = __shfl_sync(0xffffffffu, expert, (int)j);
+        place += other < expert || (other == expert && j < lane) ? 1 : 0;
+    }
     for (unsigned j = 0; j < k; j++) {
         unsigned other = __shfl_sync(0xffffffffu, expert, (int)j);
         if (__shfl_sync(0xffffffffu, place, (int)j) == lane)
@@ -152,22 +176,26 @@ route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)
 #pragma unroll
     for (unsigned i = 0; i < L; i++) {
         unsigned e = lane + i * WARP;
-        float key = rule.sigmoid ? logistic(v[i]) : bias != NULL ? expf(v[i] - max) / all : v[i];
+        float key = rule.sigmoid ? alone(rule, v[i]) : bias != NULL ? expf(v[i] - max) / all : v[i];
         if (bias != NULL && e < E)
             key += sum_of_terms(bias + SPW_TERMS * e);
         rank[i] = e < E ? rank_of(key, e) : 0;
     }
     if (rule.groups > 0)
         leave_groups(rank, rule, E);
-    for (unsigned j = 0; j < r.k; j++) {
+    for (unsigned j = 0; j < r.k && rule.table == NULL; j++) {
         uint64_t best = take_best(rank, E);
         if (lane == j)
             expert = 0xffffffffu - (unsigned)best;
     }
+    if (rule.table != NULL && lane < r.k)
+        expert =
+            least((unsigned)sum_of_terms((const T *)rule.table + ((uint64_t)rule.tokens[row] * r.k + lane) * SPW_TERMS),
+                  E - 1);
     expert = in_order(expert, (unsigned)r.k);
     if (lane < r.k)
         mine = widen(logits[row * E + expert]);
-    weight = lane >= r.k ? 0.0f : rule.sigmoid ? logistic(mine) : expf(mine - max);
+    weight = lane >= r.k ? 0.0f : rule.sigmoid ? alone(rule, mine) : expf(mine - max);
     sum = rule.sum_to_one ? warp_sum(weight) : all;
     if (rule.sum_to_one && (rule.sigmoid || bias != NULL))
         sum += SPW_WEIGHTS_LEAST;
@@ -191,7 +219,7 @@ pairs_of(const spw_routing &r, unsigned e)
 
 /*
  * Of a softmax, over the chosen ones or over all, times scale: dlogits[e] = w[e] (dw[e] - sum of w dw / scale), dw 0 where not chosen. Of a
- * sigmoid: w[e] (1 - p[e]) (dw[e] - that sum, if weights are divided by theirs) of the chosen ones alone. With factors w is what it was
+ * sigmoid or a root: w[e] times its slope over it times (dw[e] - that sum, if weights are divided by theirs) of the chosen ones alone. With factors w is what it was
  * before them, and dw is multiplied by its expert's.
  */
 template <class T, int L>
@@ -211,7 +239,7 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
         expert = (unsigned)r.choices[row * r.k + lane];
         if (factors != NULL)
             dw *= widen(factors[expert]);
-        slope = rule.sigmoid ? 1.0f - logistic(widen(logits[row * E + expert])) : 1.0f;
+        slope = rule.sigmoid ? slope_of(rule, widen(logits[row * E + expert])) : 1.0f;
     }
     mean = rule.sigmoid && !rule.sum_to_one ? 0.0f : warp_sum(w * dw);
     if (!rule.sum_to_one && !rule.sigmoid) {
@@ -226,19 +254,21 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
         for (unsigned i = 0; i < L; i++)
             d[i] *= sum;
     }
-    for (unsigned j = 0; j < r.k; j++) {
+    for (unsigned j = 0, before = E; j < r.k; j++) {
         unsigned chosen = __shfl_sync(0xffffffffu, expert, (int)j);
         float of_chosen = __shfl_sync(0xffffffffu, w * (dw - mean / rule.scale) * slope, (int)j);
 #pragma unroll
         for (unsigned i = 0; i < L; i++)
-            d[i] = chosen == lane + i * WARP ? of_chosen : d[i];
+            d[i] = chosen == lane + i * WARP ? (chosen == before ? d[i] : 0.0f) + of_chosen : d[i];
+        before = chosen;
     }
     if (balance != 0.0f) {
-        float max = largest<L>(logits + row * E, E), p[L], all = 0.0f, c = 0.0f;
+        float max = largest<L>(logits + row * E, E), p[L], slopes[L], all = 0.0f, c = 0.0f;
 #pragma unroll
         for (unsigned i = 0; i < L; i++) {
             float logit = lane + i * WARP < E ? widen(logits[row * E + lane + i * WARP]) : -INFINITY;
-            p[i] = lane + i * WARP >= E ? 0.0f : rule.sigmoid ? logistic(logit) : expf(logit - max);
+            p[i] = lane + i * WARP >= E ? 0.0f : rule.sigmoid ? alone(rule, logit) : expf(logit - max);
+            slopes[i] = rule.sigmoid && lane + i * WARP < E ? slope_of(rule, logit) : 1.0f;
             all += p[i];
             c += p[i] * balance * (float)pairs_of(r, lane + i * WARP);
         }
@@ -246,8 +276,7 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
         c = warp_sum(c) * all;
 #pragma unroll
         for (unsigned i = 0; i < L; i++)
-            d[i] +=
-                p[i] * all * (balance * (float)pairs_of(r, lane + i * WARP) - c) * (rule.sigmoid ? 1.0f - p[i] : 1.0f);
+            d[i] += p[i] * all * (balance * (float)pairs_of(r, lane + i * WARP) - c) * slopes[i];
     }
 #pragma unroll
     for (unsigned i = 0; i < L; i++) {

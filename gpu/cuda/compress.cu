@@ -1,0 +1,66 @@
+/* Launches compress.cuh; the bias' gradient is a sum over what a sequence's windows have, which lie as rows. */
+#include "compress.cuh"
+#include "cuda_internal.h"
+
+template <class E>
+static compress_args<E>
+args_of(const spw_compress_shape *s, const act *kv, const act *gate, const act *bias)
+{
+    compress_args<E> args;
+    memset(&args, 0, sizeof args);
+    args.kv = (const E *)kv;
+    args.gate = (const E *)gate;
+    args.bias = (const E *)bias;
+    args.T = s->T;
+    args.D = s->D;
+    args.windows = s->T / s->rate;
+    args.rate = (unsigned)s->rate;
+    args.parts = s->overlaps ? 2 : 1;
+    return args;
+}
+
+template <class E>
+static void
+forward(cuda_queue *q, act *y, const act *kv, const act *gate, const act *bias, const spw_compress_shape *s)
+{
+    compress_args<E> args = args_of<E>(s, kv, gate, bias);
+    args.y = (E *)y;
+    LAUNCH(q, dim3(spw__cuda_blocks(s->D, COMPRESS_THREADS), (unsigned)args.windows, (unsigned)s->B), COMPRESS_THREADS,
+           0, (compress_kernel<E>), args);
+}
+
+void
+spw__cuda_compress(spw_gpu_queue *queue, act *y, const act *kv, const act *gate, const act *bias,
+                   const spw_compress_shape *s)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (s->B * (s->T / s->rate) * s->D > 0)
+        BY_TYPE(q, forward<T>(q, y, kv, gate, bias, s));
+}
+
+template <class E>
+static void
+backward(cuda_queue *q, act *dkv, act *dgate, const act *dy, const act *kv, const act *gate, const act *bias,
+         const spw_compress_shape *s)
+{
+    compress_args<E> args = args_of<E>(s, kv, gate, bias);
+    args.dy = (const E *)dy;
+    args.dkv = (E *)dkv;
+    args.dgate = (E *)dgate;
+    LAUNCH(q, dim3(spw__cuda_blocks(s->D, COMPRESS_THREADS), (unsigned)args.windows + 1, (unsigned)s->B),
+           COMPRESS_THREADS, 0, (compress_backward_kernel<E>), args);
+}
+
+void
+spw__cuda_compress_backward(spw_gpu_queue *queue, act *dkv, act *dgate, float *dbias, const act *dy, const act *kv,
+                            const act *gate, const act *bias, const spw_compress_shape *s)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    uint64_t width = (s->overlaps ? 2 : 1) * s->D, row_bytes = width * spw_dtype_bytes(q->gpu->info.compute_dtype);
+    if (s->B * s->T * s->D == 0)
+        return;
+    BY_TYPE(q, backward<T>(q, dkv, dgate, dy, kv, gate, bias, s));
+    for (uint64_t b = 0; dbias != NULL && b < s->B; b++)
+        spw__cuda_column_sums(q, dbias, NULL, (const char *)dgate + b * s->T * row_bytes, NULL, NULL, NULL,
+                              s->T / s->rate, s->rate * width, s->rate * width);
+}
