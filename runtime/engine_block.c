@@ -358,6 +358,8 @@ find_choice(const spw_engine *e, const block_run *run)
     const uint64_t words = spw__choice_words(e), layer = b->layer_idx;
     spw_choice c = {.words = run->block_idx > 0 && run->block_idx + 1 < e->model->block_count ? words : 0};
     uint64_t lender = 0;
+    if (m->keys_are_values) /* none leaves its choice to another */
+        return spw_model_has_indexer(m, layer) ? c : (spw_choice){.words = 0};
     if (c.words == 0)
         return c;
     for (uint64_t l = 0; l < layer && !e->inference; l++)

@@ -35,7 +35,7 @@ check_context(const spw_engine *e, const int32_t *tokens, uint64_t count, spw_er
 static spw_status
 run_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *logits, spw_error *err)
 {
-    uint64_t width = e->model->config.width;
+    uint64_t width = spw_model_row_cols(&e->model->config);
     spw_batch batch = {.sequences = 1,
                        .positions = count,
                        .tokens = e->tokens,
@@ -87,7 +87,7 @@ spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *l
 static char *
 gather_rows(spw_engine *e, uint32_t c, const uint64_t *rows, uint32_t count)
 {
-    uint64_t width = e->model->config.width;
+    uint64_t width = spw_model_row_cols(&e->model->config);
     char *from = spw__flow(e, c, 0), *to = spw__flow(e, c + 1, 0);
     for (uint32_t i = 0; i < count; i++)
         spw_gpu_copy_d2d(e->compute, to + i * width * e->compute_bytes, e->compute_dtype,
@@ -99,7 +99,7 @@ gather_rows(spw_engine *e, uint32_t c, const uint64_t *rows, uint32_t count)
 static spw_status
 extend_part(spw_engine *e, block_run *run, uint32_t c, const engine_part *p, spw_error *err)
 {
-    uint64_t width = e->model->config.width, n = p->sequences * p->positions;
+    uint64_t width = spw_model_row_cols(&e->model->config), n = p->sequences * p->positions;
     uint64_t row_bytes = width * e->compute_bytes, layer = c > 0 ? c - 1 : 0; /* the first block has no attention */
     spw_batch batch = {.sequences = p->sequences,
                        .positions = p->positions,
@@ -167,7 +167,7 @@ spw__engine_extend(spw_engine *e, const engine_extension *x, spw_error *err)
             spw_tape_use_cache(e->tape, NULL, 0, NULL, true);
             y = spw__call_forward(e, &run, &batch,
                                   spw_tape_input(e->tape, gather_rows(e, c, x->logit_rows, x->logit_count),
-                                                 x->logit_count, e->model->config.width, false),
+                                                 x->logit_count, spw_model_row_cols(&e->model->config), false),
                                   false, true);
             st = spw_tape_check(e->tape, err);
             if (st == SPW_OK)

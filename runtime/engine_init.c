@@ -22,6 +22,17 @@ draw_log_uniform(float *out, uint32_t param_id, uint64_t seed, uint64_t at, uint
     }
 }
 
+static void
+draw_in_turn(float *out, const spw_param *p, uint64_t at, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        const uint64_t e = (at + i) / SPW_TERMS;
+        float terms[SPW_TERMS];
+        spw_terms_split((float)((e / p->row_cols + e % p->row_cols) % p->below), terms);
+        out[i] = terms[(at + i) % SPW_TERMS];
+    }
+}
+
 void
 spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
 {
@@ -31,6 +42,10 @@ spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed
     }
     if (p->init == SPW_INIT_LOG_UNIFORM) {
         draw_log_uniform(out, param_id, seed, at, n);
+        return;
+    }
+    if (p->init == SPW_INIT_IN_TURN) {
+        draw_in_turn(out, p, at, n);
         return;
     }
     for (uint64_t i = 0; i < n && p->init == SPW_INIT_LOG_COUNT; i++)

@@ -38,7 +38,7 @@ dry_run(spw_engine *e, uint32_t block_idx, const spw_batch *batch, uint64_t logi
     run.unit_count = spw__block_units(e, block_idx, run.units);
     if (block_idx > 0)
         x = spw_tape_input(e->tape, NULL, head && logit_rows > 0 ? logit_rows : batch->sequences * batch->positions,
-                           e->model->config.width, to == TO_INPUT);
+                           spw_model_row_cols(&e->model->config), to == TO_INPUT);
     if (x != NULL)
         x->grad = x->data;
     y = spw__call_forward(e, &run, batch, x, true, head && logit_rows > 0);
@@ -309,6 +309,14 @@ pass_uses(const spw_engine *e, plan_use *uses, uint32_t *forward_count)
     return n;
 }
 
+/* And of the keys in front, of which the t-th row may read one for so many rows before it. */
+static double
+fronts_read(const spw_model_config *m, uint64_t layer_idx, double T)
+{
+    const double rate = (double)spw_model_front_rate(m, layer_idx), all = rate > 0 ? floor(T / rate) : 0;
+    return all > 0 ? all * (T + 1 - rate * (all + 1) / 2) / T : 0;
+}
+
 /* What a row of a layer reads on average: half of the keys, or all but a window, or half of its chunk, of which the last is cut. */
 static double
 keys_read(const spw_model_config *m, uint64_t layer_idx, double T)
@@ -317,6 +325,8 @@ keys_read(const spw_model_config *m, uint64_t layer_idx, double T)
     double rest = C > 0 ? fmod(T, C) : 0;
     if (C > 0)
         return (C * (T - rest) + rest * rest) / (2 * T);
+    if (m->keys_are_values)
+        return fronts_read(m, layer_idx, T) + (W > T ? T / 2 : W - W * W / (2 * T));
     return W == 0 || W > T ? T / 2 : W - W * W / (2 * T);
 }
 
@@ -337,7 +347,8 @@ static double
 choice_flops(const spw_engine *e, uint64_t layer_idx)
 {
     const spw_model_config *m = &e->model->config;
-    return e->chooses && spw_model_has_indexer(m, layer_idx) ? (double)(m->index_heads * m->index_dim * e->T) : 0;
+    const double all = m->keys_are_values ? 2 * fronts_read(m, layer_idx, (double)e->T) : (double)e->T;
+    return e->chooses && spw_model_has_indexer(m, layer_idx) ? (double)(m->index_heads * m->index_dim) * all : 0;
 }
 
 /*
@@ -676,7 +687,7 @@ spw__sides_bytes(const spw_engine *e)
 uint64_t
 spw__choice_words(const spw_engine *e)
 {
-    return e->chooses ? (spw__table_positions(e) + 31) / 32 : 0;
+    return e->chooses ? (spw_model_index_keys(&e->model->config, spw__table_positions(e)) + 31) / 32 : 0;
 }
 
 /* In training until the layer that leaves them goes back, else until the next one that does. */
@@ -693,7 +704,7 @@ spw__choices_bytes(const spw_engine *e)
 uint64_t
 spw__deferred_bytes(const spw_engine *e)
 {
-    return e->defers ? e->config.accumulation * e->rows * e->model->config.width * e->compute_bytes : 0;
+    return e->defers ? e->config.accumulation * e->rows * spw_model_row_cols(&e->model->config) * e->compute_bytes : 0;
 }
 
 /* ---------------------------------------------------------------- the plan */
@@ -783,7 +794,7 @@ add_measured(spw_engine *e, const spw_engine_options *o, plan_input *in)
     in->arena_device = spw_round_up(e->arena_bytes, 4096);
     in->tape_bytes = e->shares_turns ? 0 : e->tape_bytes; /* what is called in parts keeps nothing */
     in->flow_device = spw__flow_bytes(e);
-    in->activation_elems = e->rows * e->model->config.width;
+    in->activation_elems = e->rows * spw_model_row_cols(&e->model->config);
     count_flops(e, in);
     in->twice_flops += logit_flops(e);
     in->orthogonal_flops = spw__orthogonal_flops(e);

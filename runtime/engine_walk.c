@@ -7,8 +7,8 @@
 char *
 spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro)
 {
-    return e->flow +
-           ((uint64_t)(turn % 2) * e->group_max + micro) * e->rows * e->model->config.width * e->compute_bytes;
+    return e->flow + ((uint64_t)(turn % 2) * e->group_max + micro) * e->rows * spw_model_row_cols(&e->model->config) *
+                         e->compute_bytes;
 }
 
 /* ---------------------------------------------------------------- what is held between the parts of a block */
@@ -32,7 +32,8 @@ held_of(const spw_engine *e)
 static uint64_t
 flow_only_bytes(const spw_engine *e)
 {
-    return spw_round_up(2 * (uint64_t)e->group_max * e->rows * e->model->config.width * e->compute_bytes, 4096);
+    return spw_round_up(2 * (uint64_t)e->group_max * e->rows * spw_model_row_cols(&e->model->config) * e->compute_bytes,
+                        4096);
 }
 
 uint64_t
@@ -178,8 +179,8 @@ pass_on(spw_engine *e, const spw_value *y, uint32_t c, uint32_t micro, bool keep
     bool in_flow = out == spw__flow(e, c, micro);
     if (keep && in_flow)
         SPW_TRY(settle_flow(e, c, micro, err));
-    spw_gpu_copy_d2d(e->compute, out, e->compute_dtype, y->data, e->compute_dtype, e->rows * e->model->config.width,
-                     NULL);
+    spw_gpu_copy_d2d(e->compute, out, e->compute_dtype, y->data, e->compute_dtype,
+                     e->rows * spw_model_row_cols(&e->model->config), NULL);
     if (!keep || !kept(e, c))
         return SPW_OK;
     if (in_flow)
@@ -208,8 +209,8 @@ forward_whole(spw_engine *e, block_run *run, uint32_t first, uint32_t count, boo
         else
             spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
         if (c > 0)
-            x = spw_tape_input(e->tape, keep ? input_of(e, c, i) : spw__flow(e, c, i), e->rows, e->model->config.width,
-                               false);
+            x = spw_tape_input(e->tape, keep ? input_of(e, c, i) : spw__flow(e, c, i), e->rows,
+                               spw_model_row_cols(&e->model->config), false);
         y = call_block(e, run, first + i, i, x, keep);
         SPW_TRY(spw_tape_check(e->tape, err));
         if (c + 1 < e->chain_count)
@@ -229,7 +230,7 @@ call_part(spw_engine *e, block_run *run, uint32_t micro, uint32_t i, void *data,
     spw_value *x;
     spw_tape_reset(e->tape, e->arena, e->arena_bytes, back);
     spw_tape_call_part(e->tape, part, &e->apart[i], first, end);
-    x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, back && run->at > e->lowest);
+    x = spw_tape_input(e->tape, data, e->rows, spw_model_row_cols(&e->model->config), back && run->at > e->lowest);
     *y = call_block(e, run, micro, i, x, run->mode == MODE_TRAIN);
     return spw_tape_check(e->tape, err);
 }
@@ -319,8 +320,9 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
 static void *
 grad_of(const spw_engine *e, uint32_t c, uint32_t micro, uint32_t first)
 {
-    return e->defers && c == 1 ? e->deferred + micro * e->rows * e->model->config.width * e->compute_bytes
-                               : spw__flow(e, c + 1, micro - first);
+    return e->defers && c == 1
+               ? e->deferred + micro * e->rows * spw_model_row_cols(&e->model->config) * e->compute_bytes
+               : spw__flow(e, c + 1, micro - first);
 }
 
 /* A checkpoint, once more, where it is held. */
@@ -329,7 +331,8 @@ hold_kept(spw_engine *e, uint32_t idx, void *to, spw_error *err)
 {
     void *data;
     SPW_TRY(spw_act_get(e->act, idx, &data, err));
-    spw_gpu_copy_d2d(e->compute, to, e->compute_dtype, data, e->compute_dtype, e->rows * e->model->config.width, NULL);
+    spw_gpu_copy_d2d(e->compute, to, e->compute_dtype, data, e->compute_dtype,
+                     e->rows * spw_model_row_cols(&e->model->config), NULL);
     spw_act_release(e->act, idx, e->compute);
     return SPW_OK;
 }
@@ -372,7 +375,7 @@ backward_shared(spw_engine *e, block_run *run, uint32_t first, uint32_t count, s
             SPW_TRY(spw_act_get(e->act, checkpoint_of(e, c, i), &data, err));
         spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
         spw_tape_call_part(e->tape, SPW_PART_BACK, &e->apart[i], 0, 0);
-        x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, on);
+        x = spw_tape_input(e->tape, data, e->rows, spw_model_row_cols(&e->model->config), on);
         x->grad = on ? grad_of(e, c, first + i, first) : NULL;
         y = call_block(e, run, first + i, i, x, true);
         if (y != NULL)
@@ -404,7 +407,7 @@ backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t from, uint32_
                 spw_tape_reset_kept(e->tape, tape_of(e, c, i), e->tape_bytes, e->arena, e->arena_bytes);
             else
                 spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
-            x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, on);
+            x = spw_tape_input(e->tape, data, e->rows, spw_model_row_cols(&e->model->config), on);
             SPW_TRY(settle_flow(e, c + 1, i, err));
             x->grad = on ? grad_of(e, c, micro, first) : NULL;
         } else {

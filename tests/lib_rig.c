@@ -143,6 +143,7 @@ set_lora(rig *r, uint64_t rank, double alpha, double dropout)
              gpt2                          ? "c_attn"
              : r->c.model.woven            ? "query_key_value"
              : r->c.model.packed           ? "qkv_proj"
+             : r->c.model.q_rank > 0       ? "*_b_proj"
              : r->c.model.kv_rank > 0      ? "*_b_proj"
              : r->c.model.linear_mamba     ? "in_proj"
              : r->c.model.linear_heads > 0 ? "in_proj_[qb]*"

@@ -156,6 +156,12 @@ read_small(spw_model_config *m, spw_family family)
                              "\"num_experts_per_tok\":2,\"kv_lora_rank\":12,\"q_lora_rank\":14,\"qk_nope_head_dim\":6,"
                              "\"qk_rope_head_dim\":4,\"v_head_dim\":7,\"first_k_dense_replace\":1,\"index_n_heads\":3,"
                              "\"index_head_dim\":8,\"indexer_types\":[\"full\",\"shared\",\"full\"],\"index_topk\":36"},
+        {SPW_FAMILY_DEEPSEEK_V4,
+         "\"moe_intermediate_size\":24,\"n_routed_experts\":6,\"num_experts_per_tok\":2,\"head_dim\":8,"
+         "\"qk_rope_head_dim\":4,\"q_lora_rank\":14,\"o_groups\":2,\"o_lora_rank\":12,\"index_n_heads\":2,"
+         "\"index_head_dim\":8,\"index_topk\":3,\"sliding_window\":5,\"hc_sinkhorn_iters\":3,\"num_hash_layers\":1,"
+         "\"compress_rate_csa\":4,\"compress_rate_hca\":8,\"layer_types\":[\"compressed_sparse_attention\","
+         "\"heavily_compressed_attention\",\"sliding_attention\"]"},
         {SPW_FAMILY_GRANITE_HYBRID,
          "\"intermediate_size\":24,\"shared_intermediate_size\":40,\"num_local_experts\":6,\"num_experts_per_tok\":2,"
          "\"residual_multiplier\":0.5,\"mamba_n_heads\":4,\"mamba_d_head\":16,\"mamba_d_state\":8,"
@@ -167,7 +173,7 @@ read_small(spw_model_config *m, spw_family family)
          "\"ssm_state_size\":8,\"hybrid_override_pattern\":\"ME*-E\""}};
     const bool apart = family == SPW_FAMILY_NEMOTRON_H; /* whose files tie nothing */
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++) {
-        char text[800];
+        char text[1000];
         spw_error err = {0};
         if (small[i].family != family)
             continue;
@@ -175,8 +181,11 @@ read_small(spw_model_config *m, spw_family family)
                  "{\"model_type\":\"%s\",\"vocab_size\":61,\"hidden_size\":32,\"num_hidden_layers\":%d,"
                  "\"num_attention_heads\":4,\"num_key_value_heads\":%d,\"max_position_embeddings\":40,"
                  "\"initializer_range\":0.05,\"tie_word_embeddings\":%s,%s}",
-                 spw_family_name(family), apart ? 5 : 3, family == SPW_FAMILY_GLM_DSA ? 4 : 2, apart ? "false" : "true",
-                 small[i].keys);
+                 spw_family_name(family), apart ? 5 : 3,
+                 family == SPW_FAMILY_GLM_DSA       ? 4
+                 : family == SPW_FAMILY_DEEPSEEK_V4 ? 1
+                                                    : 2,
+                 apart ? "false" : "true", small[i].keys);
         DONE(spw_hf_config_parse(m, text, "tiny", false, &err));
         return true;
     }

@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -32,6 +32,8 @@ def draw(model, dtype):
             x = torch.randn(p.shape) * 0.7
         elif name.endswith(("A_log", "dt_bias")):  # so small that states outlive some rows
             x = torch.randn(p.shape) - (1.0 if name.endswith("A_log") else 0.0)
+        elif p.ndim == 3 and kind == "deepseek_v4" and "gate_up" in name:  # so large that gates are cut off
+            x = torch.randn(p.shape) * 5.0 / math.sqrt(p.shape[2])
         elif p.ndim == 3:  # of experts: (experts, out, in), of gpt-oss (experts, in, out) and so large that gates are cut off
             oss = model.config.model_type == "gpt_oss"
             x = torch.randn(p.shape) * ((4.0 if "gate_up" in name else 0.2) / math.sqrt(p.shape[1]) if oss else 0.7 / math.sqrt(p.shape[2]))
@@ -48,6 +50,8 @@ def draw(model, dtype):
     for name, p in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             p.copy_((0.05 * torch.randn(p.shape)).to(dtype))
+        elif name.endswith("tid2eid"):
+            p.copy_(torch.stack([torch.randperm(model.config.n_routed_experts)[:p.shape[1]] for _ in range(p.shape[0])]))
         elif name.endswith("layer_scalar"):
             p.copy_((1 + 0.2 * torch.randn(p.shape)).to(dtype))
 
@@ -55,11 +59,13 @@ def draw(model, dtype):
 # The gradient of each expert's weights by the name that they have in files.
 def gradients(model, config):
     for name, p in model.named_parameters():
-        grad, mixtral = p.grad, config.model_type in ("mixtral", "minimax_m2")
+        grad, mixtral = p.grad, config.model_type in ("mixtral", "minimax_m2", "deepseek_v4")
+        if grad is None and config.model_type == "deepseek_v4" and ".indexer." not in name:  # of keys that no sequence is long enough for
+            grad = torch.zeros_like(p)
         if grad is None:  # of what reads images
             continue
         name = name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name  # as its files have it
-        name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
+        name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral and config.model_type != "deepseek_v4" else ".mlp.")
         if config.model_type == "nemotron_h":
             name = name.replace("model.", "backbone.")
         if config.model_type == "hy_v3":
@@ -94,7 +100,7 @@ def in_double(model):
         torch.float32 = torch.float = kind
     for p in model.parameters():
         p.data = p.data.double()
-    tables = [m for m in model.modules() if type(m).__name__.endswith("TextRotaryEmbedding")]  # some ask for torch.float there
+    tables = [m for m in model.modules() if type(m).__name__.endswith("TextRotaryEmbedding") or type(m).__name__ == "DeepseekV4RotaryEmbedding"]  # some ask for torch.float there
     hooks = [m.register_forward_pre_hook(lambda *_: floats(single)) for m in tables] + [m.register_forward_hook(lambda *_: floats(torch.float64)) for m in tables]
     floats(torch.float64)
     torch.Tensor.float = lambda x: x if x.dtype == torch.float64 else to_single(x)
@@ -332,6 +338,21 @@ def mamba_keys(folder):
     c = json.load(open(path))
     del c["time_step_limit"]
     json.dump(c | {"position_embedding_type": "nope", "mamba_d_head": "auto"}, open(path, "w"), indent=2)
+
+
+# As DeepSeek-V4 is published: without "model." in front of names, and with other keys.
+def names_of_deepseek4(folder):
+    path = os.path.join(folder, "model.safetensors")
+    renamed = {name.removeprefix("model.").replace("embed_tokens.", "embed.").replace("hc_head.hc_", "hc_head_"): t for name, t in load_file(path).items()}
+    save_file(renamed | {"mtp.0.norm.weight": torch.ones(3)}, path, metadata={"format": "pt"})
+    path = os.path.join(folder, "config.json")
+    with open(path) as f:
+        keys = json.load(f)
+    for name in ("rope_parameters", "partial_rotary_factor", "mlp_layer_types", "compress_rates", "layer_types"):
+        del keys[name]
+    keys |= {"num_hash_layers": 2, "compress_rate_csa": 4, "compress_rate_hca": 8, "compress_ratios": [128, 4, 0, 0], "rope_scaling": None}
+    with open(path, "w") as f:
+        json.dump(keys, f, indent=2)
 
 
 # As Nemotron Nano's folders have it: a letter for each layer, places that its class has not, and the word that JSON has not.
@@ -782,6 +803,23 @@ def random_case(rng, family):
     if family == "smollm3":
         return SmolLM3Config(**more, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, no_rope_layer_interval=rng.randrange(1, 5),
                              pad_token_id=None)
+    if family == "deepseek_v4":
+        D, groups, experts, few = 2 * rng.randrange(4, 9), heads if rng.random() < 0.5 else 1, rng.choice([2, 3, 6, 9]), rng.randrange(2, 7)
+        turned, by_table = 2 * rng.randrange(1, D // 2 + 1), rng.randrange(layers + 1)
+        kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+        theta = rope(rng.choice([100.0, 10000.0]))
+        if rng.random() < 0.5:
+            theta = rope(1000.0, "yarn", factor=rng.choice([4.0, 16.0]), original_max_position_embeddings=rng.choice([8, 16]), beta_fast=rng.choice([4.0, 32.0]), beta_slow=1.0)
+        for key in ("intermediate_size", "num_key_value_heads"):
+            del more[key]
+        more |= dict(head_dim=D, rope_parameters=theta, compress_rope_theta=rng.choice([100.0, 160000.0]))
+        return DeepseekV4Config(**more | dict(bos_token_id=None, eos_token_id=None), pad_token_id=None, qk_rope_head_dim=turned, q_lora_rank=rng.randrange(7, 15), o_groups=groups,
+                                o_lora_rank=rng.randrange(2, 12), n_routed_experts=experts, num_experts_per_tok=rng.randrange(1, min(experts, 4)), sliding_window=window,
+                                moe_intermediate_size=rng.randrange(3, 30), routed_scaling_factor=rng.choice([1.0, 1.5]), hc_mult=rng.choice([1, 2, 3, 4, 4]),
+                                hc_sinkhorn_iters=rng.choice([1, 2, 5, 20]), hc_eps=rng.choice([1e-6, 1e-3]), index_topk=rng.choice([1, 2, 3, 30]), index_n_heads=rng.randrange(1, 4),
+                                index_head_dim=turned + 2 * rng.randrange(1, 4), layer_types=[rng.choice(kinds) for _ in range(layers)],
+                                compress_rates={"compressed_sparse_attention": few, "heavily_compressed_attention": few * rng.randrange(2, 4)},
+                                mlp_layer_types=["hash_moe"] * by_table + ["moe"] * (layers - by_table))
     experts = rng.choice([1, 2, 3, 6, 9])
     some = dict(num_local_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)))
     if family == "mixtral":
@@ -894,7 +932,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1109,6 +1147,13 @@ elif __name__ == "__main__":
                                               n_group=3, topk_group=2, norm_topk_prob=False, mlp_bias=True, use_conv_bias=False, time_step_min=0.3), f32,
          double=True)
     make("nemotron_h_latent", NemotronHConfig(**nemotron, layers_block_type=["full_attention", "moe", "linear_attention", "moe"], moe_latent_size=14, mlp_bias=True), bf16, double=True)
+    v4 = dict(vocab_size=41, hidden_size=16, moe_intermediate_size=11, num_hidden_layers=3, num_attention_heads=4, head_dim=10, q_lora_rank=12, qk_rope_head_dim=6, n_routed_experts=6,
+              num_experts_per_tok=3, max_position_embeddings=64, compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}, hc_sinkhorn_iters=5, sliding_window=6,
+              o_groups=2, o_lora_rank=7, index_n_heads=3, index_head_dim=8, index_topk=3, bos_token_id=None, eos_token_id=None)
+    make("deepseek_v4", DeepseekV4Config(**v4, layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"], mlp_layer_types=["hash_moe", "moe", "moe"],
+                                         rope_parameters=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=4.0, beta_slow=1.0)), bf16, T=37, double=True)
+    make("deepseek_v4_all", DeepseekV4Config(**v4 | dict(hc_mult=2, index_topk=60, num_attention_heads=3, o_groups=3, hidden_size=20, hc_eps=1e-3), layer_types=["heavily_compressed_attention", "compressed_sparse_attention", "sliding_attention"], mlp_layer_types=["hash_moe", "hash_moe", "moe"]), f32, T=37,
+         double=True, seed=22, rewrite=names_of_deepseek4)
     llama4 = common | dict(pad_token_id=None, head_dim=8, intermediate_size=11, intermediate_size_mlp=31, num_local_experts=5)
     scout = rope(1000.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=48)
     make("llama4", Llama4TextConfig(**llama4 | dict(num_hidden_layers=4), interleave_moe_layer_step=2, no_rope_layer_interval=4, attention_chunk_size=5, floor_scale=3,

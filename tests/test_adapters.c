@@ -250,6 +250,7 @@ test_lora_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_QWEN3_NEXT, SPW_STATE_FP32, 0, rig_lora_dropout);
     rig_everywhere(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, 1, rig_lora);
     rig_everywhere(TINY_GEMMA4_SMALL, SPW_STATE_FP32, 1, rig_lora_dropout);
+    rig_everywhere(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_SPLIT, 1, rig_lora);
     rig_everywhere(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, 1, rig_lora_experts);
     rig_everywhere(SPW_FAMILY_GPT_OSS, SPW_STATE_FP32, 0, rig_lora_experts);
 }
@@ -494,6 +495,7 @@ test_lora_merged(void **state)
     merged(SPW_FAMILY_GPT2, rig_lora);
     merged(SPW_FAMILY_LLAMA, rig_lora);
     merged(SPW_FAMILY_PHI3, rig_lora);
+    merged(SPW_FAMILY_DEEPSEEK_V4, rig_lora_experts);
     merged(SPW_FAMILY_NEOX, rig_lora);
     merged(SPW_FAMILY_OPT, rig_lora);
     merged(SPW_FAMILY_QWEN3_5, rig_lora);
@@ -577,17 +579,20 @@ test_lora_routers(void **state)
     static const struct {
         spw_family family;
         const char *target, *last, *says; /* NULL: taken */
-    } cases[] = {{SPW_FAMILY_MIXTRAL, "gate", "gate", NULL},
-                 {SPW_FAMILY_QWEN3_MOE, "*.mlp.gate", "gate", NULL},
-                 {SPW_FAMILY_QWEN2_MOE, "gate", "gate", NULL},
-                 {SPW_FAMILY_QWEN2_MOE, "shared_expert_gate", "shared_expert_gate", NULL},
-                 {SPW_FAMILY_MINIMAX_M2, "gate", "gate", NULL},
-                 {SPW_FAMILY_GPT_OSS, "router", "router", "matches the target \"router\"; there are q_proj"},
-                 {SPW_FAMILY_GLM4_MOE, "gate", "gate", "matches the target \"gate\"; there are"},
-                 {SPW_FAMILY_DEEPSEEK_V2, "*.gate", "gate", "is all; the router is none, because peft"},
-                 {SPW_FAMILY_DEEPSEEK_V3, "model.layers.2.mlp.gate", "gate", "target \"model.layers.2.mlp.gate\""},
-                 {SPW_FAMILY_GLM_DSA, "gate", "gate", "is all; the router is none, because peft"},
-                 {SPW_FAMILY_GLM_DSA, "wq_b", "wq_b", "matches the target \"wq_b\"; there are q_a_proj"}};
+    } cases[] = {
+        {SPW_FAMILY_MIXTRAL, "gate", "gate", NULL},
+        {SPW_FAMILY_QWEN3_MOE, "*.mlp.gate", "gate", NULL},
+        {SPW_FAMILY_QWEN2_MOE, "gate", "gate", NULL},
+        {SPW_FAMILY_QWEN2_MOE, "shared_expert_gate", "shared_expert_gate", NULL},
+        {SPW_FAMILY_MINIMAX_M2, "gate", "gate", NULL},
+        {SPW_FAMILY_GPT_OSS, "router", "router", "matches the target \"router\"; there are q_proj"},
+        {SPW_FAMILY_GLM4_MOE, "gate", "gate", "matches the target \"gate\"; there are"},
+        {SPW_FAMILY_DEEPSEEK_V2, "*.gate", "gate", "is all; the router is none, because peft"},
+        {SPW_FAMILY_DEEPSEEK_V3, "model.layers.2.mlp.gate", "gate", "target \"model.layers.2.mlp.gate\""},
+        {SPW_FAMILY_GLM_DSA, "gate", "gate", "is all; the router is none, because peft"},
+        {SPW_FAMILY_DEEPSEEK_V4, "o_a_proj", "o_a_proj", "matches the target \"o_a_proj\"; there are q_a_proj"},
+        {SPW_FAMILY_DEEPSEEK_V4, "weights_proj", "weights_proj", "matches the target \"weights_proj\"; there are"},
+        {SPW_FAMILY_GLM_DSA, "wq_b", "wq_b", "matches the target \"wq_b\"; there are q_a_proj"}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         spw_error err = {0};
@@ -599,7 +604,8 @@ test_lora_routers(void **state)
             fail_msg("%s", err.message);
         assert_int_equal(count_adapters(cases[i].family, "*", cases[i].last, &err), 0);
         assert_int_equal(count_adapters(cases[i].family, "model.layers.1.*", cases[i].last, &err), 0);
-        assert_true(count_adapters(cases[i].family, "*", "o_proj", &err) == 3);
+        assert_true(count_adapters(cases[i].family, "*",
+                                   cases[i].family == SPW_FAMILY_DEEPSEEK_V4 ? "o_b_proj" : "o_proj", &err) == 3);
     }
     {
         spw_error err = {0};

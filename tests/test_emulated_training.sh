@@ -187,13 +187,18 @@ nemotron='"model_type": "nemotron_h", "hybrid_override_pattern": "ME*", "n_route
 four='"model_type": "gemma4_text", "intermediate_size": 72, "enable_moe_block": true, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24, "sliding_window": 9,
   "head_dim": 8, "global_head_dim": 264, "attention_k_eq_v": true, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 2.0,
   "initializer_range": 0.1, "tie_word_embeddings": false, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]' four_more=
+v4='"model_type": "deepseek_v4", "moe_intermediate_size": 24, "n_routed_experts": 6, "num_experts_per_tok": 2, "head_dim": 8, "qk_rope_head_dim": 4, "q_lora_rank": 20,
+  "o_groups": 2, "o_lora_rank": 12, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 3, "sliding_window": 9, "hc_sinkhorn_iters": 5, "num_hash_layers": 1,
+  "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+  "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]' v4_more=', "tile_tokens": 14'
 small='"model_type": "gemma4_text", "intermediate_size": 36, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 256,
   "num_kv_shared_layers": 1, "use_double_wide_mlp": true, "layer_types": ["full_attention", "full_attention", "full_attention"]' small_more=', "tile_tokens": 14'
 first=host
-for family in experts shared phi3 gemma gemma2 oss deepseek qwen3_5 next granite nemotron four small; do
+for family in experts shared phi3 gemma gemma2 oss deepseek qwen3_5 next granite nemotron v4 four small; do
     more=${family}_more kv_heads=2 lr=2e-3
     [ $family = four ] && lr=2e-4 # its scores, which nothing divides, make steps of roundings
     [ $family = deepseek ] && kv_heads=6
+    [ $family = v4 ] && kv_heads=1
     cat >"$dir/$family.json" <<JSON
 { "model": {${!family}, "vocab_size": 256, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": $kv_heads,
             "max_position_embeddings": 64},
@@ -206,7 +211,7 @@ JSON
     train "" --set spillway.device=auto --set spillway.run_log="$dir/$family.cuda" --set spillway.checkpoint_dir="$dir/$family.ck"
     check "$family: the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 5
     on "" "" train "$dir/$family.json" --set spillway.device=cuda --set spillway.run_log="$dir/$family.$first" >"$dir/out" 2>&1
-    case $family in experts) places="there nvme kept turns all_turns" ;; shared | oss | four | nemotron) places="there nvme turns all_turns" ;; *) places="there nvme kept" ;; esac
+    case $family in experts) places="there nvme kept turns all_turns" ;; shared | oss | four | nemotron | v4) places="there nvme turns all_turns" ;; *) places="there nvme kept" ;; esac
     for place in $places; do
         set -- --set spillway.run_log="$dir/$place" --set spillway.chaos_seed=9
         [ $place = turns ] && set -- "$@" --set spillway.expert_turns=3 --set spillway.recompute=always --set "zero_optimization.offload_optimizer=$nvme"
@@ -217,12 +222,13 @@ JSON
         on "" late train "$dir/$family.json" --set spillway.device=cuda "$@" >"$dir/out" 2>&1
         check "$family in bf16, $place: the same numbers" same "$dir/$family.$first" "$dir/$place"
     done
+    sed -i 's/"grad_norm":[^,]*/"grad_norm":0/' "$dir/$family.cpu" "$dir/$family.$first"
+    check "$family in bf16 has losses near them" near "$dir/$family.cpu" "$dir/$family.$first" 2e-2 5
+    [ $family = v4 ] && continue # of which no text is generated
     prompts=(--prompt "line 7 says" --prompt "a" --tokens 20 --temperature 0)
     SPW_CUDA_PLUGIN=$dir/none "$spw" generate "$dir/$family.ck" "${prompts[@]}" >"$dir/greedy" 2>"$dir/out"
     on fp32 late generate "$dir/$family.ck" "${prompts[@]}" --nvme "$dir/swap" >"$dir/two" 2>>"$dir/out"
     check "$family: generates from nvme what the cpu device does" cmp "$dir/greedy" "$dir/two"
-    sed -i 's/"grad_norm":[^,]*/"grad_norm":0/' "$dir/$family.cpu" "$dir/$family.$first"
-    check "$family in bf16 has losses near them" near "$dir/$family.cpu" "$dir/$family.$first" 2e-2 5
 done
 # Adapters beside those experts: a rank that no kernel's widest words fit.
 family=experts

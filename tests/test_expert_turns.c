@@ -257,6 +257,7 @@ test_shared(void **state)
     compare(SPW_FAMILY_GLM4_MOE, SPW_STATE_SPLIT, together_half_frozen);
     compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, lora_of_experts_together);
     compare(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, accumulated); /* where they cannot */
+    compare(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_SPLIT, accumulated);
 }
 
 static void
@@ -289,6 +290,8 @@ test_same_bits(void **state)
     compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_FP32, lora_of_experts_in_sevens);
     compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_SPLIT, narrow); /* whose experts' sum is read */
     compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_FP32, narrow_in_sevens);
+    compare(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_SPLIT, clipped);
+    compare(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_FP32, lora_of_experts_in_sevens);
 }
 
 /* What was saved with experts in turns goes on with all at once, and the other way. */

@@ -288,6 +288,8 @@ test_streamed(void **state)
     run("kimi_k25_images", dir);
     run("deepseek_v32", dir);
     run("glm_moe_dsa_few", dir);
+    run("deepseek_v4", dir);
+    run("deepseek_v4_all", dir);
     run("minimax_m2", dir);
     run("olmo3", dir);
     run("gpt_neox", dir);
@@ -324,6 +326,7 @@ test_same_bits(void **state)
                                        "deepseek_v2_greedy",
                                        "glm_moe_dsa",
                                        "glm_moe_dsa_few",
+                                       "deepseek_v4",
                                        "minimax_m2_old",
                                        "olmo3_old",
                                        "gpt_neox",

@@ -350,6 +350,34 @@ test_refusals(void **state)
         {"nemotron_h", NEMOTRON ",\"sliding_window\":16", "not supported yet: sliding_window 16"},
         {"nemotron_h", NEMOTRON ",\"tie_word_embeddings\":true", "not supported yet: tie_word_embeddings true"},
         {"nemotron_h", NEMOTRON ",\"output_router_logits\":true", "not supported yet: output_router_logits true"},
+        {"deepseek_v4", "\"layer_types\":[\"sliding_attention\"]",
+         "layer_types: expected a list with an entry for each layer, got [\"sliding_attention\"]"},
+        {"deepseek_v4", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"]",
+         "not supported yet: layer_types [\"sliding_attention\","},
+        {"deepseek_v4", "\"compress_ratios\":[0,4,64]", "not supported yet: compress_ratios [0,4,64]"},
+        {"deepseek_v4", "\"mlp_layer_types\":[\"moe\",\"dense\",\"moe\"]",
+         "not supported yet: mlp_layer_types [\"moe\","},
+        {"deepseek_v4", "\"mlp_layer_types\":[\"moe\"]",
+         "mlp_layer_types: expected a list with an entry for each layer"},
+        {"deepseek_v4", "\"compress_rates\":{\"compressed_sparse_attention\":0}",
+         "compress_rates.compressed_sparse_attention: expected integer in [1, "},
+        {"deepseek_v4", "\"qk_rope_head_dim\":5", "not supported yet: qk_rope_head_dim 5"},
+        {"deepseek_v4", "\"partial_rotary_factor\":1.5", "not supported yet: partial_rotary_factor 1.5"},
+        {"deepseek_v4", "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2}",
+         "not supported yet: rope_scaling.rope_type \"linear\""},
+        {"deepseek_v4",
+         "\"rope_parameters\":{\"main\":{\"rope_type\":\"yarn\"},\"compress\":{\"rope_type\":\"default\"}}",
+         "not supported yet: rope_parameters.main.rope_type \"yarn\""},
+        {"deepseek_v4", "\"scoring_func\":\"sigmoid\"", "not supported yet: scoring_func \"sigmoid\""},
+        {"deepseek_v4", "\"topk_method\":\"greedy\"", "not supported yet: topk_method \"greedy\""},
+        {"deepseek_v4", "\"swiglu_limit\":7.0", "not supported yet: swiglu_limit 7.0"},
+        {"deepseek_v4", "\"n_shared_experts\":2", "not supported yet: n_shared_experts 2"},
+        {"deepseek_v4", "\"num_key_value_heads\":2", "not supported yet: num_key_value_heads 2"},
+        {"deepseek_v4", "\"norm_topk_prob\":false", "not supported yet: norm_topk_prob false"},
+        {"deepseek_v4", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"deepseek_v4", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"deepseek_v4", "\"routed_scaling_factor\":0", "routed_scaling_factor: expected number above 0, got 0"},
+        {"deepseek_v4", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"granitemoehybrid", MAMBA ",\"mamba_d_state\":12", "not supported yet: mamba_d_state 12"},
         {"granitemoehybrid", MAMBA ",\"mamba_d_state\":512", "not supported yet: mamba_d_state 512"},
         {"granitemoehybrid", MAMBA ",\"mamba_d_conv\":9", "not supported yet: mamba_d_conv 9"},
@@ -964,6 +992,28 @@ test_defaults(void **state)
             m.index_from = k == 3 ? 0 : m.index_from;
             assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
             assert_non_null(strstr(err.message, "model: an indexer of 64 heads of "));
+            err = (spw_error){0};
+        }
+    }
+    DONE(parse("deepseek_v4",
+               "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":16,\"original_max_position_embeddings\":65536}", &m,
+               &err));
+    assert_true(m.keys_are_values && m.streams == 4 && m.stream_rounds == 20 && m.window == 128 && m.rope_dim == 64);
+    assert_true(m.few_rate == 4 && m.many_rate == 128 && m.index_keys == 512 && m.rope == SPW_ROPE_YARN &&
+                m.rope_attention == 1 && m.rope_theta == 160000 && m.rope_local_theta == 10000);
+    for (uint64_t l = 0; l < 3; l++) /* many rows in the first two, then in turns; the first three choose by a table */
+        assert_true(spw_model_front_rate(&m, l) == 128 && spw_model_is_hashed(&m, l));
+    { /* streams, groups and elements that there is no room for, or that do not divide: known when a model is built */
+        static const char *const sizes[4][2] = {{"\"hc_mult\":5", "model: 5 streams, whose maps take 20 rounds"},
+                                                {"\"hc_sinkhorn_iters\":33", "whose maps take 33 rounds"},
+                                                {"\"o_groups\":3", "model: 2 heads, 1 of keys, in 3 groups"},
+                                                {"\"o_groups\":2,\"index_head_dim\":32", "and of an indexer's 32"}};
+        for (int k = 0; k < 4; k++) {
+            spw_model *model = NULL;
+            DONE(parse("deepseek_v4", sizes[k][0], &m, &err));
+            assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+            if (strstr(err.message, sizes[k][1]) == NULL)
+                fail_msg("%s", err.message);
             err = (spw_error){0};
         }
     }

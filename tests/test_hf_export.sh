@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa exaone_moe minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope granitemoehybrid_mamba granitemoehybrid_moe nemotron_h nemotron_h_moe llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa deepseek_v4 deepseek_v4_all exaone_moe minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope granitemoehybrid_mamba granitemoehybrid_moe nemotron_h nemotron_h_moe llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -56,6 +56,11 @@ train deepseek_v32 true "\"model_type\":\"deepseek_v32\",$latent,\"q_lora_rank\"
     \"index_topk\":24,\"index_n_heads\":3,\"index_head_dim\":8"
 train glm_moe_dsa false "\"model_type\":\"glm_moe_dsa\",$latent,\"q_lora_rank\":8,\"v_head_dim\":10,\"n_routed_experts\":5,\"index_topk\":24,\"index_n_heads\":2,\"index_head_dim\":6,
     \"indexer_types\":[\"full\",\"shared\"],\"mlp_layer_types\":[\"dense\",\"sparse\"]"
+four=$(echo "$small" | sed 's/"num_key_value_heads":2,"intermediate_size":29,/"num_key_value_heads":1,/'),\"head_dim\":8,\"qk_rope_head_dim\":4,\"moe_intermediate_size\":11,\"n_routed_experts\":6,\"num_experts_per_tok\":3,\"q_lora_rank\":9
+train deepseek_v4 true "\"model_type\":\"deepseek_v4\",$four,\"o_groups\":2,\"o_lora_rank\":5,\"index_n_heads\":3,\"index_head_dim\":6,\"index_topk\":2,\"sliding_window\":5,\"hc_sinkhorn_iters\":4,
+    \"compress_rates\":{\"compressed_sparse_attention\":4,\"heavily_compressed_attention\":8},\"layer_types\":[\"compressed_sparse_attention\",\"heavily_compressed_attention\"],
+    \"mlp_layer_types\":[\"hash_moe\",\"moe\"],\"routed_scaling_factor\":1.7,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":16}"
+train deepseek_v4_all false "\"model_type\":\"deepseek_v4\",$four,\"o_groups\":4,\"o_lora_rank\":5,\"hc_mult\":2,\"hc_eps\":1e-4,\"compress_rope_theta\":500,\"compress_ratios\":[0,4],\"num_hash_layers\":0,\"tie_word_embeddings\":true"
 train exaone_moe true "\"model_type\":\"exaone_moe\",$small,\"head_dim\":8,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"n_group\":3,\"topk_group\":2,
     \"sliding_window\":7,\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"scoring_func\":\"sigmoid\",\"topk_method\":\"noaux_tc\""
 train phi3 true "\"model_type\":\"phi3\",$small,\"sliding_window\":9,\"resid_pdrop\":0.1"
@@ -184,6 +189,14 @@ want = {
                          max_position_embeddings=64),
     "glm_moe_dsa": dict(n_routed_experts=5, q_lora_rank=8, v_head_dim=10, mlp_layer_types=["dense", "sparse"], indexer_types=["full", "shared"],
                         index_topk=24, index_n_heads=2, index_head_dim=6, routed_scaling_factor=2.5, rms_norm_eps=1e-5, max_position_embeddings=64),
+    "deepseek_v4": dict(layer_types=["compressed_sparse_attention", "heavily_compressed_attention"], mlp_layer_types=["hash_moe", "moe"], hc_mult=4, hc_sinkhorn_iters=4, qk_rope_head_dim=4,
+                        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}, sliding_window=5, index_topk=2, o_groups=2, routed_scaling_factor=1.7,
+                        rope_parameters={"main": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, "compress": {
+                            "rope_type": "yarn", "rope_theta": 160000, "factor": 4, "beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": 1, "original_max_position_embeddings": 16,
+                            "partial_rotary_factor": 0.5}}),
+    "deepseek_v4_all": dict(layer_types=["sliding_attention", "compressed_sparse_attention"], mlp_layer_types=["moe", "moe"], hc_mult=2, hc_eps=1e-4, tie_word_embeddings=True, o_groups=4,
+                            rope_parameters={"main": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+                                             "compress": {"rope_type": "default", "rope_theta": 500, "partial_rotary_factor": 0.5}}),
     "exaone_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, n_group=3, topk_group=2, num_shared_experts=1, sliding_window=7,
                        layer_types=["sliding_attention", "full_attention"], mlp_layer_types=["dense", "sparse"], routed_scaling_factor=2.5, rms_norm_eps=1e-5),
     "phi3": dict(sliding_window=9, resid_pdrop=0.1, num_key_value_heads=2, rms_norm_eps=1e-5),
@@ -293,9 +306,9 @@ want = {
 
 # transformers holds a layer's experts in two tensors; files have each expert's own.
 def by_expert(model):
-    mixtral = model.config.model_type in ("mixtral", "minimax_m2")
+    mixtral = model.config.model_type in ("mixtral", "minimax_m2", "deepseek_v4")
     for key, t in model.state_dict().items():
-        key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral else key.replace(".gate.moe_statics.", ".moe_statics.")
+        key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral and model.config.model_type != "deepseek_v4" else key.replace(".gate.moe_statics.", ".moe_statics.")
         if model.config.model_type == "exaone_moe":
             key = key.replace(".gate.e_score", ".e_score")
         if model.config.model_type == "nemotron_h":
@@ -324,6 +337,8 @@ for name, values in want.items():
     for key, t in stored.items():
         got = state.get(key, state.get("transformer." + key, state.get(key.replace("embed_out", "lm_head"))))
         if key.endswith(("e_score_correction_bias", "expert_bias", "mlp.gate.weight", "router.gate.weight", "layer_scalar")):  # which classes round, or hold in fp32
+            got = got.to(t.dtype)
+        elif name.startswith("deepseek_v4") and t.is_floating_point():  # whose class holds what is no matrix in fp32, and some of these
             got = got.to(t.dtype)
         if got is None or got.dtype != t.dtype or got.shape != t.shape or got.contiguous().view(torch.uint8).tolist() != t.view(torch.uint8).tolist():
             wrong.append(f"tensor {key}")

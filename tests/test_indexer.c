@@ -43,6 +43,13 @@ in_turns(rig *r)
 }
 
 static void
+in_turns_of_tied(rig *r)
+{
+    in_turns(r);
+    r->c.run.micro_batches_per_pass = 1;
+}
+
+static void
 test_everywhere(void **state)
 {
     (void)state;
@@ -52,6 +59,9 @@ test_everywhere(void **state)
     rig_everywhere(TINY_FEW_KEYS, SPW_STATE_FP32, 0, lora_int4);
     rig_everywhere(TINY_FEW_KEYS, SPW_STATE_FP32, 0, apart);
     rig_everywhere(TINY_FEW_KEYS, SPW_STATE_FP32, 0, in_turns);
+    rig_everywhere(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_SPLIT, 1, trained);
+    rig_everywhere(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_FP32, 0, lora_int4);
+    rig_everywhere(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_FP32, 0, in_turns_of_tied);
 }
 
 static void
@@ -59,6 +69,7 @@ test_resumes(void **state)
 {
     (void)state;
     rig_resumes(SPW_STATE_SPLIT, TINY_FEW_KEYS, SPW_TIER_NVME, trained);
+    rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_DEEPSEEK_V4, SPW_TIER_NVME, trained);
 }
 
 /* Whether each of the indexers' parameters is the same in both; how many there are. */

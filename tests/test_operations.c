@@ -101,13 +101,22 @@ product(spw_gpu_queue *q, act *y, const act *onto, float by, const act *x, const
     counted.own->product(q, y, onto, by, x, w, scale, M, N, K, flags);
 }
 
-/* Of a row's keys all before it, or those of its window. */
+/* Of keys that stand for several rows, those that T rows may read. */
+static double
+fronts_of(double T, uint64_t each)
+{
+    const double all = floor(T / (double)each);
+    return all * (T + 1 - (double)each * (all + 1) / 2);
+}
+
+/* Of a row's keys all before it, or those of its window, and those in front. */
 static double
 attended(const spw_attention_shape *s)
 {
     const double T = (double)s->T, W = s->window == 0 || s->window > s->T ? T : (double)s->window;
     const uint64_t Dv = s->Dv > 0 ? s->Dv : s->D;
-    return 2.0 * (double)(s->B * s->Hq * (s->D + Dv)) * (W * T - W * W / 2);
+    return 2.0 * (double)(s->B * s->Hq * (s->D + Dv)) *
+           (W * T - W * W / 2 + (s->front > 0 ? fronts_of(T, s->front_each) : 0));
 }
 
 static void
@@ -132,7 +141,9 @@ choose_keys(spw_gpu_queue *q, uint32_t *bits, const act *query, act *key, const 
             float *scratch, const spw_choice_shape *s)
 {
     const double T = (double)s->T;
-    counted.attention += 2.0 * (double)(s->B * s->H * s->D) * (T * (double)s->first + T * T / 2);
+    counted.attention += 2.0 * (double)(s->B * s->H * s->D) *
+                         (s->each > 1 ? fronts_of((double)s->first + T, s->each) - fronts_of((double)s->first, s->each)
+                                      : T * (double)s->first + T * T / 2);
     counted.own->choose_keys(q, bits, query, key, new_key, weights, scratch, s);
 }
 
@@ -351,6 +362,11 @@ test_others(void **state)
     compare(SPW_FAMILY_NEMOTRON_H, narrow_in_pieces);
     compare(SPW_FAMILY_NEMOTRON_H, narrow_in_turns_and_pieces);
     compare(SPW_FAMILY_GLM_DSA, NULL);
+    compare(SPW_FAMILY_DEEPSEEK_V4, NULL); /* keys that stand for several rows, some of them chosen, and streams */
+    compare(SPW_FAMILY_DEEPSEEK_V4, in_turns_and_pieces);
+    compare(SPW_FAMILY_DEEPSEEK_V4, rig_lora);
+    compare(SPW_FAMILY_DEEPSEEK_V4, rig_lora_experts);
+    compare(SPW_FAMILY_DEEPSEEK_V4, rig_freeze_lower);
     compare(TINY_FEW_KEYS, NULL);
     compare(TINY_FEW_KEYS, in_pieces);
     compare(TINY_FEW_KEYS, in_shared_turns);

@@ -149,8 +149,9 @@ test_worlds(void **state)
 static void
 test_no_clipping(void **state)
 {
-    static const spw_family others[] = {SPW_FAMILY_QWEN3_NEXT, TINY_GEMMA4_SMALL,  SPW_FAMILY_MIXTRAL, SPW_FAMILY_NEOX,
-                                        SPW_FAMILY_OPT,        SPW_FAMILY_QWEN3_5, SPW_FAMILY_GEMMA4,  TINY_FEW_KEYS};
+    static const spw_family others[] = {SPW_FAMILY_QWEN3_NEXT, TINY_GEMMA4_SMALL, SPW_FAMILY_MIXTRAL,
+                                        SPW_FAMILY_NEOX,       SPW_FAMILY_OPT,    SPW_FAMILY_QWEN3_5,
+                                        SPW_FAMILY_GEMMA4,     TINY_FEW_KEYS,     SPW_FAMILY_DEEPSEEK_V4};
     (void)state;
     compare(&(comparison){.family = SPW_FAMILY_LLAMA, .worlds = {3}, .harshest = SANITIZED});
     for (size_t i = 0; i < (SANITIZED ? 2 : sizeof others / sizeof others[0]); i++)

@@ -57,6 +57,7 @@ test_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, 1, in_nines);
     rig_everywhere(TINY_GEMMA4_SMALL, SPW_STATE_FP32, 0, in_nines);
     rig_everywhere(TINY_FEW_KEYS, SPW_STATE_SPLIT, 1, in_nines);
+    rig_everywhere(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_SPLIT, 1, in_nines);
 }
 
 static void
@@ -101,6 +102,7 @@ test_as_the_whole(void **state)
         void (*change)(rig *r);
         uint64_t tiles[2];
     } kinds[] = {{SPW_FAMILY_GPT2, with_dropout, {7, 24}},     {SPW_FAMILY_LLAMA, as_it_is, {9, 1}},
+                 {SPW_FAMILY_DEEPSEEK_V4, as_it_is, {9, 1}},   {SPW_FAMILY_DEEPSEEK_V4, with_adapters, {7, 24}},
                  {SPW_FAMILY_QWEN3, as_it_is, {5, 24}},        {SPW_FAMILY_GEMMA2, as_it_is, {8, 24}},
                  {SPW_FAMILY_OLMO2, as_it_is, {8, 47}},        {SPW_FAMILY_QWEN2_MOE, as_it_is, {8, 3}},
                  {SPW_FAMILY_LLAMA, with_adapters, {7, 2}},    {SPW_FAMILY_GPT_OSS, as_it_is, {9, 24}},

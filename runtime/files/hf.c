@@ -221,16 +221,19 @@ read_config(const source *s, bool section, const struct with_images *kind, spw_m
     c->init_std = c->family == SPW_FAMILY_STARCODER2 ? 0.018042 : 0.02;
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
-    SPW_TRY(c->family == SPW_FAMILY_GPT2        ? read_gpt2(s, c)
-            : spw__hf_of(c->family, LAYER_NORM) ? spw__hf_read_layer_norm(s, c)
-            : spw__hf_of(c->family, NEMOTRON)   ? spw__hf_read_nemotron(s, c)
-                                                : spw__hf_read_llama(s, c));
+    SPW_TRY(c->family == SPW_FAMILY_GPT2         ? read_gpt2(s, c)
+            : spw__hf_of(c->family, LAYER_NORM)  ? spw__hf_read_layer_norm(s, c)
+            : spw__hf_of(c->family, NEMOTRON)    ? spw__hf_read_nemotron(s, c)
+            : spw__hf_of(c->family, DEEPSEEK_V4) ? spw__hf_read_deepseek4(s, c)
+                                                 : spw__hf_read_llama(s, c));
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied)); /* last: readers set what it is where nothing is said */
     if (section) /* GPT-2's files say 0.1 whoever reads them: not for those */
         SPW_TRY(read_dropout(s, c));
     if (c->width == 0 || c->layers == 0 || c->heads == 0 || c->mlp_width == 0)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %s are needed", s->name,
                          c->family == SPW_FAMILY_GPT2 ? "model: n_embd, n_layer, n_head"
+                         : c->family == SPW_FAMILY_DEEPSEEK_V4
+                             ? "model: hidden_size, num_hidden_layers, num_attention_heads"
                          : c->family == SPW_FAMILY_OPT
                              ? "model: hidden_size, num_hidden_layers, num_attention_heads, ffn_dim"
                              : "model: hidden_size, num_hidden_layers, num_attention_heads, intermediate_size");

@@ -36,11 +36,72 @@ static const struct {
                  {SPW_FAMILY_HY_V3, ".mlp.e_score_correction_bias", ".mlp.expert_bias"},
                  {SPW_FAMILY_HY_V3, ".mlp.shared_experts.", ".mlp.shared_mlp."}};
 
+/* What DeepSeek-V4's files call what transformers has in memory, by what stands in a name; they may be without "model.". */
+static const struct {
+    const char *there, *here;
+} of_deepseek4[] = {
+    {".attn.indexer.compressor.norm.", ".self_attn.compressor.indexer.kv_norm."},
+    {".attn.indexer.compressor.", ".self_attn.compressor.indexer."},
+    {".attn.indexer.weights_proj.", ".self_attn.compressor.indexer.scorer.weights_proj."},
+    {".attn.indexer.wq_b.", ".self_attn.compressor.indexer.q_b_proj."},
+    {".attn.compressor.norm.", ".self_attn.compressor.kv_norm."},
+    {".attn.norm.", ".self_attn.kv_norm."},
+    {".attn.attn_sink", ".self_attn.sinks"},
+    {".compressor.indexer.norm.", ".compressor.indexer.kv_norm."}, /* as it saves what it read by its own names */
+    {".compressor.norm.", ".compressor.kv_norm."},
+    {".self_attn.norm.", ".self_attn.kv_norm."},
+    {".attn.", ".self_attn."},
+    {".attn_norm.", ".input_layernorm."},
+    {".ffn_norm.", ".post_attention_layernorm."},
+    {".hc_attn_", ".attn_hc."},
+    {".hc_ffn_", ".ffn_hc."},
+    {".ffn.gate.bias", ".mlp.gate.e_score_correction_bias"},
+    {".ffn.shared_experts.w1.", ".mlp.shared_experts.gate_proj."},
+    {".ffn.shared_experts.w2.", ".mlp.shared_experts.down_proj."},
+    {".ffn.shared_experts.w3.", ".mlp.shared_experts.up_proj."},
+    {".ffn.", ".mlp."},
+    {".ape", ".position_bias"},
+    {".wq_a.", ".q_a_proj."},
+    {".wq_b.", ".q_b_proj."},
+    {".wkv.", ".kv_proj."},
+    {".wgate.", ".gate_proj."},
+    {".wo_a.", ".o_a_proj."},
+    {".wo_b.", ".o_b_proj."},
+    {".q_norm.", ".q_a_norm."}};
+
+static const char *
+name_of_deepseek4(const char *name, char room[SPW_TENSOR_NAME_BYTES])
+{
+    static const char *const beside[][2] = {{"head.weight", "lm_head.weight"},
+                                            {"embed.weight", "model.embed_tokens.weight"},
+                                            {"model.embed.weight", "model.embed_tokens.weight"},
+                                            {"norm.weight", "model.norm.weight"},
+                                            {"hc_head_fn", "model.hc_head.hc_fn"},
+                                            {"hc_head_base", "model.hc_head.hc_base"},
+                                            {"hc_head_scale", "model.hc_head.hc_scale"}};
+    for (size_t i = 0; i < sizeof beside / sizeof beside[0]; i++)
+        if (strcmp(name, beside[i][0]) == 0)
+            return beside[i][1];
+    snprintf(room, SPW_TENSOR_NAME_BYTES, "%s%s", begins_with(name, "layers.") ? "model." : "", name);
+    for (size_t i = 0; i < sizeof of_deepseek4 / sizeof of_deepseek4[0]; i++) {
+        const char *found = strstr(room, of_deepseek4[i].there);
+        char after[SPW_TENSOR_NAME_BYTES];
+        if (found == NULL)
+            continue;
+        snprintf(after, sizeof after, "%.*s%s%s", (int)(found - room), room, of_deepseek4[i].here,
+                 found + strlen(of_deepseek4[i].there));
+        memcpy(room, after, sizeof after);
+    }
+    return room;
+}
+
 /* GPT-2's files may have a prefix, and the text part of a model with images has, older or newer ("model.language_model.norm.weight"). */
 const char *
 spw__hf_name_here(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
 {
     const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.", *mlp = strstr(name, ".mlp.");
+    if (family == SPW_FAMILY_DEEPSEEK_V4)
+        return name_of_deepseek4(name, room);
     if (mlp != NULL && spw__hf_of(family, OLDER_EXPERTS)) {
         snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s.block_sparse_moe.%s", (int)(mlp - name), name,
                  mlp + strlen(".mlp."));
@@ -104,7 +165,8 @@ static const struct {
     {GEMMA4, "audio_tower.", "", true},
     {GEMMA4, "embed_audio.", "", true},
     {QWEN | OF(QWEN3_MOE) | LINEAR, "visual.", "", true},
-    {LINEAR | NEMOTRON, "mtp.", "", false},
+    {LINEAR | NEMOTRON | DEEPSEEK_V4, "mtp.", "", false},
+    {DEEPSEEK_V4, "mtp.", "", true},
     {ERNIE_MOE, "mtp_", "", true},
     {GPT2, "h.", ".attn.bias", false},
     {GPT2, "h.", ".attn.masked_bias", false},
@@ -301,11 +363,39 @@ bind_packed(spw_hf_reader *r, uint32_t id, const spw_param *p, uint32_t i, spw_e
     return SPW_OK;
 }
 
+/* Integers, each below the parameter's `below`. */
+static spw_status
+check_whole(spw_hf_reader *r, const spw_param *p, uint32_t i, spw_error *err)
+{
+    const spw_tensor_info *t = r->tensors[i].info;
+    const uint64_t all = p->cols / SPW_TERMS;
+    if (strcmp(t->type, "I64") != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s; of it I64 is read",
+                         r->shards[r->tensors[i].shard_idx].name, t->name, t->type);
+    SPW_TRY(check_shape(r, &r->tensors[i], p, err));
+    for (uint64_t at = 0, n; at < all; at += n) {
+        int64_t block[512];
+        n = all - at < 512 ? all - at : 512;
+        SPW_TRY(spw_hf_read(r, i, at * sizeof *block, block, n * sizeof *block, err));
+        for (uint64_t k = 0; k < n; k++)
+            if (block[k] < 0 || (uint64_t)block[k] >= p->below)
+                return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s, element %llu, is %lld; it must be 0 to %llu",
+                                 r->shards[r->tensors[i].shard_idx].name, t->name, (unsigned long long)(at + k),
+                                 (long long)block[k], (unsigned long long)p->below - 1);
+    }
+    return SPW_OK;
+}
+
 /* A parameter's tensor of numbers that are read, or of codes. */
 static spw_status
 bind_weights(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_error *err)
 {
     const spw_param *p = &m->params[id];
+    if (p->whole) {
+        SPW_TRY(check_whole(r, p, i, err));
+        bind_tensor(r, m, id, i);
+        return SPW_OK;
+    }
     if (!is_scaled(r->tensors[i].info, p))
         SPW_TRY(check_type(r, &r->tensors[i], err));
     else if (r->blocks.rows == 0 || r->blocks.packed)
@@ -332,9 +422,9 @@ is_of_experts(spw_family family, const named *names, uint32_t count, const char 
         char plain[SPW_TENSOR_NAME_BYTES];
         const named *found;
         snprintf(plain, sizeof plain, "%.*s.0.%s.weight", (int)(strrchr(name, '.') - name), name,
-                 kinds[spw__hf_of(family, OLDER_EXPERTS)][down ? 2
-                                                          : up ? 1
-                                                               : k]);
+                 kinds[spw__hf_of(family, OLDER_EXPERTS | DEEPSEEK_V4)][down ? 2
+                                                                        : up ? 1
+                                                                             : k]);
         found = bsearch(plain, names, count, sizeof *names, compare_name);
         if (found == NULL)
             return false;

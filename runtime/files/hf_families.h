@@ -60,15 +60,16 @@
      HUNYUAN | LINEAR | LLAMA4) /* without a window */
 #define LLAMAS                                                                                                         \
     (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE)
-#define NEOX       OF(NEOX)
-#define OPT        OF(OPT)
-#define STARCODER2 OF(STARCODER2)
-#define STABLELM   OF(STABLELM)
-#define COHERE2    OF(COHERE2)
-#define COHERE     (OF(COHERE) | COHERE2)
-#define NEMOTRON   OF(NEMOTRON_H)
-#define LAYER_NORM (NEOX | OPT | STARCODER2 | STABLELM | COHERE)
-#define ALL        (GPT2 | LLAMAS | LAYER_NORM | NEMOTRON)
+#define NEOX        OF(NEOX)
+#define OPT         OF(OPT)
+#define STARCODER2  OF(STARCODER2)
+#define STABLELM    OF(STABLELM)
+#define COHERE2     OF(COHERE2)
+#define COHERE      (OF(COHERE) | COHERE2)
+#define NEMOTRON    OF(NEMOTRON_H)
+#define DEEPSEEK_V4 OF(DEEPSEEK_V4)
+#define LAYER_NORM  (NEOX | OPT | STARCODER2 | STABLELM | COHERE)
+#define ALL         (GPT2 | LLAMAS | LAYER_NORM | NEMOTRON | DEEPSEEK_V4)
 
 _Static_assert(SPW_FAMILY_COUNT <= 64, "a bit for each family");
 static inline bool

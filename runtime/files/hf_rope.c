@@ -247,6 +247,14 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
     return read_rope_scale(rope, s, c);
 }
 
+spw_status
+spw__hf_read_scaled_rope(const source *s, const source *rope, spw_model_config *c)
+{
+    SPW_TRY(read_rope_object(s, rope, "", c));
+    return c->rope == SPW_ROPE_PLAIN || c->rope == SPW_ROPE_YARN ? SPW_OK
+                                                                 : refuse(rope, "rope_type", get(rope, "rope_type"));
+}
+
 /*
  * Gemma 3's, Gemma 4's and OLMo 3's layers with a window and those without have an object each in newer files; in older ones scaling is for the latter.
  * There releases differ in the theta that OLMo's layers with a window have, unless it is the default.

@@ -147,6 +147,11 @@ spw_status spw__hf_check_steps(const source *s);
 /* hf_nemotron.c: all of what a configuration of Nemotron-H has beside the others' first keys, and the same written. */
 spw_status spw__hf_read_nemotron(const source *s, spw_model_config *c);
 void spw__hf_write_nemotron(json_t *o, const spw_model_config *c);
+/* hf_deepseek4.c: all of what a configuration of DeepSeek-V4 has beside the others' first keys, and the same written. */
+spw_status spw__hf_read_deepseek4(const source *s, spw_model_config *c);
+void spw__hf_write_deepseek4(json_t *o, const spw_model_config *c, json_t *scaling);
+/* hf_rope.c: none, or yarn, as rope says it without a theta. */
+spw_status spw__hf_read_scaled_rope(const source *s, const source *rope, spw_model_config *c);
 /* hf_gemma4.c: what sets Gemma 4 apart, once windows and rope were read; the same written. Nothing for other families. */
 spw_status spw__hf_read_gemma4(const source *s, spw_model_config *c);
 void spw__hf_write_gemma4(json_t *o, const spw_model_config *c);

@@ -399,6 +399,24 @@ read_scaled(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float
     return SPW_OK;
 }
 
+/* A 64-bit integer, where the file has those. */
+static bool
+is_whole(const spw_tensor_info *t)
+{
+    return strcmp(t->type, "I64") == 0;
+}
+
+static spw_status
+read_number(spw_hf_reader *r, uint32_t i, uint64_t at, float *out, spw_error *err)
+{
+    int64_t whole;
+    if (!is_whole(r->tensors[i].info))
+        return spw__hf_read_floats(r, i, at, 1, out, err);
+    SPW_TRY(spw_hf_read(r, i, at * sizeof whole, &whole, sizeof whole, err));
+    *out = (float)whole;
+    return SPW_OK;
+}
+
 /* Terms [first, first + count) of what the file has one number for each row of. */
 static spw_status
 read_terms(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *out, spw_error *err)
@@ -407,7 +425,7 @@ read_terms(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *
         float x, terms[SPW_TERMS];
         n = SPW_TERMS - at % SPW_TERMS;
         n = n < first + count - at ? n : first + count - at;
-        SPW_TRY(spw__hf_read_floats(r, i, at / SPW_TERMS, 1, &x, err));
+        SPW_TRY(read_number(r, i, at / SPW_TERMS, &x, err));
         spw_terms_split(x, terms);
         memcpy(out + (at - first), terms + at % SPW_TERMS, n * sizeof *out);
     }
@@ -480,6 +498,7 @@ typedef struct run {
     spw_hf_take_fn take;
     void *ctx;
     spw_dtype dtype;
+    bool whole;
     uint64_t first; /* the parameter's first element in its tensor */
 } run;
 
@@ -505,10 +524,16 @@ static spw_status
 take_terms(void *ctx, uint64_t offset, const void *data, uint64_t bytes, spw_error *err)
 {
     const run *job = ctx;
-    const uint32_t size = spw_dtype_bytes(job->dtype);
+    const uint32_t size = job->whole ? sizeof(int64_t) : spw_dtype_bytes(job->dtype);
     for (uint64_t at = 0; at < bytes; at += size) {
         float x, terms[SPW_TERMS];
-        spw_convert(&x, SPW_F32, (const char *)data + at, job->dtype, 1);
+        int64_t whole;
+        if (job->whole) {
+            memcpy(&whole, (const char *)data + at, sizeof whole);
+            x = (float)whole;
+        } else {
+            spw_convert(&x, SPW_F32, (const char *)data + at, job->dtype, 1);
+        }
         spw_terms_split(x, terms);
         SPW_TRY(job->take(job->ctx, (offset + at) / size * SPW_TERMS, terms, SPW_TERMS, err));
     }
@@ -540,7 +565,8 @@ spw_hf_read_run(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, s
         return read_blocks(r, id, first, count, take, ctx, err);
     job.dtype = e->info->dtype;
     job.first = r->first[id];
-    size = spw_dtype_bytes(job.dtype);
+    job.whole = is_whole(e->info);
+    size = job.whole ? sizeof(int64_t) : spw_dtype_bytes(job.dtype);
     if (!r->in_terms[id])
         return spw_st_read_run(r->shards[e->shard_idx].reader, e->info, (job.first + first) * size, count * size,
                                take_numbers, &job, err);

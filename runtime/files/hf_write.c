@@ -446,6 +446,8 @@ spw_hf_config_text(const spw_model_config *c, spw_dtype dtype)
         spw__hf_write_layer_norm(o, c);
     else if (c->family == SPW_FAMILY_NEMOTRON_H)
         spw__hf_write_nemotron(o, c);
+    else if (c->family == SPW_FAMILY_DEEPSEEK_V4)
+        spw__hf_write_deepseek4(o, c, rope_scaling(c));
     else
         write_llama(o, c);
     text = json_dumps(o, JSON_INDENT(2));

@@ -62,6 +62,12 @@ spw_st_describe(spw_tensor_info *t, const spw_param *p, spw_dtype dtype)
         t->dtype = SPW_F32;
         t->shape[0] /= SPW_TERMS;
     }
+    t->whole = p->whole;
+    if (p->row_cols > 0) {
+        t->ndim = 2;
+        t->shape[0] /= p->row_cols;
+        t->shape[1] = p->row_cols;
+    }
     if (p->in_row) {
         t->ndim = 2;
         t->shape[1] = t->shape[0];

@@ -47,6 +47,7 @@ typedef struct spw_tensor_info {
     uint32_t ndim;
     uint64_t shape[SPW_TENSOR_DIMS_MAX];
     uint64_t begin, bytes; /* in the data buffer; set by the writer and the reader */
+    bool whole;            /* for the writer: 64-bit integers, whatever dtype says */
     uint32_t stack,
         slice; /* for the writer: one of so many tensors of one name, shape and type that make one (stack, ...); 0: whole */
 } spw_tensor_info;
@@ -151,7 +152,7 @@ spw_st_write_terms(spw_st_writer *w, uint32_t i, uint64_t first, float *terms, u
  *   name     in messages, for the file
  *   section  false: a config.json; keys that no family has are not looked at, dropout is left at 0. true: the section
  *            "model" of a training configuration, which messages put before the key; dropout counts.
- * Families  gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, deepseek_v3 (and kimi_k2, which is one), glm4_moe_lite, minimax_m2, olmo3, gemma, granite, olmoe, seed_oss, glm, glm4, ernie4_5, exaone4, ministral3, gpt_neox, opt, starcoder2, stablelm, qwen3_5_text, qwen3_5_moe_text, qwen3_next, gemma4_text, dots1, solar_open, ernie4_5_moe, hy_v3, hunyuan_v1_dense, hunyuan_v1_moe, cohere, cohere2, granitemoehybrid, llama4_text, deepseek_v32, glm_moe_dsa, exaone_moe, nemotron_h. A missing key has the default that the model's class has there, but
+ * Families  gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, deepseek_v3 (and kimi_k2, which is one), glm4_moe_lite, minimax_m2, olmo3, gemma, granite, olmoe, seed_oss, glm, glm4, ernie4_5, exaone4, ministral3, gpt_neox, opt, starcoder2, stablelm, qwen3_5_text, qwen3_5_moe_text, qwen3_next, gemma4_text, dots1, solar_open, ernie4_5_moe, hy_v3, hunyuan_v1_dense, hunyuan_v1_moe, cohere, cohere2, granitemoehybrid, llama4_text, deepseek_v32, glm_moe_dsa, exaone_moe, nemotron_h, deepseek_v4. A missing key has the default that the model's class has there, but
  *           vocab_size 256 and 1024 positions.
  * Errors    SPW_ECONFIG with name, key and value: not JSON, a value out of range, or another model than is computed here
  *           ("not supported yet"): families, activations, rope types, weights quantised in a form that is not read, mixed windows.

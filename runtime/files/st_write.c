@@ -21,6 +21,7 @@ struct spw_st_writer {
     uint64_t data_at, data_bytes;
     uint32_t tensor_count;
     uint64_t *begin, *bytes;
+    bool *whole;
     spw_st_sum sum; /* atomic, each member for itself */
 };
 
@@ -33,12 +34,20 @@ static int
 by_size_then_name(const void *a, const void *b)
 {
     const order *x = a, *y = b;
-    uint32_t bx = spw_dtype_bytes(x->t->dtype), by = spw_dtype_bytes(y->t->dtype);
+    uint32_t bx = x->t->whole ? 8 : spw_dtype_bytes(x->t->dtype), by = y->t->whole ? 8 : spw_dtype_bytes(y->t->dtype);
     if (bx != by)
         return bx > by ? -1 : 1;
     if (strcmp(x->t->name, y->t->name) != 0)
         return strcmp(x->t->name, y->t->name);
     return x->t->slice < y->t->slice ? -1 : x->t->slice > y->t->slice;
+}
+
+/* Of the format's types. */
+static const spw__st_type *
+type_of(const spw_tensor_info *t)
+{
+    static const spw__st_type whole = {"I64", 64};
+    return t->whole ? &whole : &spw__st_types[t->dtype];
 }
 
 static json_t *
@@ -49,7 +58,7 @@ describe(const spw_tensor_info *t, uint64_t begin, uint64_t end)
         json_array_append_new(shape, json_integer((json_int_t)t->stack));
     for (uint32_t d = 0; d < t->ndim; d++)
         json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", spw__st_types[t->dtype].name, "shape", shape, "data_offsets",
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", type_of(t)->name, "shape", shape, "data_offsets",
                      (json_int_t)begin, (json_int_t)end);
 }
 
@@ -95,12 +104,13 @@ lay_out(spw_st_writer *w, const spw_tensor_info *tensors, char **header_out, uin
     for (uint32_t k = 0; st == SPW_OK && k < w->tensor_count; k++) {
         uint32_t i = sorted[k].i;
         if ((unsigned)tensors[i].dtype >= SPW_DTYPE_COUNT ||
-            !spw__st_tensor_bytes(&tensors[i], spw__st_types[tensors[i].dtype].bits, &w->bytes[i]) ||
+            !spw__st_tensor_bytes(&tensors[i], type_of(&tensors[i])->bits, &w->bytes[i]) ||
             (tensors[i].slice == 0 ? json_object_get(root, tensors[i].name) != NULL
                                    : k == 0 || !follows(&tensors[i], sorted[k - 1].t)))
             st = SPW_RAISE(err, SPW_EINVAL, "%s: tensor %s has a bad shape or dtype, or its name is taken", w->path,
                            tensors[i].name);
         w->begin[i] = w->data_bytes;
+        w->whole[i] = tensors[i].whole;
         w->data_bytes += w->bytes[i];
         if (st == SPW_OK && tensors[i].slice + 1 >= tensors[i].stack && /* the last of a stack has the end of all */
             json_object_set_new(root, tensors[i].name,
@@ -144,7 +154,9 @@ lay_out_writer(spw_st_writer **out, const char *path, const spw_tensor_info *ten
     snprintf(w->path, sizeof w->path, "%s", path);
     w->begin = spw_mem_calloc(tensor_count + 1, sizeof *w->begin);
     w->bytes = spw_mem_calloc(tensor_count + 1, sizeof *w->bytes);
-    st = w->begin == NULL || w->bytes == NULL ? SPW_RAISE(err, SPW_ENOMEM, "writer of %s", path) : SPW_OK;
+    w->whole = spw_mem_calloc(tensor_count + 1, sizeof *w->whole);
+    st = w->begin == NULL || w->bytes == NULL || w->whole == NULL ? SPW_RAISE(err, SPW_ENOMEM, "writer of %s", path)
+                                                                  : SPW_OK;
     if (st == SPW_OK)
         st = lay_out(w, tensors, header, &header_bytes, err);
     w->data_at = 8 + header_bytes;
@@ -312,6 +324,7 @@ spw_st_writer_destroy(spw_st_writer *w)
     }
     spw_mem_free(w->begin);
     spw_mem_free(w->bytes);
+    spw_mem_free(w->whole);
     spw_mem_free(w);
 }
 
@@ -320,5 +333,14 @@ spw_st_write_terms(spw_st_writer *w, uint32_t i, uint64_t first, float *terms, u
 {
     SPW_ASSERT(first % SPW_TERMS == 0 && count % SPW_TERMS == 0);
     spw_terms_sum(terms, terms, count / SPW_TERMS);
+    for (uint64_t at = 0, n; w->whole[i] && at < count / SPW_TERMS; at += n) {
+        int64_t block[512];
+        n = count / SPW_TERMS - at < 512 ? count / SPW_TERMS - at : 512;
+        for (uint64_t k = 0; k < n; k++)
+            block[k] = (int64_t)terms[at + k];
+        SPW_TRY(spw_st_write(w, i, (first / SPW_TERMS + at) * sizeof *block, block, n * sizeof *block, err));
+    }
+    if (w->whole[i])
+        return SPW_OK;
     return spw_st_write(w, i, first / SPW_TERMS * sizeof *terms, terms, count / SPW_TERMS * sizeof *terms, err);
 }

@@ -5,9 +5,9 @@
  */
 #include "tape_internal.h"
 
-spw_value *
-spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const int32_t *places, uint64_t T,
-            uint64_t heads, uint64_t D, uint64_t R, bool neighbors)
+static spw_value *
+rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const int32_t *places, uint64_t T, uint64_t heads,
+     uint64_t D, uint64_t R, bool neighbors, bool back)
 {
     spw_value *y;
     spw__op *o;
@@ -22,7 +22,7 @@ spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const
     cos_sin = cos_sin == NULL || places != NULL ? cos_sin : cos_sin + t->first_row % T * R;
     at = spw__tape_at_col(t, y->data, col);
     if (spw__tape_computes(t) && !y->there)
-        spw_gpu_rope(t->queue, at, x->cols, cos_sin, places, x->rows, T, heads, D, R, neighbors, 1);
+        spw_gpu_rope(t->queue, at, x->cols, cos_sin, places, x->rows, T, heads, D, R, neighbors, back ? -1 : 1);
     o->in[0] = x;
     o->cos_sin = cos_sin;
     o->places = places;
@@ -32,7 +32,22 @@ spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const
     o->R = R;
     o->col[0] = col;
     o->neighbors = neighbors;
+    o->back = back;
     return y;
+}
+
+spw_value *
+spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const int32_t *places, uint64_t T,
+            uint64_t heads, uint64_t D, uint64_t R, bool neighbors)
+{
+    return rope(t, x, col, cos_sin, places, T, heads, D, R, neighbors, false);
+}
+
+spw_value *
+spw_nn_rope_back(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const int32_t *places, uint64_t T,
+                 uint64_t heads, uint64_t D, uint64_t R, bool neighbors)
+{
+    return rope(t, x, col, cos_sin, places, T, heads, D, R, neighbors, true);
 }
 
 void
@@ -42,7 +57,7 @@ spw__rope_backward(spw_tape *t, const spw__op *o)
     act *at = spw__tape_at_col(t, y->grad, o->col[0]);
     if (!t->dry)
         spw_gpu_rope(t->queue, at, y->cols, o->cos_sin, o->places, y->rows, o->T, o->heads, o->D, o->R, o->neighbors,
-                     -1);
+                     o->back ? 1 : -1);
     spw__tape_share_grad(o->in[0], y);
 }
 

@@ -56,6 +56,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "glm_moe_dsa",
                                                            "exaone_moe",
                                                            "nemotron_h",
+                                                           "deepseek_v4",
                                                            "custom"};
 
 const char *
@@ -86,6 +87,36 @@ static bool
 has_bit(const uint64_t *layers, uint64_t layer_idx)
 {
     return layer_idx < SPW_FULL_LAYERS_MAX && (layers[layer_idx / 64] >> layer_idx % 64 & 1) != 0;
+}
+
+uint64_t
+spw_model_row_cols(const spw_model_config *c)
+{
+    return c->streams > 0 ? c->streams * c->width : c->width;
+}
+
+bool
+spw_model_front_overlaps(const spw_model_config *c, uint64_t layer_idx)
+{
+    return has_bit(c->few_layers, layer_idx);
+}
+
+uint64_t
+spw_model_front_rate(const spw_model_config *c, uint64_t layer_idx)
+{
+    return has_bit(c->few_layers, layer_idx) ? c->few_rate : has_bit(c->many_layers, layer_idx) ? c->many_rate : 0;
+}
+
+bool
+spw_model_is_hashed(const spw_model_config *c, uint64_t layer_idx)
+{
+    return has_bit(c->hashed_layers, layer_idx);
+}
+
+uint64_t
+spw_model_index_keys(const spw_model_config *c, uint64_t positions)
+{
+    return c->keys_are_values ? positions / c->few_rate : positions;
 }
 
 bool
@@ -236,38 +267,50 @@ spw_model_rope_width(const spw_model_config *c, uint64_t table_idx)
 uint64_t
 spw_model_rope_elems(const spw_model_config *c, uint64_t T)
 {
+    if (c->keys_are_values)
+        return T * c->rope_dim;
     return T * (c->full_head_dim > c->head_dim ? c->full_head_dim : c->head_dim);
 }
 
 uint64_t
 spw_model_rope_tables(const spw_model_config *c)
 {
+    if (c->keys_are_values)
+        return 4;
     return c->rope_theta > 0 ? 1 + (c->rope_local_theta > 0 || c->rope_growth > 0 || c->still_growth > 0) : 0;
 }
 
 uint64_t
 spw_model_rope_table(const spw_model_config *c, uint64_t layer_idx)
 {
+    if (c->keys_are_values)
+        return spw_model_front_overlaps(c, layer_idx) ? 2 : spw_model_front_rate(c, layer_idx) > 0 ? 3 : 1;
     return c->rope_local_theta > 0 && spw_model_window(c, layer_idx) > 0;
 }
 
 uint64_t
 spw_model_query_table(const spw_model_config *c, uint64_t layer_idx)
 {
-    bool still = c->still_growth > 0 && !spw_model_has_rope(c, layer_idx);
+    bool still;
+    if (c->keys_are_values)
+        return spw_model_front_rate(c, layer_idx) == 0;
+    still = c->still_growth > 0 && !spw_model_has_rope(c, layer_idx);
     return c->rope_growth > 0 || still ? 1 : spw_model_rope_table(c, layer_idx);
 }
 
 bool
 spw_model_has_indexer(const spw_model_config *c, uint64_t layer_idx)
 {
+    if (c->keys_are_values)
+        return c->index_keys > 0 && spw_model_front_overlaps(c, layer_idx);
     return c->index_keys > 0 && (layer_idx < c->index_from || (layer_idx + 1 - c->index_from) % c->index_every == 0);
 }
 
 bool
 spw_model_lends_choice(const spw_model_config *c, uint64_t layer_idx)
 {
-    return layer_idx + 1 < c->layers && spw_model_has_indexer(c, layer_idx) && !spw_model_has_indexer(c, layer_idx + 1);
+    return !c->keys_are_values && layer_idx + 1 < c->layers && spw_model_has_indexer(c, layer_idx) &&
+           !spw_model_has_indexer(c, layer_idx + 1);
 }
 
 uint64_t
@@ -281,7 +324,7 @@ spw_model_experts(const spw_model_config *c, uint64_t layer_idx)
 bool
 spw_model_reads_experts(const spw_model_config *c)
 {
-    return c->experts_beside || c->latent_width > 0;
+    return c->experts_beside || c->latent_width > 0 || c->streams > 0;
 }
 
 uint64_t
@@ -386,6 +429,7 @@ spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float 
     uint64_t R = spw_model_rope_width(c, table_idx), half = R / 2;
     spw_model_config local = *c;
     bool queries = table_idx > 0 && c->rope_growth > 0;
+    uint64_t each = !c->keys_are_values ? 1 : table_idx == 2 ? c->few_rate : table_idx == 3 ? c->many_rate : 1;
     float scale;
     if (table_idx > 0 && c->still_growth > 0) {
         still_table(c, R, T, out);
@@ -393,13 +437,13 @@ spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float 
     }
     local.rope = SPW_ROPE_PLAIN;
     local.rope_theta = c->rope_local_theta;
-    c = table_idx > 0 && !queries ? &local : c;
+    c = table_idx == 1 && !queries ? &local : c;
     scale = c->rope == SPW_ROPE_YARN || c->rope == SPW_ROPE_LONG ? (float)c->rope_attention : 1;
     for (uint64_t j = 0; j < half; j++) {
         float f = (float)(1.0 / pow(c->rope_theta, (double)(2 * j) / (double)R));
         f = c->rope == SPW_ROPE_LONG ? long_frequency(c, j, R, T) : (float)scaled_frequency(c, j, (double)f);
         for (uint64_t t = 0; t < T; t++) {
-            float angle = (float)t * f, factor = queries ? scale * growth(c, t) : scale;
+            float angle = (float)(t * each) * f, factor = queries ? scale * growth(c, t) : scale;
             out[t * R + j] = (float)cos((double)angle) * factor;
             out[t * R + half + j] = (float)sin((double)angle) * factor;
         }

@@ -11,7 +11,7 @@
  * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
  * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Nemotron-H (the same, halves of a layer apart, experts without a gate), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
- * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c) apart are flags of the configuration, not functions.
+ * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c), DeepSeek-V4 (deepseek4.c) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -38,6 +38,8 @@ spw_llama_embed_forward(const spw_call *call, spw_value *x)
         return spw_nn_embedding_add(call->tape, x, b->places, call->params[1], c->places_before);
     if (c->embedding_scaled)
         return spw_nn_scale(call->tape, x, spw_nn_rounded(call->tape, sqrtf((float)c->width)));
+    if (c->streams > 0)
+        return spw_nn_repeat(call->tape, x, c->streams);
     return c->embedding_scale > 0 ? spw_nn_scale(call->tape, x, (float)c->embedding_scale) : x;
 }
 
@@ -228,7 +230,11 @@ route(const spw_call *call, uint32_t *at, spw_value *logits)
                              .scale = c->choice_scale > 0 ? (float)c->choice_scale : 1,
                              .groups = c->groups,
                              .group_choices = c->group_choices};
-    if ((c->sigmoid && !c->experts_weighed) || c->softmax_biased)
+    rule.root = c->root;
+    rule.tokens = call->batch->tokens;
+    if (spw_model_is_hashed(c, call->block->layer_idx))
+        rule.table = call->params[(*at)++]->data;
+    else if ((c->sigmoid && !c->experts_weighed) || c->softmax_biased)
         rule.bias = call->params[(*at)++]->data;
     return spw_nn_route_scaled(call->tape, logits, c->choices, &rule, call->batch->balance, factors);
 }
@@ -263,6 +269,24 @@ experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_v
         x = spw__nn_each(t, &out, 1, x, routing, w + 2 * c->experts, NULL, 0);
     }
     return spw_nn_combine(t, onto, x, routing);
+}
+
+spw_value *
+spw__nn_experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_value *logits)
+{
+    return experts(call, at, onto, h, logits);
+}
+
+spw_value *
+spw__nn_add_mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
+{
+    return linear_onto(call, at, onto, inner(call, at, h), call->model->config.mlp_bias, false);
+}
+
+spw_value *
+spw__nn_linear(const spw_call *call, uint32_t *at, spw_value *x)
+{
+    return linear(call, at, x, false);
 }
 
 /* onto (or NULL) + the MLP of h. */
@@ -654,6 +678,8 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
     spw_value *y, *h, *inputs, *beside;
     if (c->halves_apart)
         return half_layer(call, x);
+    if (c->streams > 0)
+        return spw__nn_streams_layer(call, x);
     inputs = c->inputs_dim > 0 ? own_inputs(call, &at, x) : NULL;
     h = spw_model_is_linear(c, l) ? spw__nn_linear_attention(call, &at, x, &beside) : attended(call, &at, x, &beside);
     beside = inputs != NULL ? inputs : beside;
@@ -672,6 +698,8 @@ spw_llama_head_forward(const spw_call *call, spw_value *x)
 {
     double divisor = call->model->config.logit_divisor;
     uint32_t at = 0;
+    if (call->model->config.streams > 0)
+        x = spw__nn_streams_head(call, &at, x);
     x = spw__nn_norm(call, &at, x);
     if (divisor > 0) /* of the logits, which are linear in x */
         x = spw_nn_scale(call->tape, x, (float)(1 / divisor));
@@ -752,6 +780,11 @@ names_of(const spw_model_config *c)
         n.router = "router.layer";
         break;
     case SPW_FAMILY_NEMOTRON_H: n.mlp = "mixer"; break;
+    case SPW_FAMILY_DEEPSEEK_V4:
+        n.gate = "w1"; /* of each expert in files, which have the others' by names of their own */
+        n.up = "w3";
+        n.down = "w2";
+        break;
     case SPW_FAMILY_LLAMA4:
         n.mlp = "feed_forward";
         n.router = "router";
@@ -766,16 +799,21 @@ static void
 own_router(spw_model *m, spw_block *b, const char *prefix, const mixture_names *names)
 {
     const spw_model_config *c = &m->config;
+    const bool hashed = spw_model_is_hashed(c, b->layer_idx);
     char name[48];
     spw_param *p;
     snprintf(name, sizeof name, "%s.%s", names->mlp, names->router);
     own_linear(m, b, prefix, name, c->experts, c->width, c->experts_paired);
     if ((!c->sigmoid || c->experts_weighed) && !c->softmax_biased)
         return;
-    snprintf(name, sizeof name, "%s.%s", names->mlp, names->bias);
-    spw__nn_own(m, b, prefix, name, 1, SPW_TERMS * c->experts, 1, SPW_INIT_ZEROS, 0);
+    snprintf(name, sizeof name, "%s.%s", names->mlp, hashed ? "gate.tid2eid" : names->bias);
+    spw__nn_own(m, b, prefix, name, 1, SPW_TERMS * (hashed ? c->vocab * c->choices : c->experts), 1,
+                hashed ? SPW_INIT_IN_TURN : SPW_INIT_ZEROS, 0);
     p = &m->params[m->param_count - 1];
     p->in_terms = p->frozen = true;
+    p->whole = hashed;
+    p->row_cols = hashed ? c->choices : 0;
+    p->below = hashed ? c->experts : 0;
     p->in_row = c->family == SPW_FAMILY_ERNIE_MOE;
 }
 
@@ -999,6 +1037,10 @@ spw__nn_build_llama(spw_model *m)
         if (l == 0 && c->inputs_dim > 0)
             own_first(m, b);
         snprintf(h, sizeof h, "%slayers.%u.", names->base, l);
+        if (c->streams > 0) {
+            spw__nn_own_streams_layer(m, b, h, own_experts);
+            continue;
+        }
         if (before)
             own_norm(m, b, h, names->norm, H);
         if (spw_model_attends(c, l))
@@ -1019,6 +1061,8 @@ spw__nn_build_llama(spw_model *m)
             own_number(m, b, h, "layer_scalar");
     }
     b = spw_model_add_block(m, "head", spw_llama_head_forward);
+    if (c->streams > 0)
+        spw__nn_own_streams_head(m, b);
     own_norm(m, b, names->base, names->last_norm, H);
     if (c->tied)
         spw_block_use(m, b, m->blocks[0].param_ids[0]);

@@ -237,6 +237,38 @@ check_sides(const spw_model_config *c, spw_error *err)
     return SPW_OK;
 }
 
+/* Attention whose keys are values, and streams. */
+static spw_status
+check_streams(const spw_model_config *c, spw_error *err)
+{
+    if (!c->keys_are_values)
+        return SPW_OK;
+    if (c->streams == 0 || c->streams > SPW_STREAMS_MAX || c->stream_rounds == 0 || c->stream_rounds > SPW_ROUNDS_MAX)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: %llu streams, whose maps take %llu rounds; there can be 1 to %d, and 1 to %d of them",
+                         (unsigned long long)c->streams, (unsigned long long)c->stream_rounds, SPW_STREAMS_MAX,
+                         SPW_ROUNDS_MAX);
+    if (c->kv_heads != 1 || c->out_groups == 0 || c->heads % c->out_groups != 0 || c->out_rank == 0 || c->q_rank == 0)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: %llu heads, %llu of keys, in %llu groups; there is one of keys, and groups are of one "
+                         "size",
+                         (unsigned long long)c->heads, (unsigned long long)c->kv_heads,
+                         (unsigned long long)c->out_groups);
+    if (c->rope_dim == 0 || c->rope_dim % 2 != 0 || c->rope_dim > c->head_dim || c->index_dim < c->rope_dim ||
+        c->index_dim > SPW_CHOICE_DIM_MAX || c->index_heads == 0 || c->index_keys == 0)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "model: %llu of a head's %llu elements are turned, and of an indexer's %llu; it must be an even "
+            "number, of at most all, and the indexer's heads have at most %d",
+            (unsigned long long)c->rope_dim, (unsigned long long)c->head_dim, (unsigned long long)c->index_dim,
+            SPW_CHOICE_DIM_MAX);
+    return c->few_rate > 0 && c->many_rate > 0 && c->window > 0
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_ECONFIG, "model: a window of %llu, and keys for %llu and %llu rows; none may be 0",
+                           (unsigned long long)c->window, (unsigned long long)c->few_rate,
+                           (unsigned long long)c->many_rate);
+}
+
 enum { LAYERS_MAX = 65536 }; /* their parameters, of all experts, are counted in 32 bits */
 
 static spw_status
@@ -276,8 +308,9 @@ check(const spw_model_config *c, spw_error *err)
             "it must be an even number below all, and each head has keys of its own",
             (unsigned long long)c->rope_dim, (unsigned long long)c->head_dim, (unsigned long long)c->heads,
             (unsigned long long)c->kv_heads);
-    if (c->index_keys > 0 && (c->kv_rank == 0 || c->q_rank == 0 || c->index_heads == 0 || c->index_dim < c->rope_dim ||
-                              c->index_dim > SPW_CHOICE_DIM_MAX || c->index_from == 0 || c->index_every == 0))
+    if (c->index_keys > 0 && !c->keys_are_values &&
+        (c->kv_rank == 0 || c->q_rank == 0 || c->index_heads == 0 || c->index_dim < c->rope_dim ||
+         c->index_dim > SPW_CHOICE_DIM_MAX || c->index_from == 0 || c->index_every == 0))
         return SPW_RAISE(
             err, SPW_ECONFIG,
             "model: an indexer of %llu heads of %llu elements, of which %llu are turned; it must have some, of at most "
@@ -350,9 +383,10 @@ spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err)
     SPW_TRY(check(config, err));
     SPW_TRY(check_linear(config, err));
     SPW_TRY(check_sides(config, err));
+    SPW_TRY(check_streams(config, err));
     if ((unsigned)config->family >= SPW_FAMILY_CUSTOM)
         return SPW_RAISE(err, SPW_EINVAL, "not a built-in model family");
-    SPW_TRY(spw_model_create(&m, config, (uint32_t)((25 + 4 * config->experts) * config->layers + 8),
+    SPW_TRY(spw_model_create(&m, config, (uint32_t)((40 + 4 * config->experts) * config->layers + 8),
                              (uint32_t)config->layers + 2, err));
     if (config->family == SPW_FAMILY_GPT2)
         spw__nn_build_gpt2(m);

@@ -59,6 +59,19 @@ spw_value *spw__nn_add_half(const spw_call *call, spw_value *onto, spw_value *x,
 spw_choice spw__nn_begin_choice(const spw_call *call);
 void spw__nn_choose(const spw_call *call, uint32_t first_param, const spw_value *h, const spw_value *latent);
 void spw__nn_own_indexer(spw_model *m, spw_block *b, const char *prefix);
+/*
+ * DeepSeek-V4 (deepseek4.c): a row's streams of an embedding, a layer of them, and what a head reads of them, whose parameters *at moves past; and the parameters of
+ * a layer, but for its norms and experts, and of the head. own_experts makes the layer's mixture.
+ */
+spw_value *spw__nn_streams_layer(const spw_call *call, spw_value *x);
+spw_value *spw__nn_streams_head(const spw_call *call, uint32_t *at, spw_value *x);
+void spw__nn_own_streams_layer(spw_model *m, spw_block *b, const char *prefix,
+                               void (*own_experts)(spw_model *m, spw_block *b, const char *prefix));
+void spw__nn_own_streams_head(spw_model *m, spw_block *b);
+/* llama.c, for it: what experts make of h by logits, onto NULL or something; and onto + an MLP of h, which ends no part. */
+spw_value *spw__nn_experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_value *logits);
+spw_value *spw__nn_add_mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h);
+spw_value *spw__nn_linear(const spw_call *call, uint32_t *at, spw_value *x);
 /* Loss in training and evaluation, logits when call->logits_out is set. */
 spw_value *spw__nn_head(const spw_call *call, spw_value *x, spw_value *w);
 

@@ -200,6 +200,9 @@ spw_value *spw_nn_rmsnorm_plain(spw_tape *t, spw_value *x, uint64_t cols, float 
  */
 spw_value *spw_nn_rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const int32_t *places, uint64_t T,
                        uint64_t heads, uint64_t D, uint64_t R, bool neighbors);
+/* The other way round: by the same angles back. */
+spw_value *spw_nn_rope_back(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const int32_t *places,
+                            uint64_t T, uint64_t heads, uint64_t D, uint64_t R, bool neighbors);
 /*
  * What values are cut into, and what latent attention makes keys of. Backward writes the gradients of the columns that they read and adds to nothing:
  * of a value that one of them reads, they and attention together read each column once, and nothing else reads any.
@@ -218,6 +221,25 @@ spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64
  * shape's strides are the values'; its v_head counts. */
 spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
                             uint64_t v_col, spw_value *sinks, const spw_attention_shape *shape);
+/*
+ * What DeepSeek-V4 has of its own. x, mixes, kv, gate, q and the keys have no other user.
+ *   spw_nn_repeat        (rows, n cols): x n times side by side
+ *   spw_nn_stream_maps   of mixes; scale and base are parameters (spw_gpu_stream_maps); shape's M counts
+ *   spw_nn_mix           h NULL: what a half reads of streams x; else the streams behind it, h being what the half gave. Of one value of maps both are
+ *                        made, or a head's one
+ *   spw_nn_compress      (B (T / rate), D) keys of several rows; bias is a parameter
+ *   spw_nn_front_attention  of keys that are values too, (rows, D), with others in front, (B (T / rate), D) or NULL; shape's sizes, window, sinks and chosen bits
+ *   spw_nn_linear_groups (rows, w->rows): each of so many groups of x's columns by its rows of w
+ */
+spw_value *spw_nn_repeat(spw_tape *t, spw_value *x, uint64_t n);
+spw_value *
+spw_nn_stream_maps(spw_tape *t, spw_value *mixes, spw_value *scale, spw_value *base, const spw_streams *shape);
+spw_value *spw_nn_mix(spw_tape *t, spw_value *h, spw_value *x, spw_value *maps, const spw_streams *shape);
+spw_value *
+spw_nn_compress(spw_tape *t, spw_value *kv, spw_value *gate, spw_value *bias, const spw_compress_shape *shape);
+spw_value *spw_nn_front_attention(spw_tape *t, spw_value *q, spw_value *front, spw_value *kv, spw_value *sinks,
+                                  const spw_attention_shape *shape);
+spw_value *spw_nn_linear_groups(spw_tape *t, spw_value *x, spw_value *w, uint64_t groups);
 /*
  * Linear attention: the short convolution, w (C, K) and bias (1, C), or NULL, parameters, and the gated delta rule or Mamba-2's (spw_gpu_conv,
  * spw_gpu_delta); qkv, a and b have no other user, log_a, dt_bias and skip (1, Hv) are parameters; b is NULL of Mamba-2, skip of the other. What a sequence's later rows read is kept in the delta cache, if the call has one.
@@ -298,7 +320,7 @@ spw_value *spw_nn_soft_cap(spw_tape *t, spw_value *x, float cap);
  *   in   (in_count) values of the batch's rows
  *   out  (out_count) written, in order; none may be another one's memory
  * Bytes   of a recorded call: out and, when backward comes to it, gradients of in, beside one tile's inside
- * Errors  those of spw_tape_check(): a value that is not where spw_nn_into() said, more than four parts in a block
+ * Errors  those of spw_tape_check(): a value that is not where spw_nn_into() said, more than eight parts in a block
  * Source  the tiling of Rajbhandari et al. 2021 (2104.07857, 5.1.3), along the sequence: Bekman et al. 2025 (2506.13996)
  */
 enum { SPW_ROWS_VALUES = 4 };
@@ -317,13 +339,15 @@ uint64_t spw_nn_tile_rows(uint64_t sequences, uint64_t positions, uint64_t most)
 
 /* ---------------------------------------------------------------- models */
 
-/* LOG_UNIFORM: logarithms of numbers between 0.01 and 16, each as likely as the next. LOG_COUNT: logarithms of 1, 2, 3 and so on. */
+/* LOG_UNIFORM: logarithms of numbers between 0.01 and 16, each as likely as the next. LOG_COUNT: logarithms of 1, 2, 3 and so on. IN_TURN: a table of whole numbers, whose
+ * row r has r, r + 1 and so on, modulo spw_param.below. */
 typedef enum spw_init {
     SPW_INIT_NORMAL,
     SPW_INIT_ZEROS,
     SPW_INIT_ONES,
     SPW_INIT_LOG_UNIFORM,
-    SPW_INIT_LOG_COUNT
+    SPW_INIT_LOG_COUNT,
+    SPW_INIT_IN_TURN
 } spw_init;
 
 typedef struct spw_param {
@@ -341,6 +365,12 @@ typedef struct spw_param {
      */
     bool in_terms;
     bool in_row; /* a vector, which files have as (1, cols) */
+    /*
+     * A vector that multiplies nothing, which files have in rows of so many, terms being one: a table. 0: as one. whole: in files its numbers are 64-bit
+     * integers, each below `below`
+     */
+    uint64_t row_cols, below;
+    bool whole;
     bool
         of_indexer; /* it chooses what attention reads: it is frozen always, and nobody reads it where all keys are read */
     uint32_t owner_block;
@@ -466,6 +496,7 @@ typedef enum spw_family {
     SPW_FAMILY_GLM_DSA,
     SPW_FAMILY_EXAONE_MOE,
     SPW_FAMILY_NEMOTRON_H,
+    SPW_FAMILY_DEEPSEEK_V4,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -513,6 +544,18 @@ typedef struct spw_model_config {
      */
     uint64_t index_keys, index_heads, index_dim, index_from, index_every;
     bool index_paired; /* pairs that are turned of its queries and keys are neighbors */
+    /*
+     * Attention of one head of keys, which are its values too (DeepSeek-V4's): queries are made of q_rank numbers, each head and the keys are normed, the last
+     * rope_dim elements of both are turned, and of what is found turned back; sinks; a projection in out_groups of heads, to out_rank numbers each, and of all of
+     * them to a row. Besides the keys of a window, layers with a bit in few_layers read index_keys of those that stand for few_rate rows each, which an
+     * indexer chooses, layers with one in many_layers all of those that stand for many_rate rows. Layers with neither turn by rope_local_theta, the others by rope.
+     */
+    bool keys_are_values;
+    uint64_t out_groups, out_rank, few_rate, many_rate;
+    uint64_t few_layers[SPW_FULL_LAYERS_MAX / 64], many_layers[SPW_FULL_LAYERS_MAX / 64];
+    /* Between blocks a row is so many streams, which each half of a layer mixes (spw_streams): rounds and eps of their maps. 0: it is one */
+    uint64_t streams, stream_rounds;
+    double stream_eps;
     /* head_dim and kv_heads of layers without a window, both; 0: as the others' */
     uint64_t full_head_dim, full_kv_heads;
     bool rope_paired; /* pairs that are turned are neighbors */
@@ -555,7 +598,9 @@ typedef struct spw_model_config {
      * (in, out), and an expert of all rows is besides
      */
     bool experts_weighed;
-    bool softmax_biased;               /* choices go by a softmax and such a bias */
+    bool softmax_biased; /* choices go by a softmax and such a bias */
+    bool root;           /* with sigmoid: weights are roots of softplus (spw_routing_rule) */
+    uint64_t hashed_layers[SPW_FULL_LAYERS_MAX / 64]; /* with a bit here a layer's choices are a table's, by tokens */
     uint64_t groups, group_choices;    /* of experts, and of how many of them choices may be; 0: one of all */
     double choice_scale;               /* weights are so many times as large; 0: once */
     uint64_t dense_first, dense_width; /* the first so many layers have one MLP for all, of this width */
@@ -700,6 +745,14 @@ spw_value *spw_gpt2_head_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_embed_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_layer_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_head_forward(const spw_call *call, spw_value *x);
+/* Elements of a row between blocks. */
+uint64_t spw_model_row_cols(const spw_model_config *config);
+/* How many rows the keys in front of this layer's own stand for, 0: it has none; whether their windows overlap, and a layer's choices are a table's. */
+uint64_t spw_model_front_rate(const spw_model_config *config, uint64_t layer_idx);
+bool spw_model_front_overlaps(const spw_model_config *config, uint64_t layer_idx);
+bool spw_model_is_hashed(const spw_model_config *config, uint64_t layer_idx);
+/* How many keys an indexer chooses of, of so many positions. */
+uint64_t spw_model_index_keys(const spw_model_config *config, uint64_t positions);
 /* Whether this layer has an indexer of its own, or takes what the next one before it chose; whether it leaves that to the next one. */
 bool spw_model_has_indexer(const spw_model_config *config, uint64_t layer_idx);
 bool spw_model_lends_choice(const spw_model_config *config, uint64_t layer_idx);
@@ -761,7 +814,7 @@ uint64_t spw_model_rope_table(const spw_model_config *config, uint64_t layer_idx
 uint64_t spw_model_query_table(const spw_model_config *config, uint64_t layer_idx);
 /*
  * spw_rope_table - cos and sin for T positions into out (T, R) in host memory, R being the table's width; table_idx 1: of
- *           layers with a window, or of queries that grow, by 1 + rope_growth log(1 + floor(t / rope_positions)); or of those
+ *           layers with a window, or of DeepSeek-V4's without keys in front, whose other tables are 0, and 2 and 3 of keys for few and many rows; or of queries that grow, by 1 + rope_growth log(1 + floor(t / rope_positions)); or of those
  *           that grow where nothing is turned: 1 + still_growth log(1 + floor((t + 1) / still_places)) and 0.
  * Computes  frequency f[j] = theta^(-2j/R). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
  *           positions: f where w < M / high, f / factor where w > M / low, and between them the mean of both, f with the

@@ -248,8 +248,9 @@ spw__tape_op(spw_tape *t, spw__op_kind kind, spw_value *out)
 {
     spw__op *o = &t->unrecorded;
     spw__tape_catch_up(t);
-    if (t->is_tile && (kind == T_EMBEDDING || kind == T_ATTENTION || kind == T_CONV || kind == T_DELTA ||
-                       kind == T_LEAVE || kind == T_BRING || kind == T_ROUTE || kind == T_DISPATCH || kind == T_HEAD)) {
+    if (t->is_tile && (kind == T_EMBEDDING || kind == T_ATTENTION || kind == T_FRONT_ATTENTION || kind == T_COMPRESS ||
+                       kind == T_CONV || kind == T_DELTA || kind == T_LEAVE || kind == T_BRING || kind == T_ROUTE ||
+                       kind == T_DISPATCH || kind == T_HEAD)) {
         spw__tape_fail(t); /* they look at other rows, or at what belongs to rows of the batch */
         return NULL;
     }
@@ -331,7 +332,8 @@ find_need(const spw__op *o)
     if (o->kind == T_ROWS) /* whose tiles know it */
         return;
     o->out->needs_grad = wants_output(o);
-    if (!o->out->needs_grad || (o->kind != T_ATTENTION && o->kind != T_DELTA && o->kind != T_ADD_GATED))
+    if (!o->out->needs_grad || (o->kind != T_ATTENTION && o->kind != T_FRONT_ATTENTION && o->kind != T_COMPRESS &&
+                                o->kind != T_DELTA && o->kind != T_ADD_GATED))
         return;
     for (int i = o->kind == T_ADD_GATED ? 1 : 0; i < 3 && o->in[i] != NULL; i++)
         o->in[i]->needs_grad = true; /* what multiplies is made together */
@@ -481,6 +483,12 @@ backward_op(spw_tape *t, spw__op *o)
     case T_BRING: spw__bring_backward(t, o); return;
     case T_KEYS: spw__keys_backward(t, o); return;
     case T_ATTENTION: spw__attention_backward(t, o); return;
+    case T_FRONT_ATTENTION: spw__front_attention_backward(t, o); return;
+    case T_COMPRESS: spw__compress_backward(t, o); return;
+    case T_REPEAT: spw__repeat_backward(t, o); return;
+    case T_STREAM_MAPS: spw__stream_maps_backward(t, o); return;
+    case T_MIX: spw__mix_backward(t, o); return;
+    case T_LINEAR_GROUPS: spw__linear_groups_backward(t, o); return;
     case T_CONV: spw__conv_backward(t, o); return;
     case T_DELTA: spw__delta_backward(t, o); return;
     case T_CURVE: spw__curve_backward(t, o); return;

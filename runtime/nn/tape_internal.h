@@ -18,6 +18,12 @@ typedef enum spw__op_kind {
     T_BRING,
     T_KEYS,
     T_ATTENTION,
+    T_FRONT_ATTENTION,
+    T_COMPRESS,
+    T_REPEAT,
+    T_STREAM_MAPS,
+    T_MIX,
+    T_LINEAR_GROUPS,
     T_CONV,
     T_DELTA,
     T_CURVE,
@@ -62,8 +68,10 @@ typedef struct spw__op {
     const float *cos_sin;
     const int32_t *places;
     uint64_t T, heads, D, R, col[3];
-    bool neighbors;
+    bool neighbors, back; /* rope: by the same angles back */
     spw_attention_shape shape;
+    spw_compress_shape compress;
+    spw_streams streams;
     spw_side side;
     spw_conv_shape conv;
     spw_delta_shape delta;
@@ -82,7 +90,7 @@ enum {
     SPW__OPS_MAX = 256,
     SPW__VALUES_MAX = 2 * SPW_BLOCK_PARAMS_MAX,
     SPW__ROUTINGS_MAX = 8,
-    SPW__ROWS_MAX = 4,
+    SPW__ROWS_MAX = 8,
 };
 
 struct spw_tape {
@@ -216,6 +224,14 @@ void spw__rope_backward(spw_tape *t, const spw__op *o);
 void spw__parts_backward(spw_tape *t, const spw__op *o);
 void spw__keys_backward(spw_tape *t, const spw__op *o);
 void spw__attention_backward(spw_tape *t, const spw__op *o);
+/* streams.c */
+void spw__repeat_backward(spw_tape *t, const spw__op *o);
+void spw__stream_maps_backward(spw_tape *t, const spw__op *o);
+void spw__mix_backward(spw_tape *t, const spw__op *o);
+/* front.c */
+void spw__front_attention_backward(spw_tape *t, const spw__op *o);
+void spw__compress_backward(spw_tape *t, const spw__op *o);
+void spw__linear_groups_backward(spw_tape *t, const spw__op *o);
 /* side.c */
 void spw__leave_backward(spw_tape *t, const spw__op *o);
 void spw__bring_backward(spw_tape *t, const spw__op *o);
