@@ -344,8 +344,8 @@ const key_row spw__config_rows[] = {
             "deepseek_v3, glm4_moe_lite, minimax_m2, gemma, granite, olmoe, seed_oss, glm, glm4, ernie4_5, exaone4, "
             "ministral3, gpt_neox, opt, starcoder2, stablelm, qwen3_5_text, "
             "qwen3_5_moe_text, qwen3_next, gemma4_text, dots1, solar_open, ernie4_5_moe, hy_v3, hunyuan_v1_dense, "
-            "hunyuan_v1_moe, cohere, cohere2, granitemoehybrid, llama4_text, deepseek_v32, glm_moe_dsa, exaone_moe or "
-            "nemotron_h), or "
+            "hunyuan_v1_moe, cohere, cohere2, granitemoehybrid, llama4_text, deepseek_v32, glm_moe_dsa, exaone_moe, "
+            "nemotron_h or mistral4), or "
             "{\"path\": folder}"),
     SECTION("data", "what is trained on"),
     {"data.path", NULL, K_PATHS, C_BUILT, AT(data.path), 0, 0, 0, NULL,

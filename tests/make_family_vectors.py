@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -64,7 +64,7 @@ def gradients(model, config):
             name = name.replace("model.", "backbone.")
         if config.model_type == "hy_v3":
             name = name.replace(".mlp.gate.", ".mlp.router.gate.").replace(".shared_experts.", ".shared_mlp.")
-        if config.model_type in ("gpt_oss", "gemma4_text", "llama4_text", "llama4") and ".experts." in name:
+        if config.get_text_config().model_type in ("gpt_oss", "gemma4_text", "llama4_text", "mistral4") and ".experts." in name:
             for e in range(grad.shape[0]):
                 yield f"{name}.{e}", grad[e]
             continue
@@ -164,7 +164,7 @@ def make(case, config, dtype, shard=None, rewrite=None, change=None, out=OUT, se
     torch.manual_seed(seed)
     folder = os.path.join(out, case)
     shutil.rmtree(folder, ignore_errors=True)
-    kind = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
+    kind = AutoModelForImageTextToText if hasattr(config, "text_config") or config.model_type == "mistral4" else AutoModelForCausalLM
     model = kind.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
     draw(model, dtype)
     rewrite = change(model) if change else rewrite
@@ -238,6 +238,15 @@ def deepseek_keys(folder, v2):
     c = json.load(open(path))
     c |= {"moe_layer_freq": 1, "ep_size": 1, "seq_aux": True, "aux_loss_alpha": 0.001, "scoring_func": "softmax" if v2 else "sigmoid"} | (
         {} if v2 else {"topk_method": "noaux_tc"})
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As Mistral's folders have it: what rope's share of a head is said by, beside its kind by both names.
+def mistral4_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c["rope_parameters"] |= {"type": "yarn", "partial_rotary_factor": c["qk_rope_head_dim"] / c["head_dim"], "max_position_embeddings": c["max_position_embeddings"]}
+    c |= {"sliding_window": None}
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -804,7 +813,7 @@ def random_case(rng, family):
         D = more["head_dim"] = 4 * rng.randrange(1, 5)
         more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=rng.choice([0.5, 1.0]))
         return MiniMaxM2Config(**more, **some, pad_token_id=None)
-    if family in ("glm4_moe", "dots1", "solar_open", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"):
+    if family in ("glm4_moe", "dots1", "solar_open", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4"):
         groups = rng.choice([1, 1, 2, 3])
         few = rng.randrange(1, groups + 1)
         experts = groups * rng.randrange(2, 4)
@@ -841,6 +850,11 @@ def random_case(rng, family):
             if family == "deepseek_v32":
                 return DeepseekV32Config(**more)
             return GlmMoeDsaConfig(**more, index_topk_freq=rng.choice([1, 2, 3]), index_skip_topk_offset=rng.choice([1, 2, 3]))
+        if family == "mistral4":
+            more |= dict(rope_parameters=rope(1000.0, "yarn", factor=rng.choice([4.0, 16.0]), original_max_position_embeddings=rng.choice([3, 8, 16]), llama_4_scaling_beta=rng.choice([0.1, 0.5]),
+                                              **rng.choice([{}, dict(mscale=1.0, mscale_all_dim=1.0), dict(mscale=0.7, mscale_all_dim=1.2)])))
+            return Mistral4Config(**more | dict(n_group=1, topk_group=1, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4))), norm_topk_prob=rng.random() < 0.7,
+                                  rope_interleave=rng.random() < 0.5, first_k_dense_replace=rng.randrange(layers + 1))
         if family == "glm4_moe_lite":
             first = rng.randrange(layers + 1)
             return Glm4MoeLiteConfig(**more, norm_topk_prob=rng.random() < 0.7, rope_interleave=rng.random() < 0.5,
@@ -894,7 +908,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "mistral4"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1163,6 +1177,13 @@ elif __name__ == "__main__":
         text_config=Ministral3Config(**common | dict(num_key_value_heads=1, pad_token_id=None), head_dim=8, rope_parameters=growing).to_dict(),
         vision_config=PixtralVisionConfig(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=4, patch_size=2).to_dict(),
         image_token_index=0, tie_word_embeddings=False), bf16)
+    mistral4 = latent | dict(num_hidden_layers=2, n_routed_experts=5, v_head_dim=7, rope_parameters=growing | dict(mscale_all_dim=1.5, rope_theta=500.0))
+    make("mistral4", Mistral4Config(**mistral4, first_k_dense_replace=1), bf16, rewrite=mistral4_keys)
+    make("mistral4_images", Mistral3Config(
+        text_config=Mistral4Config(**mistral4 | dict(num_hidden_layers=1, q_lora_rank=None, n_shared_experts=2), attention_bias=True, norm_topk_prob=False, routed_scaling_factor=1.7,
+                                   rope_interleave=False).to_dict(),
+        vision_config=PixtralVisionConfig(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=4, patch_size=2).to_dict(),
+        image_token_index=0, tie_word_embeddings=False), f32)
     make("exaone_moe", ExaoneMoeConfig(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"], num_experts=4,
                                        num_experts_per_tok=2, moe_intermediate_size=11, mlp_layer_types=["dense", "dense", "sparse", "sparse"],

@@ -176,6 +176,7 @@ static const struct {
               {"granitemoehybrid", SPW_FAMILY_GRANITE_HYBRID, 0},
               {"nemotron_h", SPW_FAMILY_NEMOTRON_H, 0},
               {"ministral3, whose queries grow", SPW_FAMILY_MINISTRAL3, 0},
+              {"mistral4, of whose latent attention they grow", SPW_FAMILY_MISTRAL4, 0},
               {"llama4 in chunks", SPW_FAMILY_LLAMA4, 0},
               {"gemma4", SPW_FAMILY_GEMMA4, 4},
               {"gemma4 with embeddings of each layer", TINY_GEMMA4_SMALL, 4},

@@ -287,6 +287,7 @@ test_streamed(void **state)
     run("deepseek_v3_half", dir);
     run("kimi_k25_images", dir);
     run("deepseek_v32", dir);
+    run("mistral4", dir);
     run("glm_moe_dsa_few", dir);
     run("minimax_m2", dir);
     run("olmo3", dir);
@@ -322,6 +323,7 @@ test_same_bits(void **state)
                                        "glm4_moe",
                                        "deepseek_v3",
                                        "deepseek_v2_greedy",
+                                       "mistral4",
                                        "glm_moe_dsa",
                                        "glm_moe_dsa_few",
                                        "minimax_m2_old",

@@ -14,6 +14,9 @@
 #define FOUR2    "\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]"
 #define MAMBA    "\"mamba_n_heads\":3"
 #define NEMOTRON "\"hybrid_override_pattern\":\"ME*\""
+#define GROWS                                                                                                          \
+    "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":128.0,\"original_max_position_embeddings\":8192,"          \
+    "\"llama_4_scaling_beta\":0.1,\"partial_rotary_factor\":0.5,\"mscale\":1.0,\"mscale_all_dim\":1.0}"
 #define FOUR                                                                                                           \
     "\"hidden_size_per_layer_input\":0,\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_"           \
     "attention\"]"
@@ -298,6 +301,16 @@ test_refusals(void **state)
          "not supported yet: rope_parameters.rope_type \"linear\""},
         {"ministral3", "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":2.0,\"llama_4_scaling_beta\":\"a\"}",
          "rope_parameters.llama_4_scaling_beta: expected number"},
+        {"mistral4", "", "rope_parameters: expected an object"},
+        {"mistral4", "\"rope_parameters\":{\"rope_theta\":1e4}",
+         "not supported yet: rope_parameters.rope_type nothing"},
+        {"mistral4", GROWS ",\"n_group\":2", "not supported yet: n_group 2"},
+        {"mistral4", GROWS ",\"scoring_func\":\"sigmoid\"", "not supported yet: scoring_func \"sigmoid\""},
+        {"mistral4", GROWS ",\"head_dim\":64",
+         "head_dim: expected the sum of qk_nope_head_dim and qk_rope_head_dim, got 64"},
+        {"mistral4", GROWS ",\"partial_rotary_factor\":1.0",
+         "partial_rotary_factor: expected the share of qk_rope_head_dim in a head, got 1.0"},
+        {"mistral4", GROWS ",\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"mistral", "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":2.0,\"llama_4_scaling_beta\":0.1}",
          "not supported yet: rope_parameters.llama_4_scaling_beta 0.1"},
         {"exaone4", "\"attention_bias\":true", "not supported yet: attention_bias true"},
@@ -814,6 +827,13 @@ test_defaults(void **state)
     assert_true(m.rope_growth == 0.1 && m.rope_positions == 16384 && m.rope_attention == 1 && m.rope_theta == 1e6);
     assert_true(spw_model_rope_tables(&m) == 2 && spw_model_rope_table(&m, 1) == 0 &&
                 spw_model_query_table(&m, 1) == 1);
+    DONE(parse("mistral4", GROWS ",\"head_dim\":128,\"sliding_window\":null", &m, &err));
+    assert_true(m.kv_rank == 256 && m.q_rank == 1024 && m.rope_dim == 64 && m.head_dim == 128 && m.value_dim == 128);
+    assert_true(m.experts == 128 && m.choices == 4 && m.mlp_width == 2048 && m.shared_width == 2048 && m.groups == 0);
+    assert_true(!m.sigmoid && m.sum_to_one && m.experts_packed && m.dense_first == 0 && m.choice_scale == 1);
+    assert_true(m.rope_growth == 0.1 && m.rope_part == 0 && m.rope_paired && m.norm_eps == 1e-6 && !m.tied);
+    assert_true(spw_model_rope_width(&m, 0) == 64 && spw_model_rope_width(&m, 1) == 128);
+    assert_true(fabs((double)spw_model_score_scale(&m) - pow(0.1 * log(128) + 1, 2) / sqrt(128)) < 1e-7);
     DONE(parse("gpt_neox", "", &m, &err));
     assert_true(m.layer_norm && m.parallel && m.parallel_norm && m.packed && m.woven && m.ungated && !m.tied);
     assert_true(m.curve == SPW_CURVE_GELU_ERF && m.rope_part == 0.25 && m.rope_theta == 10000 && m.norm_eps == 1e-5);

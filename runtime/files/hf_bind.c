@@ -95,9 +95,9 @@ static const struct {
     const char *begin, *end;
     bool within;
 } besides[] = {
-    {MISTRAL | GEMMA3 | DEEPSEEK_V3, "vision_tower.", "", true},
+    {MISTRAL | MISTRAL4 | GEMMA3 | DEEPSEEK_V3, "vision_tower.", "", true},
     {DEEPSEEK_V3, "mm_projector.", "", true},
-    {MISTRAL | GEMMA3 | LLAMA4, "multi_modal_projector.", "", true},
+    {MISTRAL | MISTRAL4 | GEMMA3 | LLAMA4, "multi_modal_projector.", "", true},
     {LLAMA4, "vision_model.", "", true},
     {GEMMA4, "vision_", "", true},
     {GEMMA4, "embed_vision.", "", true},

@@ -125,7 +125,9 @@ read_method(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "moe_layer_freq", 1, &every));
     if (every != 1)
         return refuse(s, "moe_layer_freq", get(s, "moe_layer_freq"));
-    SPW_TRY(must_say(s, "scoring_func", v2 ? "softmax" : "sigmoid"));
+    SPW_TRY(must_say(s, "scoring_func", spw__hf_of(c->family, SOFTMAX) ? "softmax" : "sigmoid"));
+    if (c->family == SPW_FAMILY_MISTRAL4) /* a group of several would be as good as its best two shares */
+        return c->groups == 1 ? SPW_OK : refuse(s, "n_group", get(s, "n_group"));
     if (v2 && !limited)
         c->groups = c->group_choices = 1;
     if (v2) /* its class does not look at it, others do */
@@ -170,6 +172,7 @@ static const struct shared_experts {
     {SPW_FAMILY_DEEPSEEK_V32, 256, 8, 2048, 1, 3, 8, 4, 2.5, 1536, 128, 128},
     {SPW_FAMILY_GLM_DSA, 256, 8, 2048, 1, 3, 1, 1, 2.5, 2048, 192, 256},
     {SPW_FAMILY_GLM4_LITE, 64, 4, 1536, 1, 1, 1, 1, 1.8, 768, 192, 256},
+    {SPW_FAMILY_MISTRAL4, 128, 4, 2048, 1, 0, 1, 1, 1, 1024, 64, 128},
     {SPW_FAMILY_EXAONE_MOE, 64, 8, 1024, 1, 1, 1, 1, 2.5, 0, 0, 0},
     {SPW_FAMILY_DOTS1, 0, 0, 1408, 0, 0, 1, 1, 1, 0, 0, 0}, /* whose class has no number of experts */
     {SPW_FAMILY_SOLAR_OPEN, 128, 8, 1280, 1, 0, 1, 1, 1, 0, 0, 0},
@@ -196,8 +199,9 @@ read_shared_experts(const source *s, spw_model_config *c)
     c->experts = d->experts;
     c->choices = d->choices;
     c->mlp_width = d->width;
-    c->sigmoid = c->family != SPW_FAMILY_DEEPSEEK_V2;
-    c->sum_to_one = c->sigmoid && c->family != SPW_FAMILY_DOTS1;
+    c->sigmoid = !spw__hf_of(c->family, SOFTMAX);
+    c->sum_to_one = !spw__hf_of(c->family, DEEPSEEK_V2 | DOTS);
+    c->experts_packed = c->family == SPW_FAMILY_MISTRAL4;
     c->dense_first = d->dense_first;
     c->groups = d->groups;
     c->group_choices = d->group_choices;
@@ -235,7 +239,7 @@ spw__hf_read_latent(const source *s, spw_model_config *c)
         return SPW_OK;
     d = defaults_of(c->family);
     own = d->own;
-    c->kv_rank = 512;
+    c->kv_rank = c->family == SPW_FAMILY_MISTRAL4 ? 256 : 512;
     c->rope_dim = 64;
     c->q_rank = json_object_get(s->object, "q_lora_rank") == NULL ? d->q_rank : 0;
     c->value_dim = d->values;
@@ -248,8 +252,11 @@ spw__hf_read_latent(const source *s, spw_model_config *c)
     SPW_TRY(read_bool(s, "rope_interleave", &c->rope_paired));
     if (c->family == SPW_FAMILY_DEEPSEEK_V2) /* whose class has no other */
         SPW_TRY(must_be(s, "rope_interleave", true));
-    if (get(s, "head_dim") != NULL && c->head_dim != c->rope_dim)
-        return wrong(s, "head_dim", "the same as qk_rope_head_dim", get(s, "head_dim"));
+    if (get(s, "head_dim") != NULL && c->head_dim != c->rope_dim + (c->family == SPW_FAMILY_MISTRAL4 ? own : 0))
+        return wrong(s, "head_dim",
+                     c->family == SPW_FAMILY_MISTRAL4 ? "the sum of qk_nope_head_dim and qk_rope_head_dim"
+                                                      : "the same as qk_rope_head_dim",
+                     get(s, "head_dim"));
     if (c->kv_heads != c->heads)
         return wrong(s, "num_key_value_heads", "the same as num_attention_heads", get(s, "num_key_value_heads"));
     c->head_dim = own + c->rope_dim;

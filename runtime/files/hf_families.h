@@ -11,6 +11,8 @@
 #define LLAMA       OF(LLAMA)
 #define MISTRAL     (OF(MISTRAL) | OF(MINISTRAL3))
 #define QWEN        (OF(QWEN2) | OF(QWEN3))
+#define MISTRAL4    OF(MISTRAL4)
+#define GROWING     (OF(MINISTRAL3) | MISTRAL4) /* queries grow with their place */
 #define MIXTRAL     OF(MIXTRAL)
 #define QWEN2_MOE   OF(QWEN2_MOE)
 #define QWEN_MOE    (QWEN2_MOE | OF(QWEN3_MOE))
@@ -31,7 +33,8 @@
 #define GLM_LITE    OF(GLM4_LITE)
 #define GLM_DSA     OF(GLM_DSA)
 #define INDEXED     (OF(DEEPSEEK_V32) | GLM_DSA) /* latent attention of keys that an indexer chooses */
-#define LATENT      (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE | INDEXED)
+#define LATENT      (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE | INDEXED | MISTRAL4)
+#define SOFTMAX     (DEEPSEEK_V2 | MISTRAL4) /* of those, whose choices and weights are no sigmoids */
 #define DOTS        OF(DOTS1)
 #define SOLAR       OF(SOLAR_OPEN)
 #define EXAONE_MOE  OF(EXAONE_MOE)

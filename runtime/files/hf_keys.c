@@ -154,7 +154,7 @@ static const struct {
     {"qk_nope_head_dim", LATENT},
     {"qk_rope_head_dim", LATENT},
     {"v_head_dim", LATENT},
-    {"rope_interleave", DEEPSEEK_V3 | GLM_LITE | INDEXED},
+    {"rope_interleave", DEEPSEEK_V3 | GLM_LITE | INDEXED | MISTRAL4},
     {"index_topk", INDEXED},
     {"index_n_heads", INDEXED},
     {"index_head_dim", INDEXED},
@@ -260,7 +260,7 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {"GPT2LMHeadModel",
                                                               "Cohere2ForCausalLM",      "GraniteMoeHybridForCausalLM",
                                                               "Llama4ForCausalLM",       "DeepseekV32ForCausalLM",
                                                               "GlmMoeDsaForCausalLM",    "ExaoneMoeForCausalLM",
-                                                              "NemotronHForCausalLM"};
+                                                              "NemotronHForCausalLM",    "Mistral4ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

@@ -65,6 +65,7 @@ static const struct class
     [SPW_FAMILY_HY_V3] = {8, 128, 1e-5, .out_bias = true, .mlp_bias = true, .qk_norm = true},
     [SPW_FAMILY_LLAMA4] = {8, 128, 1e-5, .out_bias = true},
     [SPW_FAMILY_SOLAR_OPEN] = {8, 128, 1e-5},
+    [SPW_FAMILY_MISTRAL4] = {0, 0, 1e-6, .out_bias = true},
 };
 
 /* A cap that is null is none. Gemma 3's class has them too, and what it does with one depends on how it attends. */

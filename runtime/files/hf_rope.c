@@ -75,7 +75,7 @@ read_yarn(const source *s, spw_model_config *c)
         c->rope_mscale = mscale;
         c->rope_all_dim = all_dim;
     }
-    if (c->family == SPW_FAMILY_MINISTRAL3)
+    if (spw__hf_of(c->family, GROWING))
         SPW_TRY(read_real(s, "llama_4_scaling_beta", &c->rope_growth));
     SPW_TRY(read_real(s, "attention_factor", &c->rope_attention));
     c->rope_truncate = json_object_get(s->object, "truncate") == NULL; /* null is false */
@@ -174,6 +174,10 @@ read_rope_part(const source *s, const char *key, spw_model_config *c)
 {
     double part = c->rope_part > 0 ? c->rope_part : 1;
     SPW_TRY(read_real(s, key, &part));
+    if (c->family == SPW_FAMILY_MISTRAL4) /* whose other keys say it */
+        return get(s, key) == NULL || (uint64_t)(part * (double)c->head_dim) == c->rope_dim
+                   ? SPW_OK
+                   : wrong(s, key, "the share of qk_rope_head_dim in a head", get(s, key));
     if (part != 1 && c->family != SPW_FAMILY_PHI3 && c->family != SPW_FAMILY_GLM4_MOE &&
         !spw__hf_of(c->family, MINIMAX | GLM_DENSE | NEOX | STABLELM | LINEAR) && c->rope != SPW_ROPE_PROPORTIONAL)
         return refuse(s, key, get(s, key));
@@ -227,7 +231,7 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
             found = found || strcmp(name, known[i]) == 0;
         found =
             found || (has_axes(s, c) && (strcmp(name, "mrope_section") == 0 || strcmp(name, "mrope_interleaved") == 0));
-        found = found || (c->family == SPW_FAMILY_MINISTRAL3 &&
+        found = found || (spw__hf_of(c->family, GROWING) &&
                           (strcmp(name, "llama_4_scaling_beta") == 0 || strcmp(name, "max_position_embeddings") == 0));
         found = found || (strcmp(name, "alpha") == 0 && alpha_of(rope, c) > 0);
         if (!found && c->rope == SPW_ROPE_YARN && strcmp(name, "attn_factor") == 0 && json_is_number(v))
@@ -339,12 +343,12 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
     }
     SPW_TRY(read_rope_part(s, neox ? "rotary_pct" : "partial_rotary_factor", c));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
-    if ((c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_MINISTRAL3) && rope.object == NULL)
+    if (spw__hf_of(c->family, GPT_OSS | GROWING) && rope.object == NULL)
         return wrong(s, c->family == SPW_FAMILY_GPT_OSS ? "rope_scaling" : "rope_parameters",
                      "an object, as the family's folders have it", NULL);
     SPW_TRY(by_layer ? read_rope_by_layer(s, &rope, newer, c)
                      : read_rope_object(s, &rope, neox ? "rotary_emb_base" : "rope_theta", c));
-    return c->family == SPW_FAMILY_MINISTRAL3 && c->rope != SPW_ROPE_YARN
+    return spw__hf_of(c->family, GROWING) && c->rope != SPW_ROPE_YARN
                ? refuse(&rope, "rope_type", get(&rope, "rope_type"))
                : SPW_OK;
 }

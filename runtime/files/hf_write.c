@@ -126,7 +126,7 @@ write_rope(json_t *o, const spw_model_config *c)
         write_rope_by_layer(o, c);
         return;
     }
-    if (c->family == SPW_FAMILY_MINISTRAL3) {
+    if (spw__hf_of(c->family, GROWING)) {
         write_growing_rope(o, c);
         return;
     }
@@ -250,6 +250,8 @@ write_latent(json_t *o, const spw_model_config *c)
     set_size(o, "v_head_dim", spw_model_value_dim(c, 0));
     if (!v2 && c->index_keys == 0)
         json_object_set_new(o, "rope_interleave", json_boolean(c->rope_paired));
+    if (c->family == SPW_FAMILY_MISTRAL4) /* whose class has no word for it */
+        return;
     json_object_set_new(o, "scoring_func", json_string(v2 ? "softmax" : "sigmoid"));
     json_object_set_new(o, "topk_method",
                         json_string(!v2             ? "noaux_tc"

@@ -56,6 +56,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "glm_moe_dsa",
                                                            "exaone_moe",
                                                            "nemotron_h",
+                                                           "mistral4",
                                                            "custom"};
 
 const char *
@@ -229,7 +230,7 @@ spw_model_rope_width(const spw_model_config *c, uint64_t table_idx)
 {
     uint64_t all = c->full_head_dim > 0 && table_idx == 0 ? c->full_head_dim : c->head_dim;
     if (c->rope_dim > 0)
-        return c->rope_dim;
+        return table_idx > 0 ? c->head_dim : c->rope_dim;
     return c->rope_part > 0 && c->rope != SPW_ROPE_PROPORTIONAL ? (uint64_t)((double)all * c->rope_part) : all;
 }
 
@@ -369,12 +370,13 @@ growth(const spw_model_config *c, uint64_t t)
     return (float)(1 + c->rope_growth * log(1 + (double)(t / c->rope_positions)));
 }
 
-/* Of queries that are not turned: as if by no angle. */
+/* Of queries that are not turned, or were by another table: as if by no angle. */
 static void
 still_table(const spw_model_config *c, uint64_t R, uint64_t T, float *out)
 {
     for (uint64_t t = 0; t < T; t++) {
-        float factor = (float)(1 + c->still_growth * log(1 + (double)((t + 1) / c->still_places)));
+        double times = c->still_growth > 0 ? (double)((t + 1) / c->still_places) : 0;
+        float factor = c->still_growth > 0 ? (float)(1 + c->still_growth * log(1 + times)) : growth(c, t);
         for (uint64_t j = 0; j < R; j++)
             out[t * R + j] = j < R / 2 ? factor : 0;
     }
@@ -387,7 +389,7 @@ spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float 
     spw_model_config local = *c;
     bool queries = table_idx > 0 && c->rope_growth > 0;
     float scale;
-    if (table_idx > 0 && c->still_growth > 0) {
+    if (table_idx > 0 && (c->still_growth > 0 || (queries && c->rope_dim > 0))) {
         still_table(c, R, T, out);
         return;
     }

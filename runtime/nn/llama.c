@@ -11,7 +11,7 @@
  * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
  * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Nemotron-H (the same, halves of a layer apart, experts without a gate), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
- * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c) apart are flags of the configuration, not functions.
+ * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c), Mistral 4 (V3 whose queries grow, experts in one) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -87,21 +87,27 @@ is_unit(const spw_model_config *c, uint64_t layer_idx)
     return c->qk_unit && spw_model_has_rope(c, layer_idx);
 }
 
+/* Turning goes by what lies between two rows, growth by how far a document has come; NULL: rows of a sequence begin at 0. */
+static const int32_t *
+grown_places(const spw_call *call)
+{
+    const spw_model_config *c = &call->model->config;
+    bool grows = c->rope_growth > 0 || c->still_growth > 0;
+    return grows && call->batch->begins != NULL ? call->batch->places : NULL;
+}
+
 /* Norm and rope of so many heads, or rope and norm; the part's output k. */
 static spw_value *
 turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_t k)
 {
     const spw_model_config *c = &call->model->config;
     uint64_t l = call->block->layer_idx;
-    /* Turning goes by what lies between two rows, growth by how far a document has come. */
-    bool grows = c->rope_growth > 0 || c->still_growth > 0;
-    const int32_t *places = grows && call->batch->begins != NULL ? call->batch->places : NULL;
     if (c->qk_norm && !c->qk_norm_last)
         x = normed(call, at, x, k);
     if (spw_model_has_rope(c, l) || (k == 0 && c->still_growth > 0))
-        x = spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, places, call->batch->positions,
-                        heads, spw_model_head_dim(c, l), spw_model_rope_width(c, spw_model_rope_table(c, l)),
-                        c->rope_paired);
+        x = spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, grown_places(call),
+                        call->batch->positions, heads, spw_model_head_dim(c, l),
+                        spw_model_rope_width(c, spw_model_rope_table(c, l)), c->rope_paired);
     if (is_unit(c, l)) {
         spw_nn_into(call->tape, k);
         return spw_nn_rmsnorm_plain(call->tape, x, spw_model_head_dim(c, l), (float)c->norm_eps);
@@ -249,7 +255,7 @@ experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_v
         gate = spw__nn_each(t, &in, 1, x, routing, w, w + c->experts, SPW_OP_W_IN_OUT);
         x = spw_nn_gate_mul_packed(t, c->gate, gate);
         x = spw__nn_each(t, &out, 1, x, routing, w + 2 * c->experts, w + 3 * c->experts, SPW_OP_W_IN_OUT);
-    } else if (c->experts_beside || c->experts_weighed || c->gate_packed || c->ungated) {
+    } else if (c->experts_beside || c->experts_weighed || c->experts_packed || c->gate_packed || c->ungated) {
         unsigned flags = c->experts_weighed ? SPW_OP_W_IN_OUT : 0;
         *at += (uint32_t)(2 * c->experts);
         x = spw__nn_each(t, &in, 1, x, routing, w, NULL, flags);
@@ -322,6 +328,9 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
     spw_nn_into(t, 0);
     q = linear(call, at, q, false);
     out[0] = spw_nn_rope(t, q, N, call->cos_sin, NULL, T, c->heads, c->head_dim, R, c->rope_paired);
+    if (c->rope_growth > 0)
+        out[0] = spw_nn_rope(t, out[0], 0, call->query_cos_sin, grown_places(call), T, c->heads, c->head_dim,
+                             c->head_dim, false);
     kv = linear(call, at, h, c->qkv_bias);
     kv = spw_nn_rope(t, kv, c->kv_rank, call->cos_sin, NULL, T, 1, R, R, c->rope_paired);
     h = latent_norm(call, at, spw_nn_parts(t, kv, 1, &c->kv_rank, 0, 1));
@@ -822,13 +831,17 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
         own_each(m, b, prefix, "feed_forward.experts.gate_up_proj", c->width, 2 * c->mlp_width, 2);
         own_each(m, b, prefix, "feed_forward.experts.down_proj", c->mlp_width, c->width, 2);
     }
+    if (c->experts_packed) {
+        own_each(m, b, prefix, "mlp.experts.gate_up_proj", 2 * c->mlp_width, c->width, 2);
+        own_each(m, b, prefix, "mlp.experts.down_proj", c->width, c->mlp_width, 2);
+    }
     if (c->gate_packed) {
         own_each(m, b, prefix, "block_sparse_moe.input_linear.weight", 2 * c->mlp_width, c->width, 2);
         own_each(m, b, prefix, "block_sparse_moe.output_linear.weight", c->width, c->mlp_width, 2);
         own_packed(m, b, prefix, c->shared_width);
         return;
     }
-    for (int k = c->ungated ? 1 : 0; k < 3 && !c->experts_weighed; k++) {
+    for (int k = c->ungated ? 1 : 0; k < 3 && !c->experts_weighed && !c->experts_packed; k++) {
         uint64_t wide = spw_model_expert_cols(c);
         uint64_t rows = k < 2 ? c->mlp_width : wide, cols = k < 2 ? wide : c->mlp_width;
         for (uint64_t e = 0; e < c->experts; e++) {

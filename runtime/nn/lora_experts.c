@@ -11,7 +11,8 @@
 static bool
 apart(const spw_model_config *c)
 {
-    return !c->experts_paired && !c->experts_beside && !c->experts_weighed && !c->gate_packed && !c->ungated;
+    return !c->experts_paired && !c->experts_beside && !c->experts_weighed && !c->experts_packed && !c->gate_packed &&
+           !c->ungated;
 }
 
 bool

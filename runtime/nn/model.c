@@ -297,7 +297,7 @@ check(const spw_model_config *c, spw_error *err)
         return SPW_RAISE(err, SPW_ECONFIG,
                          "model: a head's values have %llu elements, its keys %llu; not supported yet",
                          (unsigned long long)c->value_dim, (unsigned long long)c->head_dim);
-    if (turns && c->kv_rank == 0 && (c->head_dim % 2 != 0 || c->full_head_dim % 2 != 0))
+    if (turns && (c->kv_rank == 0 || c->rope_growth > 0) && (c->head_dim % 2 != 0 || c->full_head_dim % 2 != 0))
         return SPW_RAISE(err, SPW_ECONFIG, "model: head_dim %llu is odd, rope needs an even one",
                          (unsigned long long)(c->head_dim % 2 != 0 ? c->head_dim : c->full_head_dim));
     if (c->experts > SPW_EXPERTS_MAX || c->choices > SPW_CHOICES_MAX || c->choices > c->experts ||

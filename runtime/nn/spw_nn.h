@@ -466,6 +466,7 @@ typedef enum spw_family {
     SPW_FAMILY_GLM_DSA,
     SPW_FAMILY_EXAONE_MOE,
     SPW_FAMILY_NEMOTRON_H,
+    SPW_FAMILY_MISTRAL4,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -549,6 +550,8 @@ typedef struct spw_model_config {
     bool sum_to_one;             /* the weights of the chosen ones do */
     bool
         experts_paired; /* an expert's gate and up take turns in one matrix (in, out); it, down and the router have biases */
+    bool
+        experts_packed; /* an expert's gate and up are one matrix, and its matrices parts of two tensors of all experts */
     bool sigmoid; /* a row's weights are sigmoids, not a softmax, and choices go by them and a bias of each expert */
     /*
      * They are what experts' input is multiplied by, and choices have no bias (Llama 4's); an expert's gate is in front of its up in one matrix
@@ -761,8 +764,9 @@ uint64_t spw_model_rope_table(const spw_model_config *config, uint64_t layer_idx
 uint64_t spw_model_query_table(const spw_model_config *config, uint64_t layer_idx);
 /*
  * spw_rope_table - cos and sin for T positions into out (T, R) in host memory, R being the table's width; table_idx 1: of
- *           layers with a window, or of queries that grow, by 1 + rope_growth log(1 + floor(t / rope_positions)); or of those
- *           that grow where nothing is turned: 1 + still_growth log(1 + floor((t + 1) / still_places)) and 0.
+ *           layers with a window, or of queries that grow, by 1 + rope_growth log(1 + floor(t / rope_positions)), and with
+ *           latent attention all of whose elements grow: that and 0; or of those that grow where nothing is turned:
+ *           1 + still_growth log(1 + floor((t + 1) / still_places)) and 0.
  * Computes  frequency f[j] = theta^(-2j/R). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
  *           positions: f where w < M / high, f / factor where w > M / low, and between them the mean of both, f with the
  *           weight (M / w - low) / (high - low). yarn: f up to the place j that turns high times over M positions, f / factor
