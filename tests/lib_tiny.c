@@ -161,6 +161,10 @@ read_small(spw_model_config *m, spw_family family)
          "\"kv_lora_rank\":12,\"q_lora_rank\":14,\"qk_nope_head_dim\":6,\"qk_rope_head_dim\":4,\"v_head_dim\":7,"
          "\"first_k_dense_replace\":1,\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":16,\"rope_theta\":1e4,"
          "\"original_max_position_embeddings\":3,\"llama_4_scaling_beta\":0.4}"},
+        {SPW_FAMILY_MIMO_V2,
+         "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"n_routed_experts\":6,\"num_experts_per_tok\":2,"
+         "\"head_dim\":12,\"v_head_dim\":7,\"sliding_window\":5,"
+         "\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"]"},
         {SPW_FAMILY_GRANITE_HYBRID,
          "\"intermediate_size\":24,\"shared_intermediate_size\":40,\"num_local_experts\":6,\"num_experts_per_tok\":2,"
          "\"residual_multiplier\":0.5,\"mamba_n_heads\":4,\"mamba_d_head\":16,\"mamba_d_state\":8,"

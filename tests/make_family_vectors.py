@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -59,6 +59,7 @@ def gradients(model, config):
         if grad is None:  # of what reads images
             continue
         name = name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name  # as its files have it
+        name = name.replace(".sinks", ".attention_sink_bias") if config.model_type == "mimo_v2_flash" else name
         name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
         if config.model_type == "nemotron_h":
             name = name.replace("model.", "backbone.")
@@ -248,6 +249,24 @@ def mistral4_keys(folder):
     c["rope_parameters"] |= {"type": "yarn", "partial_rotary_factor": c["qk_rope_head_dim"] / c["head_dim"], "max_position_embeddings": c["max_position_embeddings"]}
     c |= {"sliding_window": None}
     json.dump(c, open(path, "w"), indent=2)
+
+
+# As MiMo-V2-Flash's folder has it: by names that transformers passes over, of what its class does anyway; a layer that predicts further tokens.
+def mimo_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    windows, sparse = c.pop("layer_types"), c.pop("mlp_layer_types")
+    del c["rope_parameters"], c["rms_norm_eps"]
+    c |= {"hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in windows], "moe_layer_freq": [int(kind == "sparse") for kind in sparse], "n_shared_experts": None,
+          "routed_scaling_factor": None, "sliding_window_size": c["sliding_window"] - 1, "sliding_window": c["sliding_window"] - 1, "layernorm_epsilon": 1e-5,
+          "partial_rotary_factor": 0.334, "rope_theta": 5000000, "swa_rope_theta": 10000, "swa_num_attention_heads": c["num_attention_heads"],
+          "swa_num_key_value_heads": 2 * c["num_key_value_heads"], "swa_head_dim": c["head_dim"], "swa_v_head_dim": c["v_head_dim"], "scoring_func": "sigmoid",
+          "topk_method": "noaux_tc", "add_full_attention_sink_bias": False, "add_swa_attention_sink_bias": True, "attention_chunk_size": 128}
+    json.dump(c, open(path, "w"), indent=2)
+    path = os.path.join(folder, "model.safetensors")
+    t = load_file(path)
+    assert "model.layers.1.self_attn.attention_sink_bias" in t
+    save_file(t | {"model.mtp.layers.0.eh_proj.weight": torch.zeros(4, 8)}, path, metadata={"format": "pt"})
 
 
 # As Kimi-K2.5's folders have it: by their own names.
@@ -813,7 +832,7 @@ def random_case(rng, family):
         D = more["head_dim"] = 4 * rng.randrange(1, 5)
         more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=rng.choice([0.5, 1.0]))
         return MiniMaxM2Config(**more, **some, pad_token_id=None)
-    if family in ("glm4_moe", "dots1", "solar_open", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4"):
+    if family in ("glm4_moe", "dots1", "solar_open", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4", "mimo_v2_flash"):
         groups = rng.choice([1, 1, 2, 3])
         few = rng.randrange(1, groups + 1)
         experts = groups * rng.randrange(2, 4)
@@ -835,6 +854,14 @@ def random_case(rng, family):
             more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=rng.choice([0.5, 1.0]))
             return Glm4MoeConfig(**more, norm_topk_prob=rng.random() < 0.7, use_qk_norm=rng.random() < 0.5, num_mtp_layers=0,
                                  first_k_dense_replace=rng.randrange(layers + 1))
+        if family == "mimo_v2_flash":
+            del more["n_shared_experts"]
+            D, first, plain, every = 4 * rng.randrange(2, 5), rng.randrange(layers + 1), rng.randrange(layers + 1), rng.choice([2, 3, 4])
+            turned = dict(partial_rotary_factor=rng.choice([0.5, 1.0]))
+            return MiMoV2FlashConfig(**more | dict(num_attention_heads=2 * heads, head_dim=D, rope_parameters={"full_attention": rope(1000.0, **turned), "sliding_attention": rope(100.0, **turned)}),
+                                     v_head_dim=rng.randrange(1, D + 1), norm_topk_prob=rng.random() < 0.7, sliding_window=window, attention_value_scale=rng.choice([None, 0.707, 0.3]),
+                                     layer_types=["full_attention" if i < plain or (i + 1) % every == 0 else "sliding_attention" for i in range(layers)],
+                                     mlp_layer_types=["dense"] * first + ["sparse"] * (layers - first))
         del more["head_dim"]
         turned, own = 2 * rng.randrange(1, 4), 2 * rng.randrange(1, 5)  # even, as the class of V2 looks at them
         more |= dict(num_key_value_heads=heads, kv_lora_rank=2 * rng.randrange(4, 8), q_lora_rank=rng.choice([None, rng.randrange(7, 15)]), qk_nope_head_dim=own,
@@ -908,7 +935,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "mistral4"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "mistral4", "mimo_v2_flash"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1184,6 +1211,14 @@ elif __name__ == "__main__":
                                    rope_interleave=False).to_dict(),
         vision_config=PixtralVisionConfig(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=4, patch_size=2).to_dict(),
         image_token_index=0, tie_word_embeddings=False), f32)
+    mimo = common | dict(hidden_size=16, intermediate_size=21, pad_token_id=None, head_dim=12, v_head_dim=8, sliding_window=5, n_routed_experts=5, num_experts_per_tok=2,
+                         moe_intermediate_size=9)
+    make("mimo_v2_flash", MiMoV2FlashConfig(**mimo), bf16, rewrite=mimo_keys)
+    turned = dict(partial_rotary_factor=0.5)
+    make("mimo_v2_flash_bias", MiMoV2FlashConfig(**mimo | dict(num_key_value_heads=1, v_head_dim=12, n_routed_experts=4), n_group=2, topk_group=1,
+                                                 norm_topk_prob=False, routed_scaling_factor=1.7, attention_bias=True, attention_value_scale=None, tie_word_embeddings=True,
+                                                 layer_types=["sliding_attention", "full_attention"], mlp_layer_types=["sparse"] * 2,
+                                                 rope_parameters={"full_attention": rope(500.0, **turned), "sliding_attention": rope(50.0, **turned)}), f32)
     make("exaone_moe", ExaoneMoeConfig(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"], num_experts=4,
                                        num_experts_per_tok=2, moe_intermediate_size=11, mlp_layer_types=["dense", "dense", "sparse", "sparse"],

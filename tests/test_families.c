@@ -288,6 +288,7 @@ test_streamed(void **state)
     run("kimi_k25_images", dir);
     run("deepseek_v32", dir);
     run("mistral4", dir);
+    run("mimo_v2_flash", dir);
     run("glm_moe_dsa_few", dir);
     run("minimax_m2", dir);
     run("olmo3", dir);
@@ -324,6 +325,7 @@ test_same_bits(void **state)
                                        "deepseek_v3",
                                        "deepseek_v2_greedy",
                                        "mistral4",
+                                       "mimo_v2_flash",
                                        "glm_moe_dsa",
                                        "glm_moe_dsa_few",
                                        "minimax_m2_old",

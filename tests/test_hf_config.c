@@ -301,6 +301,34 @@ test_refusals(void **state)
          "not supported yet: rope_parameters.rope_type \"linear\""},
         {"ministral3", "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":2.0,\"llama_4_scaling_beta\":\"a\"}",
          "rope_parameters.llama_4_scaling_beta: expected number"},
+        {"mimo_v2_flash", "\"n_shared_experts\":1", "not supported yet: n_shared_experts 1"},
+        {"mimo_v2_flash", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
+        {"mimo_v2_flash", "\"topk_method\":\"greedy\"", "not supported yet: topk_method \"greedy\""},
+        {"mimo_v2_flash", "\"attention_value_scale\":0",
+         "attention_value_scale: expected number above 0, or null, got 0"},
+        {"mimo_v2_flash", "\"rope_theta\":1e4", "not supported yet: rope_theta 10000.0"},
+        {"mimo_v2_flash", "\"swa_rope_theta\":1e5", "not supported yet: swa_rope_theta 100000.0"},
+        {"mimo_v2_flash", "\"partial_rotary_factor\":0.5", "not supported yet: partial_rotary_factor 0.5"},
+        {"mimo_v2_flash", "\"swa_num_key_value_heads\":4", "not supported yet: swa_num_key_value_heads 4"},
+        {"mimo_v2_flash", "\"swa_v_head_dim\":192", "not supported yet: swa_v_head_dim 192"},
+        {"mimo_v2_flash", "\"layernorm_epsilon\":1e-6", "not supported yet: layernorm_epsilon"},
+        {"mimo_v2_flash", "\"add_full_attention_sink_bias\":true",
+         "not supported yet: add_full_attention_sink_bias true"},
+        {"mimo_v2_flash", "\"add_swa_attention_sink_bias\":false",
+         "not supported yet: add_swa_attention_sink_bias false"},
+        {"mimo_v2_flash", "\"hybrid_layer_pattern\":[1,1,1]", "not supported yet: hybrid_layer_pattern [1,1,1]"},
+        {"mimo_v2_flash", "\"moe_layer_freq\":[1,1,1]", "not supported yet: moe_layer_freq [1,1,1]"},
+        {"mimo_v2_flash", "\"moe_layer_freq\":1", "not supported yet: moe_layer_freq 1"},
+        {"mimo_v2_flash", "\"mlp_layer_types\":[\"sparse\",\"dense\",\"sparse\"]",
+         "not supported yet: mlp_layer_types"},
+        {"mimo_v2_flash", "\"layer_types\":[\"full_attention\",\"sliding_attention\",\"conv\"]",
+         "not supported yet: layer_types[2] \"conv\""},
+        {"mimo_v2_flash",
+         "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\",\"factor\":4},\"sliding_attention\":{}}",
+         "not supported yet: rope_parameters.full_attention.rope_type \"yarn\""},
+        {"mimo_v2_flash",
+         "\"rope_parameters\":{\"full_attention\":{},\"sliding_attention\":{\"partial_rotary_factor\":0.5}}",
+         "not supported yet: rope_parameters.sliding_attention.partial_rotary_factor 0.5"},
         {"mistral4", "", "rope_parameters: expected an object"},
         {"mistral4", "\"rope_parameters\":{\"rope_theta\":1e4}",
          "not supported yet: rope_parameters.rope_type nothing"},
@@ -827,6 +855,25 @@ test_defaults(void **state)
     assert_true(m.rope_growth == 0.1 && m.rope_positions == 16384 && m.rope_attention == 1 && m.rope_theta == 1e6);
     assert_true(spw_model_rope_tables(&m) == 2 && spw_model_rope_table(&m, 1) == 0 &&
                 spw_model_query_table(&m, 1) == 1);
+    DONE(parse(
+        "mimo_v2_flash",
+        "\"num_key_value_heads\":1,\"sliding_window_size\":128,\"sliding_window\":128,\"routed_scaling_factor\":null,"
+        "\"hybrid_layer_pattern\":[0,1,1],\"moe_layer_freq\":[0,1,1],\"layernorm_epsilon\":1e-5,\"rope_theta\":5000000,"
+        "\"swa_rope_theta\":10000,\"swa_num_key_value_heads\":2,\"partial_rotary_factor\":0.334,\"n_shared_experts\":"
+        "null",
+        &m, &err));
+    assert_true(m.window == 129 && m.window_from == 1 && m.full_every == 0 && m.head_dim == 192 && m.value_dim == 128);
+    assert_true(spw_model_kv_heads(&m, 0) == 1 && spw_model_kv_heads(&m, 1) == 2 && spw_model_head_dim(&m, 0) == 192);
+    assert_true(!spw_model_has_sinks(&m, 0) && spw_model_has_sinks(&m, 1) && m.value_scale == 0.707 && !m.out_bias);
+    assert_true(spw_model_rope_width(&m, 0) == 64 && spw_model_rope_width(&m, 1) == 64 && m.rope_theta == 5e6);
+    assert_true(m.rope_local_theta == 1e4 && m.experts == 256 && m.choices == 8 && m.dense_first == 1);
+    assert_true(m.shared_width == 0 && m.sigmoid && m.sum_to_one && m.groups == 0 && m.norm_eps == 1e-5 && !m.tied);
+    DONE(parse("mimo_v2_flash",
+               "\"num_key_value_heads\":1,\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"],"
+               "\"attention_value_scale\":null",
+               &m, &err));
+    assert_true(m.window == 0 && m.full_every == 0 && m.kv_heads == 1 && m.full_kv_heads == 0 && m.value_scale == 1);
+    assert_true(spw_model_rope_tables(&m) == 1 && !spw_model_has_sinks(&m, 2));
     DONE(parse("mistral4", GROWS ",\"head_dim\":128,\"sliding_window\":null", &m, &err));
     assert_true(m.kv_rank == 256 && m.q_rank == 1024 && m.rope_dim == 64 && m.head_dim == 128 && m.value_dim == 128);
     assert_true(m.experts == 128 && m.choices == 4 && m.mlp_width == 2048 && m.shared_width == 2048 && m.groups == 0);

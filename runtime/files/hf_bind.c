@@ -34,22 +34,24 @@ static const struct {
                  {SPW_FAMILY_EXAONE_MOE, ".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"},
                  {SPW_FAMILY_HY_V3, ".mlp.gate.", ".mlp.router.gate."},
                  {SPW_FAMILY_HY_V3, ".mlp.e_score_correction_bias", ".mlp.expert_bias"},
-                 {SPW_FAMILY_HY_V3, ".mlp.shared_experts.", ".mlp.shared_mlp."}};
+                 {SPW_FAMILY_HY_V3, ".mlp.shared_experts.", ".mlp.shared_mlp."},
+                 {SPW_FAMILY_MIMO_V2, ".self_attn.sinks", ".self_attn.attention_sink_bias"}};
 
 /* GPT-2's files may have a prefix, and the text part of a model with images has, older or newer ("model.language_model.norm.weight"). */
 const char *
 spw__hf_name_here(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
 {
     const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.", *mlp = strstr(name, ".mlp.");
+    const char *at;
     if (mlp != NULL && spw__hf_of(family, OLDER_EXPERTS)) {
         snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s.block_sparse_moe.%s", (int)(mlp - name), name,
                  mlp + strlen(".mlp."));
         return room;
     }
-    for (size_t i = 0; mlp != NULL && i < sizeof in_memory / sizeof in_memory[0]; i++) {
-        if (in_memory[i].family == family && begins_with(mlp, in_memory[i].there)) {
-            snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s%s%s", (int)(mlp - name), name, in_memory[i].here,
-                     mlp + strlen(in_memory[i].there));
+    for (size_t i = 0; i < sizeof in_memory / sizeof in_memory[0]; i++) {
+        if (in_memory[i].family == family && (at = strstr(name, in_memory[i].there)) != NULL) {
+            snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s%s%s", (int)(at - name), name, in_memory[i].here,
+                     at + strlen(in_memory[i].there));
             return room;
         }
     }
@@ -105,6 +107,7 @@ static const struct {
     {GEMMA4, "embed_audio.", "", true},
     {QWEN | OF(QWEN3_MOE) | LINEAR, "visual.", "", true},
     {LINEAR | NEMOTRON, "mtp.", "", false},
+    {MIMO, "mtp.", "", true},
     {ERNIE_MOE, "mtp_", "", true},
     {GPT2, "h.", ".attn.bias", false},
     {GPT2, "h.", ".attn.masked_bias", false},

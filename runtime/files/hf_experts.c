@@ -120,9 +120,10 @@ read_method(const source *s, spw_model_config *c)
     uint64_t every = 1;
     bool v2 = c->family == SPW_FAMILY_DEEPSEEK_V2,
          limited = method != NULL && strcmp(method, "group_limited_greedy") == 0;
-    if (!spw__hf_of(c->family, LATENT | EXAONE_MOE))
+    if (!spw__hf_of(c->family, LATENT | EXAONE_MOE | MIMO))
         return SPW_OK;
-    SPW_TRY(read_size(s, "moe_layer_freq", 1, &every));
+    if (c->family != SPW_FAMILY_MIMO_V2) /* who has a list there */
+        SPW_TRY(read_size(s, "moe_layer_freq", 1, &every));
     if (every != 1)
         return refuse(s, "moe_layer_freq", get(s, "moe_layer_freq"));
     SPW_TRY(must_say(s, "scoring_func", spw__hf_of(c->family, SOFTMAX) ? "softmax" : "sigmoid"));
@@ -140,7 +141,7 @@ static spw_status
 read_mlp_types(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "mlp_layer_types"), *said = get(s, "first_k_dense_replace");
-    if (!spw__hf_of(c->family, GLM_LITE | HY) && (!spw__hf_of(c->family, INDEXED | EXAONE_MOE) || list == NULL))
+    if (!spw__hf_of(c->family, GLM_LITE | HY | MIMO) && (!spw__hf_of(c->family, INDEXED | EXAONE_MOE) || list == NULL))
         return SPW_OK;
     c->dense_first = list == NULL ? 1 : 0;
     if (list != NULL && (!json_is_array(list) || json_array_size(list) != c->layers))
@@ -173,6 +174,7 @@ static const struct shared_experts {
     {SPW_FAMILY_GLM_DSA, 256, 8, 2048, 1, 3, 1, 1, 2.5, 2048, 192, 256},
     {SPW_FAMILY_GLM4_LITE, 64, 4, 1536, 1, 1, 1, 1, 1.8, 768, 192, 256},
     {SPW_FAMILY_MISTRAL4, 128, 4, 2048, 1, 0, 1, 1, 1, 1024, 64, 128},
+    {SPW_FAMILY_MIMO_V2, 256, 8, 2048, 0, 0, 1, 1, 1, 0, 0, 0},
     {SPW_FAMILY_EXAONE_MOE, 64, 8, 1024, 1, 1, 1, 1, 2.5, 0, 0, 0},
     {SPW_FAMILY_DOTS1, 0, 0, 1408, 0, 0, 1, 1, 1, 0, 0, 0}, /* whose class has no number of experts */
     {SPW_FAMILY_SOLAR_OPEN, 128, 8, 1280, 1, 0, 1, 1, 1, 0, 0, 0},
@@ -208,10 +210,12 @@ read_shared_experts(const source *s, spw_model_config *c)
     c->choice_scale = d->scale;
     SPW_TRY(read_size(s, all_key, 1, &c->experts));
     SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
-    SPW_TRY(read_size(s, shared_key, 1, &shared));
-    if (c->experts == 0 || shared == 0)
+    SPW_TRY(read_size(s, shared_key, c->family == SPW_FAMILY_MIMO_V2 ? 0 : 1, &shared));
+    if (c->family == SPW_FAMILY_MIMO_V2 && shared > 0)
+        return refuse(s, shared_key, get(s, shared_key));
+    if (c->experts == 0 || (shared == 0 && c->family != SPW_FAMILY_MIMO_V2))
         return wrong(s, c->experts == 0 ? all_key : shared_key, "integer", NULL);
-    if (c->family != SPW_FAMILY_SOLAR_OPEN && c->family != SPW_FAMILY_NEMOTRON_H)
+    if (!spw__hf_of(c->family, SOLAR | NEMOTRON | MIMO))
         SPW_TRY(read_size(s, "first_k_dense_replace", 0, &c->dense_first));
     SPW_TRY(read_size(s, "n_group", 1, &c->groups));
     SPW_TRY(read_size(s, "topk_group", 1, &c->group_choices));

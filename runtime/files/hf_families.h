@@ -38,8 +38,9 @@
 #define DOTS        OF(DOTS1)
 #define SOLAR       OF(SOLAR_OPEN)
 #define EXAONE_MOE  OF(EXAONE_MOE)
-#define BESIDE      (GLM | DOTS | SOLAR | EXAONE_MOE) /* experts are DeepSeek's, attention is not */
-#define SHARED      (BESIDE | LATENT)                 /* an expert of all rows beside the others, by DeepSeek's names */
+#define MIMO        OF(MIMO_V2)
+#define BESIDE      (GLM | DOTS | SOLAR | EXAONE_MOE | MIMO) /* experts are DeepSeek's, attention is not */
+#define SHARED      (BESIDE | LATENT) /* an expert of all rows beside the others, by DeepSeek's names */
 #define GEMMA1      OF(GEMMA)
 #define GEMMAS      (GEMMA1 | GEMMA | GEMMA4)
 #define GRANITE4    OF(GRANITE_HYBRID)
@@ -59,10 +60,10 @@
 #define LINEAR      (QWEN3_5 | QWEN3_NEXT)
 #define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
 #define FULL                                                                                                           \
-    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~(DOTS | EXAONE_MOE)) | MINIMAX | GLM_DENSE | ERNIE | HY |        \
+    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~(DOTS | EXAONE_MOE | MIMO)) | MINIMAX | GLM_DENSE | ERNIE | HY | \
      HUNYUAN | LINEAR | LLAMA4) /* without a window */
 #define LLAMAS                                                                                                         \
-    (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE)
+    (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE | MIMO)
 #define NEOX       OF(NEOX)
 #define OPT        OF(OPT)
 #define STARCODER2 OF(STARCODER2)

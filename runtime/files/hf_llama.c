@@ -66,6 +66,7 @@ static const struct class
     [SPW_FAMILY_LLAMA4] = {8, 128, 1e-5, .out_bias = true},
     [SPW_FAMILY_SOLAR_OPEN] = {8, 128, 1e-5},
     [SPW_FAMILY_MISTRAL4] = {0, 0, 1e-6, .out_bias = true},
+    [SPW_FAMILY_MIMO_V2] = {4, 192, 1e-5},
 };
 
 /* A cap that is null is none. Gemma 3's class has them too, and what it does with one depends on how it attends. */
@@ -254,6 +255,7 @@ spw__hf_read_llama(const source *s, spw_model_config *c)
     SPW_TRY(spw__hf_read_window(s, c));
     SPW_TRY(spw__hf_read_experts(s, c));
     SPW_TRY(spw__hf_read_llama4(s, c));
+    SPW_TRY(spw__hf_read_mimo(s, c));
     SPW_TRY(read_biases(s, of, c));
     c->qk_norm = of->qk_norm;
     if (c->family == SPW_FAMILY_GLM4_MOE)

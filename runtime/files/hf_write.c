@@ -100,14 +100,18 @@ write_growing_rope(json_t *o, const spw_model_config *c)
 static void
 write_rope_by_layer(json_t *o, const spw_model_config *c)
 {
-    json_t *full = rope_scaling(c);
+    json_t *full = rope_scaling(c), *sliding;
     if (full == NULL)
         full = json_pack("{s:s}", "rope_type", "default");
     json_object_set_new(full, "rope_theta", json_real(c->rope_theta));
+    sliding = json_pack("{s:s, s:f}", "rope_type", "default", "rope_theta",
+                        c->rope_local_theta > 0 ? c->rope_local_theta : c->rope_theta);
+    if (c->family == SPW_FAMILY_MIMO_V2) { /* whose default is less than all */
+        json_object_set_new(full, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
+        json_object_set_new(sliding, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
+    }
     json_object_set_new(o, "rope_parameters",
-                        json_pack("{s:o, s:{s:s, s:f}}", "full_attention", full, "sliding_attention", "rope_type",
-                                  "default", "rope_theta",
-                                  c->rope_local_theta > 0 ? c->rope_local_theta : c->rope_theta));
+                        json_pack("{s:o, s:o}", "full_attention", full, "sliding_attention", sliding));
 }
 
 void
@@ -122,7 +126,7 @@ spw__hf_write_scaling(json_t *o, const spw_model_config *c)
 static void
 write_rope(json_t *o, const spw_model_config *c)
 {
-    if (c->family == SPW_FAMILY_OLMO3 || c->family == SPW_FAMILY_GEMMA4) {
+    if (spw__hf_of(c->family, OLMO3 | GEMMA4 | MIMO)) {
         write_rope_by_layer(o, c);
         return;
     }
@@ -268,10 +272,11 @@ spw__hf_write_shared_experts(json_t *o, const spw_model_config *c)
 {
     const bool exaone = c->family == SPW_FAMILY_EXAONE_MOE;
     set_size(o, exaone ? "num_experts" : "n_routed_experts", c->experts);
-    set_size(o, exaone ? "num_shared_experts" : "n_shared_experts", c->shared_width / c->mlp_width);
+    if (c->family != SPW_FAMILY_MIMO_V2)
+        set_size(o, exaone ? "num_shared_experts" : "n_shared_experts", c->shared_width / c->mlp_width);
     set_size(o, "num_experts_per_tok", c->choices);
     set_size(o, "moe_intermediate_size", c->mlp_width);
-    if (c->family != SPW_FAMILY_SOLAR_OPEN && !c->halves_apart)
+    if (!spw__hf_of(c->family, SOLAR | MIMO) && !c->halves_apart)
         set_size(o, "first_k_dense_replace", c->dense_first);
     set_size(o, "n_group", c->groups > 0 ? c->groups : 1);
     set_size(o, "topk_group", c->groups > 0 ? c->group_choices : 1);
@@ -320,7 +325,8 @@ write_sizes(json_t *o, const spw_model_config *c)
     set_size(o, "hidden_size", c->width);
     set_size(o, "num_hidden_layers", c->layers);
     set_size(o, "num_attention_heads", c->heads);
-    set_size(o, "num_key_value_heads", c->kv_heads);
+    set_size(o, "num_key_value_heads",
+             c->family == SPW_FAMILY_MIMO_V2 && c->window > 0 ? c->full_kv_heads : c->kv_heads);
     if (c->kv_rank == 0)
         set_size(o, "head_dim", c->head_dim);
     if (c->family != SPW_FAMILY_QWEN3_5_MOE && c->family != SPW_FAMILY_SOLAR_OPEN) /* which have none */
@@ -380,10 +386,12 @@ write_experts(json_t *o, const spw_model_config *c)
         spw__hf_write_llama4(o, c);
     } else if (spw__hf_of(c->family, SHARED)) {
         spw__hf_write_shared_experts(o, c);
-        if (c->family == SPW_FAMILY_EXAONE_MOE)
+        if (spw__hf_of(c->family, EXAONE_MOE | MIMO))
             json_object_set_new(o, "mlp_layer_types", mlp_layer_types(c));
-        else
+        if (c->family != SPW_FAMILY_EXAONE_MOE)
             json_object_set_new(o, "attention_bias", json_boolean(c->qkv_bias));
+        if (c->family == SPW_FAMILY_MIMO_V2)
+            spw__hf_write_mimo(o, c);
     } else if (c->family == SPW_FAMILY_ERNIE_MOE) {
         write_ernie_experts(o, c);
     } else if (c->family == SPW_FAMILY_HY_V3) {
@@ -406,7 +414,7 @@ write_layers(json_t *o, const spw_model_config *c)
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
     if (spw__hf_of(c->family, EXAONE))
         spw__hf_write_rope_windows(o, c);
-    else if (c->family == SPW_FAMILY_OLMO3)
+    else if (spw__hf_of(c->family, OLMO3 | MIMO))
         write_windows(o, c);
     else if (!spw__hf_of(c->family,
                          LLAMA | OF(OLMO2) | GPT_OSS | FULL | GEMMAS)) /* null, not absent: that would be 4096 */

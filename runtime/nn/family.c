@@ -57,6 +57,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "exaone_moe",
                                                            "nemotron_h",
                                                            "mistral4",
+                                                           "mimo_v2_flash",
                                                            "custom"};
 
 const char *
@@ -119,6 +120,12 @@ uint64_t
 spw_model_window(const spw_model_config *c, uint64_t layer_idx)
 {
     return layer_idx < c->window_from || is_each(c->full_every, layer_idx) ? 0 : c->window;
+}
+
+bool
+spw_model_has_sinks(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->sinks && (!c->sinks_windowed || spw_model_window(c, layer_idx) > 0);
 }
 
 uint64_t

@@ -11,7 +11,8 @@
  * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
  * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Nemotron-H (the same, halves of a layer apart, experts without a gate), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
- * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c), Mistral 4 (V3 whose queries grow, experts in one) apart are flags of the configuration, not functions.
+ * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c), Mistral 4 (V3 whose queries grow, experts in one), MiMo-V2
+ * (V3's experts; sinks and more keys in layers with a window, values of another size) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -135,8 +136,13 @@ keys_and_values(const spw_call *call, uint32_t *at, spw_value *x, spw_value **ou
     spw_value *v;
     if (!c->values_normed) {
         out[1] = projected(call, at, x, heads, 1);
-        spw_nn_into(call->tape, 2);
-        out[2] = linear(call, at, x, c->qkv_bias);
+        if (c->value_scale == 0)
+            spw_nn_into(call->tape, 2);
+        out[2] = v = linear(call, at, x, c->qkv_bias);
+        if (c->value_scale > 0) {
+            spw_nn_into(call->tape, 2);
+            out[2] = spw_nn_scale(call->tape, v, (float)c->value_scale);
+        }
         return;
     }
     v = linear(call, at, x, c->qkv_bias);
@@ -602,7 +608,7 @@ attended(const spw_call *call, uint32_t *at, spw_value *x, spw_value **beside)
         qkv[1 + k] = spw_nn_bring(call->tape, &call->sides[side + k], rows, 0, call->sides[side + k].cols);
     for (uint32_t k = 0; k < 2 && lends; k++)
         spw_nn_leave(call->tape, qkv[1 + k], &call->sides[side + k]);
-    sinks = c->sinks ? call->params[(*at)++] : NULL;
+    sinks = spw_model_has_sinks(c, l) ? call->params[(*at)++] : NULL;
     return spw_nn_attention(call->tape, qkv[0], 0, qkv[c->packed ? 0 : 1], Q, qkv[c->packed ? 0 : 2], Q + KV, sinks,
                             &shape);
 }
@@ -940,9 +946,10 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
         own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.key_layernorm" : "self_attn.k_norm",
                  c->qk_norm_whole ? KV : D);
     if (!c->values_of_keys || spw_model_window(c, l) > 0)
-        own_linear(m, b, prefix, names->v, KV, H, c->qkv_bias);
-    if (c->sinks)
-        spw__nn_own(m, b, prefix, "self_attn.sinks", 1, c->heads, 1, SPW_INIT_NORMAL, (float)c->init_std);
+        own_linear(m, b, prefix, names->v, spw_model_kv_heads(c, l) * spw_model_value_dim(c, l), H, c->qkv_bias);
+    if (spw_model_has_sinks(c, l))
+        spw__nn_own(m, b, prefix, c->sinks_windowed ? "self_attn.attention_sink_bias" : "self_attn.sinks", 1, c->heads,
+                    1, SPW_INIT_NORMAL, (float)c->init_std);
 }
 
 static void

@@ -467,6 +467,7 @@ typedef enum spw_family {
     SPW_FAMILY_EXAONE_MOE,
     SPW_FAMILY_NEMOTRON_H,
     SPW_FAMILY_MISTRAL4,
+    SPW_FAMILY_MIMO_V2,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -523,6 +524,7 @@ typedef struct spw_model_config {
     spw_norms norms;
     bool norms_from_one; /* norms multiply by 1 + w */
     bool values_normed;  /* a head's values are, without weights */
+    double value_scale;  /* values are multiplied by it; 0: by nothing */
     bool values_of_keys; /* and in layers without a window made of what keys are made of */
     bool layer_scaled;   /* what a layer gives is multiplied by a number of its own, which is frozen */
     /*
@@ -577,7 +579,8 @@ typedef struct spw_model_config {
     bool learned_places;          /* a table of places is added to embeddings, and no layer has rope */
     uint64_t places_before;       /* rows of that table in front of the first place's */
     spw_rope rope;
-    bool sinks; /* a logit of each head that no key has */
+    bool sinks;          /* a logit of each head that no key has */
+    bool sinks_windowed; /* but in layers without a window */
     /*
      * Linear attention by the gated delta rule, in all layers but each full_every-th: so many heads of values and, a divisor of that, of
      * queries and keys, with so many elements; the convolution's taps. linear_heads 0: in none
@@ -745,6 +748,8 @@ bool spw_model_has_mlp(const spw_model_config *config, uint64_t layer_idx);
 bool spw_model_is_linear(const spw_model_config *config, uint64_t layer_idx);
 /* Elements of a row's queries, keys and values there, which the convolution goes over. */
 uint64_t spw_model_linear_channels(const spw_model_config *config);
+/* Whether this layer's heads have sinks. */
+bool spw_model_has_sinks(const spw_model_config *config, uint64_t layer_idx);
 /* How many keys a row of this layer reads at most; 0: all before it. */
 uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
 /* The places of which a row of this layer reads its own; 0: all are one chunk. */
