@@ -297,6 +297,30 @@ k_sigmoid_mul_backward(float *dg, float *du, const float *dy, const float *gate,
     gate_backward(sigmoid_mul_slopes, dg, du, dy, gate, up, n, acc_g, acc_u);
 }
 
+static void
+k_plain_mul(float *restrict y, const float *restrict gate, const float *restrict up, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = gate[i] * up[i];
+}
+
+static void
+plain_mul_slopes(float *restrict g, float *restrict u, const float *restrict dy, const float *restrict gate,
+                 const float *restrict up, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        g[i] = dy[i] * up[i];
+        u[i] = dy[i] * gate[i];
+    }
+}
+
+static void
+k_plain_mul_backward(float *dg, float *du, const float *dy, const float *gate, const float *up, uint64_t n, bool acc_g,
+                     bool acc_u)
+{
+    gate_backward(plain_mul_slopes, dg, du, dy, gate, up, n, acc_g, acc_u);
+}
+
 /* Pairs of a gate and an up in x. Comparisons let NaN through. */
 static void
 k_clamped_mul(float *restrict y, const float *restrict x, const float *restrict up, uint64_t n)
@@ -711,33 +735,34 @@ k_sumsq(const float *x, uint64_t n)
     return spw_sumsq(x, n);
 }
 
-const cpu_kernels KERNELS = {k_add,
-                             {k_gelu, k_gelu_erf, k_relu, k_relu_squared},
-                             {k_gelu_backward, k_gelu_erf_backward, k_relu_backward, k_relu_squared_backward},
-                             {k_silu_mul, k_gelu_mul, k_sigmoid_mul, k_clamped_mul},
-                             {k_silu_mul_backward, k_gelu_mul_backward, k_sigmoid_mul_backward, k_clamped_mul_backward},
-                             k_layernorm_row,
-                             k_layernorm_dx_row,
-                             k_rmsnorm_row,
-                             k_rmsnorm_dx_row,
-                             k_norm_dg_row,
-                             k_axpy,
-                             k_axpy4,
-                             k_scale,
-                             k_max,
-                             k_dot,
-                             k_dot4,
-                             k_exp_sum,
-                             k_softmax_grad_row,
-                             k_soft_cap,
-                             k_soft_cap_backward,
-                             k_dropout,
-                             k_rope_row,
-                             k_conv,
-                             k_silu,
-                             k_silu_backward,
-                             k_mul_add,
-                             k_state_forward,
-                             k_state_backward,
-                             k_sumsq,
-                             k_to_fp8};
+const cpu_kernels KERNELS = {
+    k_add,
+    {k_gelu, k_gelu_erf, k_relu, k_relu_squared},
+    {k_gelu_backward, k_gelu_erf_backward, k_relu_backward, k_relu_squared_backward},
+    {k_silu_mul, k_gelu_mul, k_sigmoid_mul, k_plain_mul, k_clamped_mul},
+    {k_silu_mul_backward, k_gelu_mul_backward, k_sigmoid_mul_backward, k_plain_mul_backward, k_clamped_mul_backward},
+    k_layernorm_row,
+    k_layernorm_dx_row,
+    k_rmsnorm_row,
+    k_rmsnorm_dx_row,
+    k_norm_dg_row,
+    k_axpy,
+    k_axpy4,
+    k_scale,
+    k_max,
+    k_dot,
+    k_dot4,
+    k_exp_sum,
+    k_softmax_grad_row,
+    k_soft_cap,
+    k_soft_cap_backward,
+    k_dropout,
+    k_rope_row,
+    k_conv,
+    k_silu,
+    k_silu_backward,
+    k_mul_add,
+    k_state_forward,
+    k_state_backward,
+    k_sumsq,
+    k_to_fp8};
