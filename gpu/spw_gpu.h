@@ -541,7 +541,7 @@ enum { SPW_EXPERTS_MAX = 512, SPW_CHOICES_MAX = 16, SPW_TERMS = 4 };
  * choices are the k experts of the largest logits, or, with sigmoid or a bias, of the largest p + bias; of equal ones the lower expert, a NaN
  * above all. With groups, E / groups experts in a row each, only those of the group_choices best groups can be chosen: a group is as good as
  * its best expert, or, with sigmoid, as the sum of its best two. Weights are p, or with sum_to_one p over the sum of the chosen ones, times
- * scale, and with factors times their expert's. All in fp32; to a sum of sigmoids, or of what a bias chose, SPW_WEIGHTS_LEAST is added, so that none is 0.
+ * scale, and with factors times their expert's. All in fp32; to a sum of sigmoids, or of what a bias chose, `least` is added, so that none is 0.
  *   bias  (E, SPW_TERMS) act  each is the sum of its row, first ones first, so that 16-bit types hold one of fp32; it has no gradient
  *   factors  (E) act  balance knows nothing of them
  * Source  groups and sigmoid: DeepSeek-AI 2024 (2405.04434, 2.2.2; 2412.19437, 2.1.2)
@@ -549,6 +549,7 @@ enum { SPW_EXPERTS_MAX = 512, SPW_CHOICES_MAX = 16, SPW_TERMS = 4 };
 typedef struct spw_routing_rule {
     bool sum_to_one, sigmoid;
     float scale;
+    float least;                    /* 0: SPW_WEIGHTS_LEAST */
     const act *bias;                /* NULL: none */
     const act *factors;             /* likewise */
     uint64_t groups, group_choices; /* 0: all experts are one */

@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -46,7 +46,7 @@ def draw(model, dtype):
             x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not from_one or name.endswith("scale") else 0.0)
         p.data = x.to(dtype).float()
     for name, p in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             p.copy_((0.05 * torch.randn(p.shape)).to(dtype))
         elif name.endswith("layer_scalar"):
             p.copy_((1 + 0.2 * torch.randn(p.shape)).to(dtype))
@@ -55,7 +55,7 @@ def draw(model, dtype):
 # The gradient of each expert's weights by the name that they have in files.
 def gradients(model, config):
     for name, p in model.named_parameters():
-        grad, mixtral = p.grad, config.model_type in ("mixtral", "minimax_m2")
+        grad, mixtral = p.grad, config.model_type in ("mixtral", "minimax_m2", "lfm2_moe")
         if grad is None:  # of what reads images
             continue
         name = name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name  # as its files have it
@@ -75,7 +75,7 @@ def gradients(model, config):
                 for e in range(grad.shape[0]):
                     yield f"{name}.{e}", grad[e]
                 continue
-        if p.ndim < 3 or "conv1d" in name:
+        if p.ndim < 3 or "conv1d" in name or ".conv." in name:
             yield name, grad
             continue
         kinds = [("w2", "down_proj")] if name.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
@@ -248,6 +248,16 @@ def mistral4_keys(folder):
     c = json.load(open(path))
     c["rope_parameters"] |= {"type": "yarn", "partial_rotary_factor": c["qk_rope_head_dim"] / c["head_dim"], "max_position_embeddings": c["max_position_embeddings"]}
     c |= {"sliding_window": None}
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As LFM2's folders have it: the width of MLPs before it is made what it is, layers with attention by their numbers, and words that no class reads.
+def lfm_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"full_attn_idxs": [i for i, kind in enumerate(c["layer_types"]) if kind == "full_attention"], "block_ff_dim": c.pop("intermediate_size"), "tie_embedding": c.pop("tie_word_embeddings"),
+          "rope_theta": c.pop("rope_parameters")["rope_theta"], "block_dim": c["hidden_size"], "conv_dim": c["hidden_size"], "block_norm_eps": 1e-5, "block_use_swiglu": True, "use_pos_enc": True}
+    del c["layer_types"]
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -729,6 +739,13 @@ def random_case(rng, family):
     if family == "granite":
         return GraniteConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, embedding_multiplier=rng.choice([1, 12.0]),
                              residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]))
+    if family in ("lfm2", "lfm2_moe"):
+        more |= dict(norm_eps=more.pop("rms_norm_eps"), head_dim=more["head_dim"] + 6, layer_types=[rng.choice(["conv", "full_attention"]) for _ in range(layers)], conv_L_cache=rng.randrange(2, 7))
+        if family == "lfm2":
+            return Lfm2Config(**more, pad_token_id=None, **rng.choice([dict(block_auto_adjust_ff_dim=False), dict(block_multiple_of=rng.choice([1, 8]), block_ffn_dim_multiplier=rng.choice([1.0, 1.3]))]))
+        experts = rng.choice([1, 2, 3, 6, 9])
+        return Lfm2MoeConfig(**more, pad_token_id=None, num_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)), moe_intermediate_size=rng.randrange(3, 30),
+                             num_dense_layers=rng.randrange(layers + 1), norm_topk_prob=rng.random() < 0.7, routed_scaling_factor=rng.choice([1.0, 2.5]))
     if family == "seed_oss":
         return SeedOssConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.6, attention_out_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
     if family == "ministral3":
@@ -935,7 +952,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "mistral4", "mimo_v2_flash"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1219,6 +1236,10 @@ elif __name__ == "__main__":
                                                  norm_topk_prob=False, routed_scaling_factor=1.7, attention_bias=True, attention_value_scale=None, tie_word_embeddings=True,
                                                  layer_types=["sliding_attention", "full_attention"], mlp_layer_types=["sparse"] * 2,
                                                  rope_parameters={"full_attention": rope(500.0, **turned), "sliding_attention": rope(50.0, **turned)}), f32)
+    lfm = common | dict(hidden_size=24, pad_token_id=None, rope_parameters=rope(1000.0))
+    make("lfm2", Lfm2Config(**lfm | dict(num_hidden_layers=3), layer_types=["conv", "full_attention", "conv"], block_multiple_of=8), bf16, rewrite=lfm_keys)
+    make("lfm2_moe", Lfm2MoeConfig(**lfm | dict(num_key_value_heads=1), layer_types=["conv", "full_attention"], conv_L_cache=4, num_dense_layers=1, num_experts=4, num_experts_per_tok=2,
+                                   moe_intermediate_size=7, routed_scaling_factor=1.7, tie_word_embeddings=False), f32)
     make("exaone_moe", ExaoneMoeConfig(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"], num_experts=4,
                                        num_experts_per_tok=2, moe_intermediate_size=11, mlp_layer_types=["dense", "dense", "sparse", "sparse"],

@@ -289,6 +289,8 @@ test_streamed(void **state)
     run("deepseek_v32", dir);
     run("mistral4", dir);
     run("mimo_v2_flash", dir);
+    run("lfm2", dir);
+    run("lfm2_moe", dir);
     run("glm_moe_dsa_few", dir);
     run("minimax_m2", dir);
     run("olmo3", dir);
@@ -326,6 +328,7 @@ test_same_bits(void **state)
                                        "deepseek_v2_greedy",
                                        "mistral4",
                                        "mimo_v2_flash",
+                                       "lfm2_moe",
                                        "glm_moe_dsa",
                                        "glm_moe_dsa_few",
                                        "minimax_m2_old",

@@ -17,6 +17,7 @@
 #define GROWS                                                                                                          \
     "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":128.0,\"original_max_position_embeddings\":8192,"          \
     "\"llama_4_scaling_beta\":0.1,\"partial_rotary_factor\":0.5,\"mscale\":1.0,\"mscale_all_dim\":1.0}"
+#define CONVS "\"layer_types\":[\"conv\",\"full_attention\",\"conv\"]"
 #define FOUR                                                                                                           \
     "\"hidden_size_per_layer_input\":0,\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_"           \
     "attention\"]"
@@ -329,6 +330,22 @@ test_refusals(void **state)
         {"mimo_v2_flash",
          "\"rope_parameters\":{\"full_attention\":{},\"sliding_attention\":{\"partial_rotary_factor\":0.5}}",
          "not supported yet: rope_parameters.sliding_attention.partial_rotary_factor 0.5"},
+        {"lfm2", "\"conv_bias\":true", "not supported yet: conv_bias true"},
+        {"lfm2", "\"full_attn_idxs\":[0],\"conv_L_cache\":9", "not supported yet: conv_L_cache 9"},
+        {"lfm2", "\"full_attn_idxs\":[3]", "not supported yet: full_attn_idxs [3]"},
+        {"lfm2", "\"full_attn_idxs\":[-1]", "not supported yet: full_attn_idxs [-1]"},
+        {"lfm2", "\"full_attn_idxs\":1", "full_attn_idxs: expected a list of the layers"},
+        {"lfm2", "\"full_attn_idxs\":[1],\"layer_types\":[\"conv\",\"conv\",\"full_attention\"]",
+         "full_attn_idxs: expected a list of the layers"},
+        {"lfm2", "\"layer_types\":[\"conv\",\"linear_attention\",\"conv\"]",
+         "not supported yet: layer_types[1] \"linear_attention\""},
+        {"lfm2", "\"layer_types\":[\"conv\"]", "layer_types: expected a list with one entry for each layer"},
+        {"lfm2", "\"tie_embedding\":true,\"tie_word_embeddings\":false",
+         "tie_embedding: expected the same as tie_word_embeddings, got true"},
+        {"lfm2_moe", "", "layer_types: expected a list with one entry for each layer, got nothing"},
+        {"lfm2_moe", CONVS ",\"use_expert_bias\":false", "not supported yet: use_expert_bias false"},
+        {"lfm2_moe", CONVS ",\"routed_scaling_factor\":0", "routed_scaling_factor: expected number above 0, got 0"},
+        {"lfm2_moe", CONVS ",\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"mistral4", "", "rope_parameters: expected an object"},
         {"mistral4", "\"rope_parameters\":{\"rope_theta\":1e4}",
          "not supported yet: rope_parameters.rope_type nothing"},
@@ -874,6 +891,17 @@ test_defaults(void **state)
                &m, &err));
     assert_true(m.window == 0 && m.full_every == 0 && m.kv_heads == 1 && m.full_kv_heads == 0 && m.value_scale == 1);
     assert_true(spw_model_rope_tables(&m) == 1 && !spw_model_has_sinks(&m, 2));
+    DONE(parse("lfm2", "\"full_attn_idxs\":[1],\"block_ff_dim\":1000,\"tie_embedding\":true", &m, &err));
+    assert_true(spw_model_is_linear(&m, 0) && !spw_model_is_linear(&m, 1) && spw_model_is_linear(&m, 2));
+    assert_true(m.linear_conv && m.linear_taps == 3 && spw_model_linear_channels(&m) == 12 && m.tied && m.qk_norm);
+    assert_true(m.mlp_width == 768 && m.rope_theta == 1e6 && m.norm_eps == 1e-5 && m.kv_heads == 8 && m.head_dim == 6);
+    DONE(parse("lfm2", "\"block_ffn_dim_multiplier\":1.5,\"block_multiple_of\":4,\"tie_embedding\":false", &m, &err));
+    assert_true(m.mlp_width == 8 && !m.tied && m.linear_heads == 0 && !spw_model_is_linear(&m, 0)); /* 2 4, times 1.5 */
+    DONE(parse("lfm2", CONVS ",\"block_auto_adjust_ff_dim\":false,\"norm_eps\":0.25", &m, &err));
+    assert_true(m.mlp_width == 7 && m.norm_eps == 0.25 && spw_model_is_linear(&m, 2));
+    DONE(parse("lfm2_moe", CONVS, &m, &err));
+    assert_true(m.experts == 32 && m.choices == 4 && m.mlp_width == 1792 && m.dense_first == 2 && m.dense_width == 7);
+    assert_true(m.sigmoid && m.sum_to_one && m.choice_scale == 1 && m.choice_least == 1e-6 && m.tied);
     DONE(parse("mistral4", GROWS ",\"head_dim\":128,\"sliding_window\":null", &m, &err));
     assert_true(m.kv_rank == 256 && m.q_rank == 1024 && m.rope_dim == 64 && m.head_dim == 128 && m.value_dim == 128);
     assert_true(m.experts == 128 && m.choices == 4 && m.mlp_width == 2048 && m.shared_width == 2048 && m.groups == 0);

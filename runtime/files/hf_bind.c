@@ -25,6 +25,7 @@ begins_with(const char *text, const char *begin)
 
 /* Families whose files say block_sparse_moe where transformers 5 has mlp in memory, and other names for an expert's matrices. */
 #define OLDER_EXPERTS (MIXTRAL | MINIMAX)
+#define NUMBERED      (OLDER_EXPERTS | LFM_MOE) /* whose experts' matrices are w1, w3 and w2 */
 
 /* What transformers 5 has in memory under other names than in files: who saves that writes those, and it reads both. */
 static const struct {
@@ -335,9 +336,9 @@ is_of_experts(spw_family family, const named *names, uint32_t count, const char 
         char plain[SPW_TENSOR_NAME_BYTES];
         const named *found;
         snprintf(plain, sizeof plain, "%.*s.0.%s.weight", (int)(strrchr(name, '.') - name), name,
-                 kinds[spw__hf_of(family, OLDER_EXPERTS)][down ? 2
-                                                          : up ? 1
-                                                               : k]);
+                 kinds[spw__hf_of(family, NUMBERED)][down ? 2
+                                                     : up ? 1
+                                                          : k]);
         found = bsearch(plain, names, count, sizeof *names, compare_name);
         if (found == NULL)
             return false;

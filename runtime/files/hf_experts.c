@@ -359,6 +359,30 @@ read_hunyuan_experts(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
+/* LFM2's, to whose sums of sigmoids its class adds more than others'. */
+static spw_status
+read_lfm_experts(const source *s, spw_model_config *c)
+{
+    c->experts = 32;
+    c->choices = 4;
+    c->mlp_width = 1792;
+    c->dense_first = 2;
+    c->choice_scale = 1;
+    c->sigmoid = c->sum_to_one = true;
+    SPW_TRY(read_size(s, "num_experts", 1, &c->experts));
+    SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
+    SPW_TRY(read_size(s, "num_dense_layers", 0, &c->dense_first));
+    SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
+    SPW_TRY(must_be(s, "use_expert_bias", true));
+    SPW_TRY(read_real(s, "routed_scaling_factor", &c->choice_scale));
+    if (!(c->choice_scale > 0))
+        return wrong(s, "routed_scaling_factor", "number above 0", get(s, "routed_scaling_factor"));
+    c->choice_least = c->sum_to_one ? 1e-6 : 0;
+    if (c->dense_first == 0)
+        c->dense_width = 0;
+    return SPW_OK;
+}
+
 /* mlp_width is an expert's, dense_width that of layers without. */
 spw_status
 spw__hf_read_experts(const source *s, spw_model_config *c)
@@ -369,8 +393,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     bool shared = spw__hf_of(c->family, SHARED | NEMOTRON);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
     bool ernie = c->family == SPW_FAMILY_ERNIE_MOE, hy = c->family == SPW_FAMILY_HY_V3;
-    bool hunyuan = c->family == SPW_FAMILY_HUNYUAN_MOE;
-    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie && !hy && !hunyuan)
+    bool hunyuan = c->family == SPW_FAMILY_HUNYUAN_MOE, lfm = c->family == SPW_FAMILY_LFM2_MOE;
+    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie && !hy && !hunyuan && !lfm)
         return SPW_OK;
     if (!hy && !hunyuan) /* whose classes make no loss of them */
         SPW_TRY(spw__hf_check_router_logits(s));
@@ -385,6 +409,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
         SPW_TRY(read_ernie_experts(s, c));
     } else if (hy) {
         SPW_TRY(read_hy_experts(s, c));
+    } else if (lfm) {
+        SPW_TRY(read_lfm_experts(s, c));
     } else if (hunyuan) {
         SPW_TRY(read_hunyuan_experts(s, c));
     } else {

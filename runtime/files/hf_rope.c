@@ -324,6 +324,8 @@ static const struct class
     [SPW_FAMILY_QWEN3_5_MOE] = {.part = 0.25},
     [SPW_FAMILY_QWEN3_NEXT] = {.part = 0.25},
     [SPW_FAMILY_MIMO_V2] = {5e6, 0.334},
+    [SPW_FAMILY_LFM2] = {1e6},
+    [SPW_FAMILY_LFM2_MOE] = {1e6},
 };
 
 /* Older files: rope_theta and rope_scaling. Newer ones: rope_parameters with both. */

@@ -140,6 +140,7 @@ void spw__hf_write_layer_norm(json_t *o, const spw_model_config *c);
 spw_status spw__hf_read_linear(const source *s, spw_model_config *c);
 void spw__hf_write_linear(json_t *o, const spw_model_config *c);
 void spw__hf_write_mamba(json_t *o, const spw_model_config *c);
+void spw__hf_write_lfm(json_t *o, const spw_model_config *c);
 /* That kernels have room for heads' keys and values and for taps, which these keys say; and that steps have no other limit than none. */
 spw_status spw__hf_check_linear(const source *s, const spw_model_config *c, const char *keys, const char *values,
                                 const char *taps);

@@ -348,7 +348,7 @@ write_attention(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "use_bias", json_boolean(c->qkv_bias));
     if (spw__hf_of(c->family, LINEAR))
         spw__hf_write_linear(o, c);
-    if (mlp || (c->qk_norm && !spw__hf_of(c->family, MINIMAX | EXAONE)) ||
+    if (mlp || (c->qk_norm && !spw__hf_of(c->family, MINIMAX | EXAONE | LFM)) ||
         spw__hf_of(c->family, GEMMAS | GPT_OSS | GLM_DENSE | GRANITE))
         json_object_set_new(o, "attention_bias", json_boolean(q_alone ? c->qkv_bias : c->out_bias));
     if (c->family == SPW_FAMILY_SEED_OSS)
@@ -369,9 +369,9 @@ write_plain_experts(json_t *o, const spw_model_config *c)
         set_size(o, "shared_expert_intermediate_size", c->shared_width);
     if (c->family == SPW_FAMILY_QWEN2_MOE)
         json_object_set_new(o, "qkv_bias", json_boolean(c->qkv_bias));
-    if (qwen_moe || c->family == SPW_FAMILY_OLMOE)
+    if (qwen_moe || spw__hf_of(c->family, OLMOE | LFM_MOE))
         json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
-    if (qwen_moe || c->family == SPW_FAMILY_QWEN3_5_MOE)
+    if (qwen_moe || spw__hf_of(c->family, OF(QWEN3_5_MOE) | LFM_MOE))
         set_size(o, "moe_intermediate_size", c->mlp_width);
     if (qwen_moe) {
         set_size(o, "decoder_sparse_step", c->sparse_every > 0 ? c->sparse_every : 1);
@@ -396,6 +396,10 @@ write_experts(json_t *o, const spw_model_config *c)
         write_ernie_experts(o, c);
     } else if (c->family == SPW_FAMILY_HY_V3) {
         write_hy_experts(o, c);
+    } else if (c->family == SPW_FAMILY_LFM2_MOE) {
+        write_plain_experts(o, c);
+        set_size(o, "num_dense_layers", c->dense_first);
+        json_object_set_new(o, "routed_scaling_factor", json_real(c->choice_scale));
     } else if (c->family == SPW_FAMILY_HUNYUAN_MOE) {
         set_size(o, "num_experts", c->experts);
         set_size(o, "moe_topk", c->choices);
@@ -429,7 +433,10 @@ write_llama(json_t *o, const spw_model_config *c)
         write_gemma(o, c);
     else
         json_object_set_new(o, "hidden_act", json_string("silu"));
-    json_object_set_new(o, "rms_norm_eps", json_real(c->norm_eps));
+    if (spw__hf_of(c->family, LFM))
+        spw__hf_write_lfm(o, c);
+    else
+        json_object_set_new(o, "rms_norm_eps", json_real(c->norm_eps));
     write_rope(o, c);
     if (c->family == SPW_FAMILY_PHI3)
         json_object_set_new(o, "resid_pdrop", json_real(c->dropout));

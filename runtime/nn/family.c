@@ -58,6 +58,8 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "nemotron_h",
                                                            "mistral4",
                                                            "mimo_v2_flash",
+                                                           "lfm2",
+                                                           "lfm2_moe",
                                                            "custom"};
 
 const char *
@@ -105,7 +107,7 @@ spw_model_attends(const spw_model_config *c, uint64_t layer_idx)
 bool
 spw_model_is_linear(const spw_model_config *c, uint64_t layer_idx)
 {
-    if (c->linear_heads > 0 && c->linear_mamba)
+    if (c->linear_heads > 0 && (c->linear_mamba || c->linear_conv))
         return spw_model_attends(c, layer_idx) && !has_bit(c->full_layers, layer_idx);
     return c->linear_heads > 0 && !is_each(c->full_every, layer_idx);
 }

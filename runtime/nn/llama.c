@@ -12,7 +12,7 @@
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
  * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Nemotron-H (the same, halves of a layer apart, experts without a gate), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
  * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c), Mistral 4 (V3 whose queries grow, experts in one), MiMo-V2
- * (V3's experts; sinks and more keys in layers with a window, values of another size) apart are flags of the configuration, not functions.
+ * (V3's experts; sinks and more keys in layers with a window, values of another size), LFM2 (gated convolutions between its layers) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -238,6 +238,7 @@ route(const spw_call *call, uint32_t *at, spw_value *logits)
     spw_routing_rule rule = {.sum_to_one = c->sum_to_one,
                              .sigmoid = c->sigmoid,
                              .scale = c->choice_scale > 0 ? (float)c->choice_scale : 1,
+                             .least = (float)c->choice_least,
                              .groups = c->groups,
                              .group_choices = c->group_choices};
     if ((c->sigmoid && !c->experts_weighed) || c->softmax_biased)
@@ -733,7 +734,7 @@ own_each(spw_model *m, spw_block *b, const char *prefix, const char *name, uint6
 /* What files call the parts of a mixture. */
 typedef struct mixture_names {
     const char *mlp, *router, *bias, *shared;
-    const char *gate, *up, *down; /* of an expert */
+    const char *gate, *up, *down; /* of an expert, and of one MLP for all rows */
 } mixture_names;
 
 static mixture_names
@@ -767,6 +768,8 @@ names_of(const spw_model_config *c)
         n.router = "router.layer";
         break;
     case SPW_FAMILY_NEMOTRON_H: n.mlp = "mixer"; break;
+    case SPW_FAMILY_LFM2:
+    case SPW_FAMILY_LFM2_MOE: n = (mixture_names){"feed_forward", "gate", "expert_bias", NULL, "w1", "w3", "w2"}; break;
     case SPW_FAMILY_LLAMA4:
         n.mlp = "feed_forward";
         n.router = "router";
@@ -798,8 +801,9 @@ own_router(spw_model *m, spw_block *b, const char *prefix, const mixture_names *
 static void
 own_gated(spw_model *m, spw_block *b, const char *prefix, const char *mlp, uint64_t width, bool bias)
 {
-    static const char *const names[3] = {"gate_proj", "up_proj", "down_proj"};
     const spw_model_config *c = &m->config;
+    const mixture_names parts = names_of(c);
+    const char *const names[3] = {parts.gate, parts.up, parts.down};
     char name[48];
     for (int k = c->ungated ? 1 : 0; k < 3; k++) {
         snprintf(name, sizeof name, "%s.%s", mlp, names[k]);
@@ -937,14 +941,12 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
     }
     own_linear(m, b, prefix, names->q, c->attention_gated ? 2 * Q : Q, H, c->qkv_bias);
     if (c->qk_norm)
-        own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.query_layernorm" : "self_attn.q_norm",
-                 c->qk_norm_whole ? Q : D);
+        own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.query_layernorm" : names->q_norm, c->qk_norm_whole ? Q : D);
     if (spw_model_keys_of(c, l) != l)
         return;
     own_linear(m, b, prefix, names->k, KV, H, c->qkv_bias);
     if (c->qk_norm)
-        own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.key_layernorm" : "self_attn.k_norm",
-                 c->qk_norm_whole ? KV : D);
+        own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.key_layernorm" : names->k_norm, c->qk_norm_whole ? KV : D);
     if (!c->values_of_keys || spw_model_window(c, l) > 0)
         own_linear(m, b, prefix, names->v, spw_model_kv_heads(c, l) * spw_model_value_dim(c, l), H, c->qkv_bias);
     if (spw_model_has_sinks(c, l))

@@ -8,7 +8,8 @@
 #define OF_LLAMA                                                                                                       \
     .base = "model.", .embedding = "embed_tokens", .norm = "input_layernorm", .qkv = "self_attn.qkv_proj",             \
     .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .out = "self_attn.o_proj",              \
-    .mlp_norm = "post_attention_layernorm", .last_norm = "norm", .head = "lm_head"
+    .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm", .mlp_norm = "post_attention_layernorm",                \
+    .last_norm = "norm", .head = "lm_head"
 
 const spw__names *
 spw__nn_names(spw_family family)
@@ -52,7 +53,22 @@ spw__nn_names(spw_family family)
                                         .down = "mixer.down_proj",
                                         .last_norm = "norm_f",
                                         .head = "lm_head"};
+    static const spw__names lfm = {.base = "model.",
+                                   .embedding = "embed_tokens",
+                                   .norm = "operator_norm",
+                                   .q = "self_attn.q_proj",
+                                   .k = "self_attn.k_proj",
+                                   .v = "self_attn.v_proj",
+                                   .out = "self_attn.out_proj",
+                                   .q_norm = "self_attn.q_layernorm",
+                                   .k_norm = "self_attn.k_layernorm",
+                                   .linear = "conv",
+                                   .mlp_norm = "ffn_norm",
+                                   .last_norm = "embedding_norm",
+                                   .head = "lm_head"};
     switch (family) {
+    case SPW_FAMILY_LFM2:
+    case SPW_FAMILY_LFM2_MOE: return &lfm;
     case SPW_FAMILY_GRANITE_HYBRID: return &granite;
     case SPW_FAMILY_STARCODER2: return &starcoder;
     case SPW_FAMILY_NEOX: return &neox;

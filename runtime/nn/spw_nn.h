@@ -468,6 +468,8 @@ typedef enum spw_family {
     SPW_FAMILY_NEMOTRON_H,
     SPW_FAMILY_MISTRAL4,
     SPW_FAMILY_MIMO_V2,
+    SPW_FAMILY_LFM2,
+    SPW_FAMILY_LFM2_MOE,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -563,6 +565,7 @@ typedef struct spw_model_config {
     bool softmax_biased;               /* choices go by a softmax and such a bias */
     uint64_t groups, group_choices;    /* of experts, and of how many of them choices may be; 0: one of all */
     double choice_scale;               /* weights are so many times as large; 0: once */
+    double choice_least;               /* added to the sum of sigmoids that become one; 0: next to nothing */
     uint64_t dense_first, dense_width; /* the first so many layers have one MLP for all, of this width */
     uint64_t sparse_every;             /* and of the others all but every so many-th; 0: none of them */
     uint64_t shared_width;             /* of an expert that every row goes through besides; 0: none */
@@ -589,6 +592,8 @@ typedef struct spw_model_config {
      */
     uint64_t linear_heads, linear_key_heads, linear_key_dim, linear_value_dim, linear_taps;
     bool linear_mamba, linear_bias;
+    /* They are convolutions between two gates (LFM2's), by full_layers, too: of one head as wide as a row, and keys without elements */
+    bool linear_conv;
     double linear_step;
     uint64_t full_layers[SPW_FULL_LAYERS_MAX / 64];
     /*
