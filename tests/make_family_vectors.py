@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -739,6 +739,14 @@ def random_case(rng, family):
     if family == "granite":
         return GraniteConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, embedding_multiplier=rng.choice([1, 12.0]),
                              residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]))
+    if family == "bamba":
+        groups, head = rng.choice([1, 2]), rng.choice([8, 16])
+        expand, D = rng.choice([1, 2]), 4 * rng.randrange(1, 5)
+        more["hidden_size"] = heads * 2 * head
+        more["rope_parameters"] |= dict(partial_rotary_factor=rng.choice([0.5, 0.5, 1.0]))
+        return BambaConfig(**more | dict(head_dim=D), pad_token_id=None, attn_layer_indices=rng.choice([None, [i for i in range(layers) if rng.random() < 0.5]]), attention_bias=rng.random() < 0.4,
+                           mlp_bias=rng.random() < 0.4, mamba_n_heads=expand * more["hidden_size"] // head, mamba_d_head=head, mamba_n_groups=groups, mamba_d_state=8 * rng.randrange(1, 5),
+                           mamba_d_conv=rng.randrange(2, 7), mamba_expand=expand, mamba_conv_bias=rng.random() < 0.6)
     if family in ("lfm2", "lfm2_moe"):
         more |= dict(norm_eps=more.pop("rms_norm_eps"), head_dim=more["head_dim"] + 6, layer_types=[rng.choice(["conv", "full_attention"]) for _ in range(layers)], conv_L_cache=rng.randrange(2, 7))
         if family == "lfm2":
@@ -952,7 +960,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1236,6 +1244,8 @@ elif __name__ == "__main__":
                                                  norm_topk_prob=False, routed_scaling_factor=1.7, attention_bias=True, attention_value_scale=None, tie_word_embeddings=True,
                                                  layer_types=["sliding_attention", "full_attention"], mlp_layer_types=["sparse"] * 2,
                                                  rope_parameters={"full_attention": rope(500.0, **turned), "sliding_attention": rope(50.0, **turned)}), f32)
+    make("bamba", BambaConfig(**common | dict(hidden_size=16, intermediate_size=21, pad_token_id=None, head_dim=8), attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=8, mamba_n_groups=2,
+                              mamba_d_state=8, mlp_bias=True, rope_parameters=rope(1000.0)), bf16, double=True, rewrite=older_rope)
     lfm = common | dict(hidden_size=24, pad_token_id=None, rope_parameters=rope(1000.0))
     make("lfm2", Lfm2Config(**lfm | dict(num_hidden_layers=3), layer_types=["conv", "full_attention", "conv"], block_multiple_of=8), bf16, rewrite=lfm_keys)
     make("lfm2_moe", Lfm2MoeConfig(**lfm | dict(num_key_value_heads=1), layer_types=["conv", "full_attention"], conv_L_cache=4, num_dense_layers=1, num_experts=4, num_experts_per_tok=2,

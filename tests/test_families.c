@@ -290,6 +290,7 @@ test_streamed(void **state)
     run("mistral4", dir);
     run("mimo_v2_flash", dir);
     run("lfm2", dir);
+    run("bamba", dir);
     run("lfm2_moe", dir);
     run("glm_moe_dsa_few", dir);
     run("minimax_m2", dir);
@@ -329,6 +330,7 @@ test_same_bits(void **state)
                                        "mistral4",
                                        "mimo_v2_flash",
                                        "lfm2_moe",
+                                       "bamba",
                                        "glm_moe_dsa",
                                        "glm_moe_dsa_few",
                                        "minimax_m2_old",

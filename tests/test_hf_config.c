@@ -330,6 +330,14 @@ test_refusals(void **state)
         {"mimo_v2_flash",
          "\"rope_parameters\":{\"full_attention\":{},\"sliding_attention\":{\"partial_rotary_factor\":0.5}}",
          "not supported yet: rope_parameters.sliding_attention.partial_rotary_factor 0.5"},
+        {"bamba", "", "mamba_n_heads: expected heads of mamba_d_head that are"},
+        {"bamba", MAMBA ",\"attn_layer_indices\":[3]", "not supported yet: attn_layer_indices [3]"},
+        {"bamba", MAMBA ",\"attn_layer_indices\":2", "attn_layer_indices: expected a list of the layers"},
+        {"bamba", MAMBA ",\"layer_types\":[\"mamba\",\"mamba\",\"mamba\"]", "not supported yet: layer_types"},
+        {"bamba", MAMBA ",\"partial_rotary_factor\":1", "not supported yet: partial_rotary_factor 1"},
+        {"bamba", MAMBA ",\"z_loss_coefficient\":1e-4", "not supported yet: z_loss_coefficient 0.0001"},
+        {"bamba", MAMBA ",\"mamba_proj_bias\":true", "not supported yet: mamba_proj_bias true"},
+        {"bamba", MAMBA ",\"time_step_limit\":[1,2]", "not supported yet: time_step_limit [1,2]"},
         {"lfm2", "\"conv_bias\":true", "not supported yet: conv_bias true"},
         {"lfm2", "\"full_attn_idxs\":[0],\"conv_L_cache\":9", "not supported yet: conv_L_cache 9"},
         {"lfm2", "\"full_attn_idxs\":[3]", "not supported yet: full_attn_idxs [3]"},
@@ -891,6 +899,15 @@ test_defaults(void **state)
                &m, &err));
     assert_true(m.window == 0 && m.full_every == 0 && m.kv_heads == 1 && m.full_kv_heads == 0 && m.value_scale == 1);
     assert_true(spw_model_rope_tables(&m) == 1 && !spw_model_has_sinks(&m, 2));
+    DONE(parse("bamba", MAMBA ",\"attn_layer_indices\":[1],\"head_dim\":8,\"z_loss_coefficient\":0.0", &m, &err));
+    assert_true(spw_model_is_linear(&m, 0) && !spw_model_is_linear(&m, 1) && spw_model_is_linear(&m, 2));
+    assert_true(m.linear_mamba && m.linear_bias && m.linear_value_dim == 8 && m.linear_key_dim == 256 && !m.tied);
+    assert_true(m.rope_part == 0.5 && m.rope_theta == 1e4 && m.norm_eps == 1e-5 && m.kv_heads == 8 && !m.gate_packed);
+    DONE(parse("bamba",
+               MAMBA ",\"attention_bias\":true,\"mlp_bias\":true,\"rope_parameters\":{\"rope_type\":\"default\","
+                     "\"rope_theta\":500,\"partial_rotary_factor\":1.0}",
+               &m, &err));
+    assert_true(m.qkv_bias && m.out_bias && m.mlp_bias && m.rope_part == 0 && spw_model_is_linear(&m, 1));
     DONE(parse("lfm2", "\"full_attn_idxs\":[1],\"block_ff_dim\":1000,\"tie_embedding\":true", &m, &err));
     assert_true(spw_model_is_linear(&m, 0) && !spw_model_is_linear(&m, 1) && spw_model_is_linear(&m, 2));
     assert_true(m.linear_conv && m.linear_taps == 3 && spw_model_linear_channels(&m) == 12 && m.tied && m.qk_norm);

@@ -59,11 +59,12 @@
 #define QWEN3_NEXT  OF(QWEN3_NEXT)
 #define LINEAR      (QWEN3_5 | QWEN3_NEXT)
 #define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
+#define BAMBA       OF(BAMBA)
 #define LFM_MOE     OF(LFM2_MOE)
 #define LFM         (OF(LFM2) | LFM_MOE)
 #define FULL                                                                                                           \
     (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~(DOTS | EXAONE_MOE | MIMO)) | MINIMAX | GLM_DENSE | ERNIE | HY | \
-     HUNYUAN | LINEAR | LLAMA4 | LFM) /* without a window */
+     HUNYUAN | LINEAR | LLAMA4 | LFM | BAMBA) /* without a window */
 #define LLAMAS                                                                                                         \
     (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE | MIMO)
 #define NEOX       OF(NEOX)

@@ -86,16 +86,16 @@ static const struct {
     {"shared_intermediate_size", MINIMAX | GRANITE4},
     {"position_embedding_type", GRANITE4},
     {"layers_block_type", GRANITE4 | NEMOTRON},
-    {"mamba_n_heads", GRANITE4},
-    {"mamba_n_groups", GRANITE4 | NEMOTRON},
-    {"mamba_d_state", GRANITE4},
-    {"mamba_d_head", GRANITE4},
-    {"mamba_d_conv", GRANITE4 | NEMOTRON},
-    {"mamba_expand", GRANITE4 | NEMOTRON},
-    {"mamba_chunk_size", GRANITE4 | NEMOTRON}, /* of kernels, whose result it does not change */
-    {"mamba_conv_bias", GRANITE4 | NEMOTRON},
-    {"mamba_proj_bias", GRANITE4 | NEMOTRON},
-    {"time_step_limit", GRANITE4 | NEMOTRON},
+    {"mamba_n_heads", GRANITE4 | BAMBA},
+    {"mamba_n_groups", GRANITE4 | NEMOTRON | BAMBA},
+    {"mamba_d_state", GRANITE4 | BAMBA},
+    {"mamba_d_head", GRANITE4 | BAMBA},
+    {"mamba_d_conv", GRANITE4 | NEMOTRON | BAMBA},
+    {"mamba_expand", GRANITE4 | NEMOTRON | BAMBA},
+    {"mamba_chunk_size", GRANITE4 | NEMOTRON | BAMBA}, /* of kernels, whose result it does not change */
+    {"mamba_conv_bias", GRANITE4 | NEMOTRON | BAMBA},
+    {"mamba_proj_bias", GRANITE4 | NEMOTRON | BAMBA},
+    {"time_step_limit", GRANITE4 | NEMOTRON | BAMBA},
     {"hybrid_override_pattern", NEMOTRON},
     {"attention_head_dim", NEMOTRON},
     {"norm_eps", NEMOTRON | LFM},
@@ -120,7 +120,7 @@ static const struct {
     {"mamba_dt_init_floor", NEMOTRON},
     {"residual_in_fp32", NEMOTRON},
     {"rescale_prenorm_residual", NEMOTRON},
-    {"num_logits_to_keep", NEMOTRON},
+    {"num_logits_to_keep", NEMOTRON | BAMBA},
     {"moe_shared_expert_intermediate_size", NEMOTRON},
     {"moe_latent_size", NEMOTRON},
     {"moe_shared_expert_overlap", NEMOTRON},
@@ -177,6 +177,8 @@ static const struct {
     {"num_nextn_predict_layers",
      SHARED | ERNIE_MOE | HY | NEMOTRON}, /* layers behind the last one, which are left out */
     {"num_mtp_layers", SHARED},
+    {"attn_layer_indices", BAMBA},
+    {"z_loss_coefficient", BAMBA},
     {"conv_L_cache", LFM},
     {"conv_bias", LFM},
     {"tie_embedding", LFM},
@@ -284,7 +286,7 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {"GPT2LMHeadModel",
                                                               "GlmMoeDsaForCausalLM",    "ExaoneMoeForCausalLM",
                                                               "NemotronHForCausalLM",    "Mistral4ForCausalLM",
                                                               "MiMoV2FlashForCausalLM",  "Lfm2ForCausalLM",
-                                                              "Lfm2MoeForCausalLM"};
+                                                              "Lfm2MoeForCausalLM",      "BambaForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

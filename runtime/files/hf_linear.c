@@ -52,27 +52,47 @@ read_mamba_layers(const source *s, spw_model_config *c, bool *any)
     return *any ? SPW_OK : read_layer_kinds(s, name, words, c, any);
 }
 
-/* LFM2's layers with attention, by their numbers, which have to be those of a list where that is there; where nothing is said all are. */
+/* Layers with attention, by their numbers, which have to be those of a list where that is there. */
 static spw_status
-read_full_numbers(const source *s, spw_model_config *c, bool *any)
+read_full_numbers(const source *s, const char *key, spw_model_config *c, bool *any)
 {
-    const json_t *list = get(s, "full_attn_idxs");
+    const json_t *list = get(s, key);
     bool listed = get(s, "layer_types") != NULL;
     uint64_t full[SPW_FULL_LAYERS_MAX / 64] = {0}, found = 0;
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_int_t l = json_integer_value(json_array_get(list, i));
         if (!json_is_integer(json_array_get(list, i)) || l < 0 || l >= SPW_FULL_LAYERS_MAX || (uint64_t)l >= c->layers)
-            return refuse(s, "full_attn_idxs", list);
+            return refuse(s, key, list);
         found += (full[l / 64] >> l % 64 & 1) == 0;
         full[l / 64] |= 1ull << l % 64;
     }
     if (list != NULL && (!json_is_array(list) || (listed && memcmp(full, c->full_layers, sizeof full) != 0)))
-        return wrong(s, "full_attn_idxs", "a list of the layers that layer_types says have attention", list);
+        return wrong(s, key, "a list of the layers that layer_types says have attention", list);
     if (listed || list == NULL)
         return SPW_OK;
     memcpy(c->full_layers, full, sizeof full);
     *any = found < c->layers;
     return SPW_OK;
+}
+
+/* Bamba's; where nothing is said all are mamba. Its class has no list, a part of a head that is turned in the rope object alone, and a loss more. */
+static spw_status
+read_bamba_layers(const source *s, spw_model_config *c, bool *any)
+{
+    static const char *const lists[] = {"layer_types", "layers_block_type"};
+    const json_t *part = get(s, "partial_rotary_factor");
+    double z_loss = 0;
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        if (get(s, lists[i]) != NULL)
+            return refuse(s, lists[i], get(s, lists[i]));
+    }
+    if (part != NULL && json_number_value(part) != 0.5)
+        return refuse(s, "partial_rotary_factor", part);
+    SPW_TRY(read_real(s, "z_loss_coefficient", &z_loss));
+    if (z_loss > 0)
+        return refuse(s, "z_loss_coefficient", get(s, "z_loss_coefficient"));
+    *any = get(s, "attn_layer_indices") == NULL;
+    return read_full_numbers(s, "attn_layer_indices", c, any);
 }
 
 /* LFM2's width of MLPs: two thirds of what is said, times a factor, up to a multiple. */
@@ -103,7 +123,7 @@ read_lfm(const source *s, spw_model_config *c)
     else if (c->family == SPW_FAMILY_LFM2_MOE)
         return wrong(s, "layer_types", "a list with one entry for each layer", NULL);
     if (c->family == SPW_FAMILY_LFM2) {
-        SPW_TRY(read_full_numbers(s, c, &any));
+        SPW_TRY(read_full_numbers(s, "full_attn_idxs", c, &any));
         SPW_TRY(read_block_width(s, c));
     }
     SPW_TRY(read_bool(s, "tie_embedding", &c->tied));
@@ -142,7 +162,7 @@ read_mamba(const source *s, spw_model_config *c)
     const char *head = json_string_value(get(s, "mamba_d_head"));
     uint64_t expand = 2;
     bool any;
-    SPW_TRY(read_mamba_layers(s, c, &any));
+    SPW_TRY(c->family == SPW_FAMILY_BAMBA ? read_bamba_layers(s, c, &any) : read_mamba_layers(s, c, &any));
     if (!any)
         return SPW_OK;
     c->linear_mamba = c->linear_bias = true;
@@ -172,7 +192,7 @@ read_mamba(const source *s, spw_model_config *c)
 spw_status
 spw__hf_read_linear(const source *s, spw_model_config *c)
 {
-    if (c->family == SPW_FAMILY_GRANITE_HYBRID)
+    if (spw__hf_of(c->family, GRANITE4 | BAMBA))
         return read_mamba(s, c);
     if (spw__hf_of(c->family, LFM))
         return read_lfm(s, c);
@@ -205,11 +225,25 @@ write_layer_types(json_t *o, const spw_model_config *c, const char *linear, cons
     json_object_set_new(o, "layer_types", list);
 }
 
+static void
+write_full_numbers(json_t *o, const spw_model_config *c, const char *key)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++) {
+        if (!spw_model_is_linear(c, l))
+            json_array_append_new(list, json_integer((json_int_t)l));
+    }
+    json_object_set_new(o, key, list);
+}
+
 /* In the words that older releases have, too. */
 void
 spw__hf_write_mamba(json_t *o, const spw_model_config *c)
 {
-    write_layer_types(o, c, "mamba", "attention");
+    if (c->family == SPW_FAMILY_BAMBA)
+        write_full_numbers(o, c, "attn_layer_indices");
+    else
+        write_layer_types(o, c, "mamba", "attention");
     if (c->linear_heads == 0) { /* the class refuses a default that does not divide, whether a layer has any */
         set_size(o, "mamba_n_heads", 1);
         return;

@@ -67,6 +67,7 @@ static const struct class
     [SPW_FAMILY_SOLAR_OPEN] = {8, 128, 1e-5},
     [SPW_FAMILY_MISTRAL4] = {0, 0, 1e-6, .out_bias = true},
     [SPW_FAMILY_MIMO_V2] = {4, 192, 1e-5},
+    [SPW_FAMILY_BAMBA] = {8, 0, 1e-5, .out_bias = true, .mlp_bias = true},
     [SPW_FAMILY_LFM2] = {8, 0, 1e-5, .fixed_bias = true, .qk_norm = true, .tied = true},
     [SPW_FAMILY_LFM2_MOE] = {8, 0, 1e-5, .fixed_bias = true, .qk_norm = true, .tied = true},
 };

@@ -179,7 +179,7 @@ read_rope_part(const source *s, const char *key, spw_model_config *c)
                    ? SPW_OK
                    : wrong(s, key, "the share of qk_rope_head_dim in a head", get(s, key));
     if (part != 1 && c->family != SPW_FAMILY_PHI3 && c->family != SPW_FAMILY_GLM4_MOE &&
-        !spw__hf_of(c->family, MINIMAX | GLM_DENSE | NEOX | STABLELM | LINEAR | MIMO) &&
+        !spw__hf_of(c->family, MINIMAX | GLM_DENSE | NEOX | STABLELM | LINEAR | MIMO | BAMBA) &&
         c->rope != SPW_ROPE_PROPORTIONAL)
         return refuse(s, key, get(s, key));
     if (!(part > 0 && part <= 1))
@@ -324,6 +324,7 @@ static const struct class
     [SPW_FAMILY_QWEN3_5_MOE] = {.part = 0.25},
     [SPW_FAMILY_QWEN3_NEXT] = {.part = 0.25},
     [SPW_FAMILY_MIMO_V2] = {5e6, 0.334},
+    [SPW_FAMILY_BAMBA] = {.part = 0.5},
     [SPW_FAMILY_LFM2] = {1e6},
     [SPW_FAMILY_LFM2_MOE] = {1e6},
 };

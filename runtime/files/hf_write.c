@@ -96,6 +96,18 @@ write_growing_rope(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "rope_parameters", rope);
 }
 
+/* By the object in which alone Bamba's class looks for the part. */
+static void
+write_rope_part(json_t *o, const spw_model_config *c)
+{
+    json_t *rope = rope_scaling(c);
+    if (rope == NULL)
+        rope = json_pack("{s:s}", "rope_type", "default");
+    json_object_set_new(rope, "rope_theta", json_real(c->rope_theta));
+    json_object_set_new(rope, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
+    json_object_set_new(o, "rope_parameters", rope);
+}
+
 /* By newer keys: by older ones releases make different models. */
 static void
 write_rope_by_layer(json_t *o, const spw_model_config *c)
@@ -132,6 +144,10 @@ write_rope(json_t *o, const spw_model_config *c)
     }
     if (spw__hf_of(c->family, GROWING)) {
         write_growing_rope(o, c);
+        return;
+    }
+    if (c->family == SPW_FAMILY_BAMBA) {
+        write_rope_part(o, c);
         return;
     }
     if (c->rope_theta > 0)
@@ -339,7 +355,7 @@ static void
 write_attention(json_t *o, const spw_model_config *c)
 {
     bool q_alone = spw__hf_of(c->family, SEED_OSS | GLM_DENSE);
-    bool mlp = spw__hf_of(c->family, LLAMA | SMOLLM3 | OF(GRANITE) | HY | SEED_OSS);
+    bool mlp = spw__hf_of(c->family, LLAMA | SMOLLM3 | OF(GRANITE) | HY | SEED_OSS | BAMBA);
     if (mlp)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
     if (c->family == SPW_FAMILY_GPT_OSS)
@@ -445,6 +461,8 @@ write_llama(json_t *o, const spw_model_config *c)
     write_attention(o, c);
     if (spw__hf_of(c->family, GRANITE))
         write_granite(o, c);
+    if (c->family == SPW_FAMILY_BAMBA)
+        spw__hf_write_mamba(o, c);
     if (c->kv_rank > 0)
         write_latent(o, c);
     write_experts(o, c);

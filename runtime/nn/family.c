@@ -60,6 +60,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "mimo_v2_flash",
                                                            "lfm2",
                                                            "lfm2_moe",
+                                                           "bamba",
                                                            "custom"};
 
 const char *

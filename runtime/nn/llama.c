@@ -768,6 +768,7 @@ names_of(const spw_model_config *c)
         n.router = "router.layer";
         break;
     case SPW_FAMILY_NEMOTRON_H: n.mlp = "mixer"; break;
+    case SPW_FAMILY_BAMBA: n.mlp = "feed_forward"; break;
     case SPW_FAMILY_LFM2:
     case SPW_FAMILY_LFM2_MOE: n = (mixture_names){"feed_forward", "gate", "expert_bias", NULL, "w1", "w3", "w2"}; break;
     case SPW_FAMILY_LLAMA4:

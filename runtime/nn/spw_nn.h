@@ -470,6 +470,7 @@ typedef enum spw_family {
     SPW_FAMILY_MIMO_V2,
     SPW_FAMILY_LFM2,
     SPW_FAMILY_LFM2_MOE,
+    SPW_FAMILY_BAMBA,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
