@@ -473,12 +473,13 @@ void spw_gpu_chunks(spw_gpu_queue *q, int32_t *to_begins, int32_t *to_ends, cons
  * Linear attention by the gated delta rule (Yang et al. 2024, 2412.06464) or as Mamba-2 has it, and the short convolution in front of it.
  *
  * The convolution is depthwise and causal, with K taps for each channel, then SiLU: y[t,c] = silu(bias[c] + sum over j < K of w[c,j] x[t - (K-1) + j, c]),
- * where rows before a sequence's, or a document's, first are 0. Arrays (B T, C), w (C,K); begins and ends as in spw_attention_shape.
+ * where rows before a sequence's, or a document's, first are 0. plain: the sum alone, without SiLU. Arrays (B T, C), w (C,K); begins and ends as in spw_attention_shape.
  */
 typedef struct spw_conv_shape {
     uint64_t B, T, C, K;          /* K <= SPW_TAPS_MAX */
     const int32_t *begins, *ends; /* both NULL: a sequence is one document. Not with a cache. */
     const act *bias;              /* (C) NULL: none */
+    bool plain;
 } spw_conv_shape;
 enum { SPW_TAPS_MAX = 8, SPW_DELTA_DIM_MAX = 256 };
 void spw_gpu_conv(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_conv_shape *shape);
@@ -559,7 +560,7 @@ void spw_gpu_curve(spw_gpu_queue *q, spw_curve kind, act *y, const act *x, uint6
 void spw_gpu_curve_backward(spw_gpu_queue *q, spw_curve kind, act *dx, const act *dy, const act *x, uint64_t n,
                             unsigned flags);
 /*
- * y (M,C) = silu(gate) * up, gelu(gate) * up, or sigmoid(gate) * up; rows of gate and up, and of their gradients, begin stride apart: both may be halves of
+ * y (M,C) = silu(gate) * up, gelu(gate) * up, sigmoid(gate) * up, or, plain, gate * up; rows of gate and up, and of their gradients, begin stride apart: both may be halves of
  * one array. Silu, clamped (of DeepSeek-V4): the same of gate, at most 10, and up between -10 and 10; what is cut off has no gradient. Clamped (of gpt-oss): y = (u + 1) g sigmoid(1.702 g), where g is gate, at most 7, and u is up between -7 and 7; what is
  * cut off has no gradient. There gate and up take turns in a row: gate's array is (M, 2 C), up and dup are not looked at, nor ACC_DX2.
  */
@@ -568,6 +569,7 @@ typedef enum spw_gate {
     SPW_GATE_GELU,
     SPW_GATE_SIGMOID,
     SPW_GATE_SILU_CLAMPED,
+    SPW_GATE_PLAIN,
     SPW_GATE_CLAMPED,
     SPW_GATE_COUNT
 } spw_gate;
@@ -601,7 +603,7 @@ enum { SPW_EXPERTS_MAX = 512, SPW_CHOICES_MAX = 16, SPW_TERMS = 4 };
  * choices are the k experts of the largest logits, or, with sigmoid or a bias, of the largest p + bias; of equal ones the lower expert, a NaN
  * above all. With groups, E / groups experts in a row each, only those of the group_choices best groups can be chosen: a group is as good as
  * its best expert, or, with sigmoid, as the sum of its best two. Weights are p, or with sum_to_one p over the sum of the chosen ones, times
- * scale, and with factors times their expert's. All in fp32; to a sum of sigmoids, or of what a bias chose, SPW_WEIGHTS_LEAST is added, so that none is 0.
+ * scale, and with factors times their expert's. All in fp32; to a sum of sigmoids, or of what a bias chose, `least` is added, so that none is 0.
  *   bias  (E, SPW_TERMS) act  each is the sum of its row, first ones first, so that 16-bit types hold one of fp32; it has no gradient
  *   factors  (E) act  balance knows nothing of them
  *   root     with sigmoid: p = sqrt(log(1 + exp(logit))) in its place, and all else as with it
@@ -612,6 +614,7 @@ enum { SPW_EXPERTS_MAX = 512, SPW_CHOICES_MAX = 16, SPW_TERMS = 4 };
 typedef struct spw_routing_rule {
     bool sum_to_one, sigmoid;
     float scale;
+    float least;        /* 0: SPW_WEIGHTS_LEAST */
     const act *bias;    /* NULL: none */
     const act *factors; /* likewise */
     bool root;

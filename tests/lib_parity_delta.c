@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-/* ---------------------------------------------------------------- convolution: d = B, T, C, K, documents' length or 0, which gradient is not wanted, whether a bias is behind w */
+/* ---------------------------------------------------------------- convolution: d = B, T, C, K, documents' length or 0, which gradient is not wanted, whether a bias is behind w, whether it is plain */
 
 static spw_conv_shape
 conv_of(const subject *s)
 {
-    return (spw_conv_shape){.B = s->d[0], .T = s->d[1], .C = s->d[2], .K = s->d[3]};
+    return (spw_conv_shape){.B = s->d[0], .T = s->d[1], .C = s->d[2], .K = s->d[3], .plain = s->d[7] > 0};
 }
 
 static void
@@ -63,21 +63,22 @@ parity_conv(const parity *p)
         for (unsigned f = 0; f < 3; f++) {
             const uint64_t *d = sizes[i];
             uint64_t rows = d[0] * d[1], n = rows * d[2], biased = (i + f) % 2;
-            subject_examine(p, &(subject){.name = "convolution",
-                                          .a = {{ACT, n, 0, 0},
-                                                {ACT, d[2] * (d[3] + biased), 0, 0},
-                                                {ACT_OUT, n, 0, 0},
-                                                {ACT, n, 0, 0},
-                                                {f == 1 ? ACT : ACT_OUT, n, 0, 0},
-                                                {FP32, d[2] * (d[3] + biased), 0, 0},
-                                                {INT, rows, 1, 0},
-                                                {INT, rows, 1, 0}},
-                                          .d = {d[0], d[1], d[2], d[3], d[4], f == 2 ? 1 + i % 2 : 0, biased},
-                                          .flags = f == 1 ? SPW_OP_ACC_DX : 0,
-                                          .reference = n < 1000000 ? reference_of_conv : NULL,
-                                          .ways = 1,
-                                          .run = run_conv,
-                                          .prepare = fill_conv_documents});
+            subject_examine(
+                p, &(subject){.name = "convolution",
+                              .a = {{ACT, n, 0, 0},
+                                    {ACT, d[2] * (d[3] + biased), 0, 0},
+                                    {ACT_OUT, n, 0, 0},
+                                    {ACT, n, 0, 0},
+                                    {f == 1 ? ACT : ACT_OUT, n, 0, 0},
+                                    {FP32, d[2] * (d[3] + biased), 0, 0},
+                                    {INT, rows, 1, 0},
+                                    {INT, rows, 1, 0}},
+                              .d = {d[0], d[1], d[2], d[3], d[4], f == 2 ? 1 + i % 2 : 0, biased, (i + f) % 3 == 1},
+                              .flags = f == 1 ? SPW_OP_ACC_DX : 0,
+                              .reference = n < 1000000 ? reference_of_conv : NULL,
+                              .ways = 1,
+                              .run = run_conv,
+                              .prepare = fill_conv_documents});
         }
 }
 
@@ -324,7 +325,7 @@ examine_conv_cached(const parity *p)
                                             {ACT, (d[0] + 1) * (d[3] - 1) * d[2], 0, 0},
                                             {INT, d[0], 1, 0},
                                             {INT, d[0], 1, 0}},
-                                      .d = {d[0], d[1], d[2], d[3]},
+                                      .d = {[0] = d[0], d[1], d[2], d[3], [7] = i % 3 == 1},
                                       .reference = reference_of_conv_cached,
                                       .ways = 1,
                                       .run = run_conv_cached,

@@ -21,6 +21,7 @@ typedef struct mixture {
     bool sigmoid, biased, factored, root;
     uint64_t tokens;                /* that a table has choices of; 0: there is none */
     float scale;                    /* of weights; 0: 1 */
+    float least;                    /* of their sum; 0: as it is without */
     uint64_t groups, group_choices; /* 0: none */
     bool cancel;                    /* terms of combine that give another sum in any other order */
     uint64_t shift;                 /* elements by which arrays of the compute type are off an aligned address */
@@ -253,7 +254,7 @@ part_of(const mixture *m, double logit, double max)
 static double
 divisor(const mixture *m, const float *l, const int32_t *choices)
 {
-    double sum = m->sigmoid ? (double)SPW_WEIGHTS_LEAST : 0;
+    double sum = !m->sigmoid ? 0 : m->least > 0 ? (double)m->least : (double)SPW_WEIGHTS_LEAST;
     if (m->sigmoid && !m->sum_to_one)
         return 1;
     for (uint64_t i = 0; i < (m->sum_to_one ? m->k : m->E); i++)
@@ -375,6 +376,7 @@ run(const mixture *m, spw_gpu_queue *q, void **p, spw_dtype type)
     spw_routing_rule rule = {.sum_to_one = m->sum_to_one,
                              .sigmoid = m->sigmoid,
                              .scale = (float)scale_of(m),
+                             .least = m->least,
                              .bias = m->biased ? p[BIAS] : NULL,
                              .factors = m->factored ? p[FACTORS] : NULL,
                              .root = m->root,
@@ -709,6 +711,7 @@ parity_experts(const parity *p)
                                   .biased = f % 4 == 0 || f % 4 == 1 || (f % 4 == 3 && i % 2 == 0),
                                   .factored = (i + f) % 3 == 1,
                                   .scale = f % 3 == 0 ? 0 : 2.5f,
+                                  .least = f % 4 == 1 ? 0.25f : 0,
                                   .groups = f % 5 == 0 ? 0 : grouped[i][3],
                                   .group_choices = f % 5 == 0 ? 0 : grouped[i][4]});
     for (uint64_t i = 0; i < sizeof hashed / sizeof hashed[0]; i++)

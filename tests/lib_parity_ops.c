@@ -290,7 +290,8 @@ parity_elements(const parity *p)
 {
     examine_packed(p);
     static const char *const curves[SPW_CURVE_COUNT] = {"gelu", "gelu, exact", "relu", "relu, squared"};
-    static const char *const gates[SPW_GATE_CLAMPED] = {"silu_mul", "gelu_mul", "sigmoid_mul", "silu_mul, clamped"};
+    static const char *const gates[SPW_GATE_CLAMPED] = {"silu_mul", "gelu_mul", "sigmoid_mul", "silu_mul, clamped",
+                                                        "plain_mul"};
     static const uint64_t lengths[] = {1, 15, 16, 17, 100, 2049, 4100, 1000003};
     for (size_t i = 0; i < (p->large ? 8 : 7); i++) {
         uint64_t n = lengths[i];

@@ -40,7 +40,8 @@ reference_conv(const spw_conv_shape *s, float *y, float *dx, float *dw, float *d
         abort();
     for (uint64_t i = 0; i < s->B * s->T * s->C; i++) {
         uint64_t row = i / s->C, b = row / s->T, t = row % s->T, c = i % s->C;
-        double u = conv_sum(s, x, w, NULL, b, t, c), g = sigmoid(u), du = (double)dy[i] * (g + u * g * (1 - g));
+        double u = conv_sum(s, x, w, NULL, b, t, c), g = s->plain ? 1 : sigmoid(u);
+        double du = (double)dy[i] * (g + u * g * (1 - g));
         y[i] = (float)(u * g);
         sum_dbias[c] += du;
         for (uint64_t j = 0; j < s->K; j++) {
@@ -75,7 +76,7 @@ reference_conv_cached(const spw_conv_shape *s, float *y, const float *x, const f
             kept[i] = starts[b] > 0 ? mine[i] : 0;
         for (uint64_t i = 0; i < s->T * s->C; i++) {
             double u = conv_sum(s, x, w, kept, b, i / s->C, i % s->C);
-            y[b * s->T * s->C + i] = (float)(u * sigmoid(u));
+            y[b * s->T * s->C + i] = (float)(s->plain ? u : u * sigmoid(u));
         }
         for (uint64_t i = 0; i < n; i++) /* what tap i / C of a row behind the last would read */
             mine[i] = (float)conv_input(s, x, kept, b, s->T, i / s->C, i % s->C);

@@ -140,14 +140,14 @@ set_lora(rig *r, uint64_t rank, double alpha, double dropout)
     r->c.run.lora = (spw_lora){rank, alpha, dropout};
     list->count = r->c.model.experts > 0 ? 1 : 2; /* experts have none */
     snprintf(list->item[0], sizeof list->item[0], "%s",
-             gpt2                          ? "c_attn"
-             : r->c.model.woven            ? "query_key_value"
-             : r->c.model.packed           ? "qkv_proj"
-             : r->c.model.q_rank > 0       ? "*_b_proj"
-             : r->c.model.kv_rank > 0      ? "*_b_proj"
-             : r->c.model.linear_mamba     ? "in_proj"
-             : r->c.model.linear_heads > 0 ? "in_proj_[qb]*"
-                                           : "[qv]_proj");
+             gpt2                                                ? "c_attn"
+             : r->c.model.woven                                  ? "query_key_value"
+             : r->c.model.packed                                 ? "qkv_proj"
+             : r->c.model.q_rank > 0                             ? "*_b_proj"
+             : r->c.model.kv_rank > 0                            ? "*_b_proj"
+             : r->c.model.linear_mamba || r->c.model.linear_conv ? "in_proj"
+             : r->c.model.linear_heads > 0                       ? "in_proj_[qb]*"
+                                                                 : "[qv]_proj");
     snprintf(list->item[1], sizeof list->item[1], "*.layers.1.%s", spw__nn_names(r->c.model.family)->down);
     if (gpt2)
         snprintf(list->item[1], sizeof list->item[1], "h.1.mlp.*");

@@ -162,6 +162,18 @@ read_small(spw_model_config *m, spw_family family)
          "\"index_head_dim\":8,\"index_topk\":3,\"sliding_window\":5,\"hc_sinkhorn_iters\":3,\"num_hash_layers\":1,"
          "\"compress_rate_csa\":4,\"compress_rate_hca\":8,\"layer_types\":[\"compressed_sparse_attention\","
          "\"heavily_compressed_attention\",\"sliding_attention\"]"},
+        {SPW_FAMILY_MISTRAL4,
+         "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"n_routed_experts\":6,\"num_experts_per_tok\":2,"
+         "\"kv_lora_rank\":12,\"q_lora_rank\":14,\"qk_nope_head_dim\":6,\"qk_rope_head_dim\":4,\"v_head_dim\":7,"
+         "\"first_k_dense_replace\":1,\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":16,\"rope_theta\":1e4,"
+         "\"original_max_position_embeddings\":3,\"llama_4_scaling_beta\":0.4}"},
+        {SPW_FAMILY_MIMO_V2,
+         "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"n_routed_experts\":6,\"num_experts_per_tok\":2,"
+         "\"head_dim\":12,\"v_head_dim\":7,\"sliding_window\":5,"
+         "\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"]"},
+        {SPW_FAMILY_LFM2_MOE,
+         "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"num_experts\":6,\"num_experts_per_tok\":2,"
+         "\"num_dense_layers\":1,\"layer_types\":[\"conv\",\"full_attention\",\"conv\"]"},
         {SPW_FAMILY_GRANITE_HYBRID,
          "\"intermediate_size\":24,\"shared_intermediate_size\":40,\"num_local_experts\":6,\"num_experts_per_tok\":2,"
          "\"residual_multiplier\":0.5,\"mamba_n_heads\":4,\"mamba_d_head\":16,\"mamba_d_state\":8,"
@@ -172,6 +184,7 @@ read_small(spw_model_config *m, spw_family family)
          "\"moe_shared_expert_intermediate_size\":40,\"mamba_num_heads\":4,\"mamba_head_dim\":16,\"n_groups\":2,"
          "\"ssm_state_size\":8,\"hybrid_override_pattern\":\"ME*-E\""}};
     const bool apart = family == SPW_FAMILY_NEMOTRON_H; /* whose files tie nothing */
+    const bool latent = family == SPW_FAMILY_GLM_DSA || family == SPW_FAMILY_MISTRAL4;
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++) {
         char text[1000];
         spw_error err = {0};
@@ -182,7 +195,7 @@ read_small(spw_model_config *m, spw_family family)
                  "\"num_attention_heads\":4,\"num_key_value_heads\":%d,\"max_position_embeddings\":40,"
                  "\"initializer_range\":0.05,\"tie_word_embeddings\":%s,%s}",
                  spw_family_name(family), apart ? 5 : 3,
-                 family == SPW_FAMILY_GLM_DSA       ? 4
+                 latent                             ? 4
                  : family == SPW_FAMILY_DEEPSEEK_V4 ? 1
                                                     : 2,
                  apart ? "false" : "true", small[i].keys);

@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -48,7 +48,7 @@ def draw(model, dtype):
             x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not from_one or name.endswith("scale") else 0.0)
         p.data = x.to(dtype).float()
     for name, p in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             p.copy_((0.05 * torch.randn(p.shape)).to(dtype))
         elif name.endswith("tid2eid"):
             p.copy_(torch.stack([torch.randperm(model.config.n_routed_experts)[:p.shape[1]] for _ in range(p.shape[0])]))
@@ -61,16 +61,17 @@ def gradients(model, config):
     for name, p in model.named_parameters():
         grad, mixtral = p.grad, config.model_type in ("mixtral", "minimax_m2", "deepseek_v4")
         if grad is None and config.model_type == "deepseek_v4" and ".indexer." not in name:  # of keys that no sequence is long enough for
-            grad = torch.zeros_like(p)
+            grad = torch.zeros_like(p, "lfm2_moe")
         if grad is None:  # of what reads images
             continue
         name = name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name  # as its files have it
+        name = name.replace(".sinks", ".attention_sink_bias") if config.model_type == "mimo_v2_flash" else name
         name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral and config.model_type != "deepseek_v4" else ".mlp.")
         if config.model_type == "nemotron_h":
             name = name.replace("model.", "backbone.")
         if config.model_type == "hy_v3":
             name = name.replace(".mlp.gate.", ".mlp.router.gate.").replace(".shared_experts.", ".shared_mlp.")
-        if config.model_type in ("gpt_oss", "gemma4_text", "llama4_text", "llama4") and ".experts." in name:
+        if config.get_text_config().model_type in ("gpt_oss", "gemma4_text", "llama4_text", "mistral4") and ".experts." in name:
             for e in range(grad.shape[0]):
                 yield f"{name}.{e}", grad[e]
             continue
@@ -80,7 +81,7 @@ def gradients(model, config):
                 for e in range(grad.shape[0]):
                     yield f"{name}.{e}", grad[e]
                 continue
-        if p.ndim < 3 or "conv1d" in name:
+        if p.ndim < 3 or "conv1d" in name or ".conv." in name:
             yield name, grad
             continue
         kinds = [("w2", "down_proj")] if name.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
@@ -170,7 +171,7 @@ def make(case, config, dtype, shard=None, rewrite=None, change=None, out=OUT, se
     torch.manual_seed(seed)
     folder = os.path.join(out, case)
     shutil.rmtree(folder, ignore_errors=True)
-    kind = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
+    kind = AutoModelForImageTextToText if hasattr(config, "text_config") or config.model_type == "mistral4" else AutoModelForCausalLM
     model = kind.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
     draw(model, dtype)
     rewrite = change(model) if change else rewrite
@@ -245,6 +246,43 @@ def deepseek_keys(folder, v2):
     c |= {"moe_layer_freq": 1, "ep_size": 1, "seq_aux": True, "aux_loss_alpha": 0.001, "scoring_func": "softmax" if v2 else "sigmoid"} | (
         {} if v2 else {"topk_method": "noaux_tc"})
     json.dump(c, open(path, "w"), indent=2)
+
+
+# As Mistral's folders have it: what rope's share of a head is said by, beside its kind by both names.
+def mistral4_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c["rope_parameters"] |= {"type": "yarn", "partial_rotary_factor": c["qk_rope_head_dim"] / c["head_dim"], "max_position_embeddings": c["max_position_embeddings"]}
+    c |= {"sliding_window": None}
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As LFM2's folders have it: the width of MLPs before it is made what it is, layers with attention by their numbers, and words that no class reads.
+def lfm_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"full_attn_idxs": [i for i, kind in enumerate(c["layer_types"]) if kind == "full_attention"], "block_ff_dim": c.pop("intermediate_size"), "tie_embedding": c.pop("tie_word_embeddings"),
+          "rope_theta": c.pop("rope_parameters")["rope_theta"], "block_dim": c["hidden_size"], "conv_dim": c["hidden_size"], "block_norm_eps": 1e-5, "block_use_swiglu": True, "use_pos_enc": True}
+    del c["layer_types"]
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As MiMo-V2-Flash's folder has it: by names that transformers passes over, of what its class does anyway; a layer that predicts further tokens.
+def mimo_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    windows, sparse = c.pop("layer_types"), c.pop("mlp_layer_types")
+    del c["rope_parameters"], c["rms_norm_eps"]
+    c |= {"hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in windows], "moe_layer_freq": [int(kind == "sparse") for kind in sparse], "n_shared_experts": None,
+          "routed_scaling_factor": None, "sliding_window_size": c["sliding_window"] - 1, "sliding_window": c["sliding_window"] - 1, "layernorm_epsilon": 1e-5,
+          "partial_rotary_factor": 0.334, "rope_theta": 5000000, "swa_rope_theta": 10000, "swa_num_attention_heads": c["num_attention_heads"],
+          "swa_num_key_value_heads": 2 * c["num_key_value_heads"], "swa_head_dim": c["head_dim"], "swa_v_head_dim": c["v_head_dim"], "scoring_func": "sigmoid",
+          "topk_method": "noaux_tc", "add_full_attention_sink_bias": False, "add_swa_attention_sink_bias": True, "attention_chunk_size": 128}
+    json.dump(c, open(path, "w"), indent=2)
+    path = os.path.join(folder, "model.safetensors")
+    t = load_file(path)
+    assert "model.layers.1.self_attn.attention_sink_bias" in t
+    save_file(t | {"model.mtp.layers.0.eh_proj.weight": torch.zeros(4, 8)}, path, metadata={"format": "pt"})
 
 
 # As Kimi-K2.5's folders have it: by their own names.
@@ -722,6 +760,21 @@ def random_case(rng, family):
     if family == "granite":
         return GraniteConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, embedding_multiplier=rng.choice([1, 12.0]),
                              residual_multiplier=rng.choice([1.0, 0.22]), attention_multiplier=rng.choice([0.1, 0.5]), logits_scaling=rng.choice([1.0, 16.0]))
+    if family == "bamba":
+        groups, head = rng.choice([1, 2]), rng.choice([8, 16])
+        expand, D = rng.choice([1, 2]), 4 * rng.randrange(1, 5)
+        more["hidden_size"] = heads * 2 * head
+        more["rope_parameters"] |= dict(partial_rotary_factor=rng.choice([0.5, 0.5, 1.0]))
+        return BambaConfig(**more | dict(head_dim=D), pad_token_id=None, attn_layer_indices=rng.choice([None, [i for i in range(layers) if rng.random() < 0.5]]), attention_bias=rng.random() < 0.4,
+                           mlp_bias=rng.random() < 0.4, mamba_n_heads=expand * more["hidden_size"] // head, mamba_d_head=head, mamba_n_groups=groups, mamba_d_state=8 * rng.randrange(1, 5),
+                           mamba_d_conv=rng.randrange(2, 7), mamba_expand=expand, mamba_conv_bias=rng.random() < 0.6)
+    if family in ("lfm2", "lfm2_moe"):
+        more |= dict(norm_eps=more.pop("rms_norm_eps"), head_dim=more["head_dim"] + 6, layer_types=[rng.choice(["conv", "full_attention"]) for _ in range(layers)], conv_L_cache=rng.randrange(2, 7))
+        if family == "lfm2":
+            return Lfm2Config(**more, pad_token_id=None, **rng.choice([dict(block_auto_adjust_ff_dim=False), dict(block_multiple_of=rng.choice([1, 8]), block_ffn_dim_multiplier=rng.choice([1.0, 1.3]))]))
+        experts = rng.choice([1, 2, 3, 6, 9])
+        return Lfm2MoeConfig(**more, pad_token_id=None, num_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)), moe_intermediate_size=rng.randrange(3, 30),
+                             num_dense_layers=rng.randrange(layers + 1), norm_topk_prob=rng.random() < 0.7, routed_scaling_factor=rng.choice([1.0, 2.5]))
     if family == "seed_oss":
         return SeedOssConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.6, attention_out_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
     if family == "ministral3":
@@ -842,7 +895,7 @@ def random_case(rng, family):
         D = more["head_dim"] = 4 * rng.randrange(1, 5)
         more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=rng.choice([0.5, 1.0]))
         return MiniMaxM2Config(**more, **some, pad_token_id=None)
-    if family in ("glm4_moe", "dots1", "solar_open", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"):
+    if family in ("glm4_moe", "dots1", "solar_open", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4", "mimo_v2_flash"):
         groups = rng.choice([1, 1, 2, 3])
         few = rng.randrange(1, groups + 1)
         experts = groups * rng.randrange(2, 4)
@@ -864,6 +917,14 @@ def random_case(rng, family):
             more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=rng.choice([0.5, 1.0]))
             return Glm4MoeConfig(**more, norm_topk_prob=rng.random() < 0.7, use_qk_norm=rng.random() < 0.5, num_mtp_layers=0,
                                  first_k_dense_replace=rng.randrange(layers + 1))
+        if family == "mimo_v2_flash":
+            del more["n_shared_experts"]
+            D, first, plain, every = 4 * rng.randrange(2, 5), rng.randrange(layers + 1), rng.randrange(layers + 1), rng.choice([2, 3, 4])
+            turned = dict(partial_rotary_factor=rng.choice([0.5, 1.0]))
+            return MiMoV2FlashConfig(**more | dict(num_attention_heads=2 * heads, head_dim=D, rope_parameters={"full_attention": rope(1000.0, **turned), "sliding_attention": rope(100.0, **turned)}),
+                                     v_head_dim=rng.randrange(1, D + 1), norm_topk_prob=rng.random() < 0.7, sliding_window=window, attention_value_scale=rng.choice([None, 0.707, 0.3]),
+                                     layer_types=["full_attention" if i < plain or (i + 1) % every == 0 else "sliding_attention" for i in range(layers)],
+                                     mlp_layer_types=["dense"] * first + ["sparse"] * (layers - first))
         del more["head_dim"]
         turned, own = 2 * rng.randrange(1, 4), 2 * rng.randrange(1, 5)  # even, as the class of V2 looks at them
         more |= dict(num_key_value_heads=heads, kv_lora_rank=2 * rng.randrange(4, 8), q_lora_rank=rng.choice([None, rng.randrange(7, 15)]), qk_nope_head_dim=own,
@@ -879,6 +940,11 @@ def random_case(rng, family):
             if family == "deepseek_v32":
                 return DeepseekV32Config(**more)
             return GlmMoeDsaConfig(**more, index_topk_freq=rng.choice([1, 2, 3]), index_skip_topk_offset=rng.choice([1, 2, 3]))
+        if family == "mistral4":
+            more |= dict(rope_parameters=rope(1000.0, "yarn", factor=rng.choice([4.0, 16.0]), original_max_position_embeddings=rng.choice([3, 8, 16]), llama_4_scaling_beta=rng.choice([0.1, 0.5]),
+                                              **rng.choice([{}, dict(mscale=1.0, mscale_all_dim=1.0), dict(mscale=0.7, mscale_all_dim=1.2)])))
+            return Mistral4Config(**more | dict(n_group=1, topk_group=1, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4))), norm_topk_prob=rng.random() < 0.7,
+                                  rope_interleave=rng.random() < 0.5, first_k_dense_replace=rng.randrange(layers + 1))
         if family == "glm4_moe_lite":
             first = rng.randrange(layers + 1)
             return Glm4MoeLiteConfig(**more, norm_topk_prob=rng.random() < 0.7, rope_interleave=rng.random() < 0.5,
@@ -932,7 +998,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1208,6 +1274,27 @@ elif __name__ == "__main__":
         text_config=Ministral3Config(**common | dict(num_key_value_heads=1, pad_token_id=None), head_dim=8, rope_parameters=growing).to_dict(),
         vision_config=PixtralVisionConfig(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=4, patch_size=2).to_dict(),
         image_token_index=0, tie_word_embeddings=False), bf16)
+    mistral4 = latent | dict(num_hidden_layers=2, n_routed_experts=5, v_head_dim=7, rope_parameters=growing | dict(mscale_all_dim=1.5, rope_theta=500.0))
+    make("mistral4", Mistral4Config(**mistral4, first_k_dense_replace=1), bf16, rewrite=mistral4_keys)
+    make("mistral4_images", Mistral3Config(
+        text_config=Mistral4Config(**mistral4 | dict(num_hidden_layers=1, q_lora_rank=None, n_shared_experts=2), attention_bias=True, norm_topk_prob=False, routed_scaling_factor=1.7,
+                                   rope_interleave=False).to_dict(),
+        vision_config=PixtralVisionConfig(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=4, patch_size=2).to_dict(),
+        image_token_index=0, tie_word_embeddings=False), f32)
+    mimo = common | dict(hidden_size=16, intermediate_size=21, pad_token_id=None, head_dim=12, v_head_dim=8, sliding_window=5, n_routed_experts=5, num_experts_per_tok=2,
+                         moe_intermediate_size=9)
+    make("mimo_v2_flash", MiMoV2FlashConfig(**mimo), bf16, rewrite=mimo_keys)
+    turned = dict(partial_rotary_factor=0.5)
+    make("mimo_v2_flash_bias", MiMoV2FlashConfig(**mimo | dict(num_key_value_heads=1, v_head_dim=12, n_routed_experts=4), n_group=2, topk_group=1,
+                                                 norm_topk_prob=False, routed_scaling_factor=1.7, attention_bias=True, attention_value_scale=None, tie_word_embeddings=True,
+                                                 layer_types=["sliding_attention", "full_attention"], mlp_layer_types=["sparse"] * 2,
+                                                 rope_parameters={"full_attention": rope(500.0, **turned), "sliding_attention": rope(50.0, **turned)}), f32)
+    make("bamba", BambaConfig(**common | dict(hidden_size=16, intermediate_size=21, pad_token_id=None, head_dim=8), attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=8, mamba_n_groups=2,
+                              mamba_d_state=8, mlp_bias=True, rope_parameters=rope(1000.0)), bf16, double=True, rewrite=older_rope)
+    lfm = common | dict(hidden_size=24, pad_token_id=None, rope_parameters=rope(1000.0))
+    make("lfm2", Lfm2Config(**lfm | dict(num_hidden_layers=3), layer_types=["conv", "full_attention", "conv"], block_multiple_of=8), bf16, rewrite=lfm_keys)
+    make("lfm2_moe", Lfm2MoeConfig(**lfm | dict(num_key_value_heads=1), layer_types=["conv", "full_attention"], conv_L_cache=4, num_dense_layers=1, num_experts=4, num_experts_per_tok=2,
+                                   moe_intermediate_size=7, routed_scaling_factor=1.7, tie_word_embeddings=False), f32)
     make("exaone_moe", ExaoneMoeConfig(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"], num_experts=4,
                                        num_experts_per_tok=2, moe_intermediate_size=11, mlp_layer_types=["dense", "dense", "sparse", "sparse"],

@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 torch.manual_seed(5)
 lines, least = [], float("inf")
 for case in sys.argv[1:] or sorted(os.listdir(os.path.join(HERE, "families"))):
-    model = (AutoModelForImageTextToText if case.endswith("_images") else AutoModelForCausalLM).from_pretrained(os.path.join(HERE, "families", case), dtype=torch.float32, attn_implementation="eager",
+    model = (AutoModelForImageTextToText if case.endswith("_images") or case == "mistral4" else AutoModelForCausalLM).from_pretrained(os.path.join(HERE, "families", case), dtype=torch.float32, attn_implementation="eager",
                                                  experts_implementation="eager").eval()
     model = model.language_model if model.config.model_type == "llama4" else model  # whose whole takes no text without images
     config = model.config.get_text_config()

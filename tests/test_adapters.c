@@ -505,7 +505,9 @@ test_lora_merged(void **state)
     merged(SPW_FAMILY_GPT_OSS, rig_lora_experts);    /* (in, out), in pairs, with biases */
     merged(SPW_FAMILY_GEMMA4, rig_lora_experts);     /* in one */
     merged(SPW_FAMILY_NEMOTRON_H, rig_lora_experts); /* without a gate */
-    merged(SPW_FAMILY_LLAMA4, rig_lora_experts);     /* (in, out), which peft takes for (out, in) */
+    merged(SPW_FAMILY_MISTRAL4, rig_lora_experts);
+    merged(SPW_FAMILY_LFM2_MOE, rig_lora_experts);
+    merged(SPW_FAMILY_LLAMA4, rig_lora_experts); /* (in, out), which peft takes for (out, in) */
 }
 
 /* Mistakes are told by name. */

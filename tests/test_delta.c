@@ -28,12 +28,12 @@ documents(uint64_t B, uint64_t T, uint64_t length, const int32_t **begins, const
     return true;
 }
 
-/* ---------------------------------------------------------------- convolution: d = B, T, C, K, length of documents or 0; in: x, w, perhaps a bias */
+/* ---------------------------------------------------------------- convolution: d = B, T, C, K, length of documents or 0, whether it is plain; in: x, w, perhaps a bias */
 
 static spw_conv_shape
 conv_shape(const ops_subject *s)
 {
-    spw_conv_shape shape = {.B = s->d[0], .T = s->d[1], .C = s->d[2], .K = s->d[3]};
+    spw_conv_shape shape = {.B = s->d[0], .T = s->d[1], .C = s->d[2], .K = s->d[3], .plain = s->d[5] > 0};
     documents(shape.B, shape.T, s->d[4], &shape.begins, &shape.ends);
     return shape;
 }
@@ -49,7 +49,7 @@ conv_ref(const ops_subject *s, double *const *in, double *out)
         for (uint64_t j = 0; j < h.K; j++)
             if (t + j + 1 >= h.K + first)
                 sum += in[1][c * h.K + j] * in[0][(row + j + 1 - h.K) * h.C + c];
-        out[i] = sum / (1 + exp(-sum));
+        out[i] = h.plain ? sum : sum / (1 + exp(-sum));
     }
 }
 
@@ -79,13 +79,13 @@ test_conv(void **state)
                                         {1, 50, 9, 8, 7}, {2, 30, 5, 3, 11}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        for (unsigned way = 0; way < 4; way++) {
+        for (unsigned way = 0; way < 6; way++) {
             uint64_t n = sizes[i][0] * sizes[i][1] * sizes[i][2];
             ops_examine(&(ops_subject){"convolution",
-                                       2 + way / 2,
+                                       2 + way / 2 % 2,
                                        {n, sizes[i][2] * sizes[i][3], sizes[i][2]},
                                        n,
-                                       {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4]},
+                                       {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], way / 4},
                                        way % 2 ? SPW_OP_ACC_DX : 0,
                                        conv_ref,
                                        conv_fwd,
@@ -517,35 +517,35 @@ static void
 gate_ref(const ops_subject *s, double *const *in, double *out)
 {
     for (uint64_t i = 0; i < s->d[0]; i++)
-        out[i] = in[1][i] / (1 + exp(-in[0][i]));
+        out[i] = s->d[1] == SPW_GATE_PLAIN ? in[1][i] * in[0][i] : in[1][i] / (1 + exp(-in[0][i]));
 }
 
 static void
 gate_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_gate_mul(q, SPW_GATE_SIGMOID, out, in[0], in[1], 1, s->d[0], s->d[0]);
+    spw_gpu_gate_mul(q, (spw_gate)s->d[1], out, in[0], in[1], 1, s->d[0], s->d[0]);
 }
 
 static void
 gate_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
 {
     (void)out;
-    spw_gpu_gate_mul_backward(q, SPW_GATE_SIGMOID, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
+    spw_gpu_gate_mul_backward(q, (spw_gate)s->d[1], g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
 }
 
 static void
-test_sigmoid_gate(void **state)
+test_gates(void **state)
 {
     static const uint64_t lengths[] = {1, 15, 17, 100, 9001};
     (void)state;
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
-        for (unsigned acc = 0; acc < 2; acc++)
-            ops_examine(&(ops_subject){"sigmoid gate",
+        for (unsigned acc = 0; acc < 4; acc++)
+            ops_examine(&(ops_subject){acc < 2 ? "sigmoid gate" : "plain gate",
                                        2,
                                        {lengths[i], lengths[i]},
                                        lengths[i],
-                                       {lengths[i]},
-                                       acc ? SPW_OP_ACC_DX | SPW_OP_ACC_DX2 : 0,
+                                       {lengths[i], acc < 2 ? SPW_GATE_SIGMOID : SPW_GATE_PLAIN},
+                                       acc % 2 ? SPW_OP_ACC_DX | SPW_OP_ACC_DX2 : 0,
                                        gate_ref,
                                        gate_fwd,
                                        gate_bwd});
@@ -555,8 +555,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conv),      cmocka_unit_test(test_rule),         cmocka_unit_test(test_cached),
-        cmocka_unit_test(test_sequences), cmocka_unit_test(test_sigmoid_gate), cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_conv),      cmocka_unit_test(test_rule),  cmocka_unit_test(test_cached),
+        cmocka_unit_test(test_sequences), cmocka_unit_test(test_gates), cmocka_unit_test(test_bounds),
         cmocka_unit_test(test_turns),     cmocka_unit_test(test_mamba),
     };
     return ops_run_tests(tests, sizeof tests / sizeof tests[0]);

@@ -254,6 +254,7 @@ test_shared(void **state)
     compare(SPW_FAMILY_GRANITE_HYBRID, SPW_STATE_SPLIT, together);
     compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_SPLIT, together); /* onto the block's input */
     compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_FP32, lora_of_experts_together);
+    compare(SPW_FAMILY_MISTRAL4, SPW_STATE_SPLIT, lora_of_experts_together);
     compare(SPW_FAMILY_GLM4_MOE, SPW_STATE_SPLIT, together_half_frozen);
     compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, lora_of_experts_together);
     compare(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, accumulated); /* where they cannot */
@@ -275,6 +276,7 @@ test_same_bits(void **state)
     compare(SPW_FAMILY_GLM4_MOE, SPW_STATE_SPLIT_INT8,
             clipped); /* a layer without experts, and a vector that is frozen */
     compare(SPW_FAMILY_DEEPSEEK_V3, SPW_STATE_SPLIT, accumulated);
+    compare(SPW_FAMILY_MISTRAL4, SPW_STATE_FP32, in_sevens);
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_SPLIT, lora_and_codes);
     compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, lora_of_experts_and_codes);
     compare(SPW_FAMILY_LLAMA4, SPW_STATE_FP32, lora_of_experts);

@@ -287,6 +287,11 @@ test_streamed(void **state)
     run("deepseek_v3_half", dir);
     run("kimi_k25_images", dir);
     run("deepseek_v32", dir);
+    run("mistral4", dir);
+    run("mimo_v2_flash", dir);
+    run("lfm2", dir);
+    run("bamba", dir);
+    run("lfm2_moe", dir);
     run("glm_moe_dsa_few", dir);
     run("deepseek_v4", dir);
     run("deepseek_v4_all", dir);
@@ -324,6 +329,10 @@ test_same_bits(void **state)
                                        "glm4_moe",
                                        "deepseek_v3",
                                        "deepseek_v2_greedy",
+                                       "mistral4",
+                                       "mimo_v2_flash",
+                                       "lfm2_moe",
+                                       "bamba",
                                        "glm_moe_dsa",
                                        "glm_moe_dsa_few",
                                        "deepseek_v4",

@@ -14,6 +14,10 @@
 #define FOUR2    "\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]"
 #define MAMBA    "\"mamba_n_heads\":3"
 #define NEMOTRON "\"hybrid_override_pattern\":\"ME*\""
+#define GROWS                                                                                                          \
+    "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":128.0,\"original_max_position_embeddings\":8192,"          \
+    "\"llama_4_scaling_beta\":0.1,\"partial_rotary_factor\":0.5,\"mscale\":1.0,\"mscale_all_dim\":1.0}"
+#define CONVS "\"layer_types\":[\"conv\",\"full_attention\",\"conv\"]"
 #define FOUR                                                                                                           \
     "\"hidden_size_per_layer_input\":0,\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_"           \
     "attention\"]"
@@ -298,6 +302,68 @@ test_refusals(void **state)
          "not supported yet: rope_parameters.rope_type \"linear\""},
         {"ministral3", "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":2.0,\"llama_4_scaling_beta\":\"a\"}",
          "rope_parameters.llama_4_scaling_beta: expected number"},
+        {"mimo_v2_flash", "\"n_shared_experts\":1", "not supported yet: n_shared_experts 1"},
+        {"mimo_v2_flash", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
+        {"mimo_v2_flash", "\"topk_method\":\"greedy\"", "not supported yet: topk_method \"greedy\""},
+        {"mimo_v2_flash", "\"attention_value_scale\":0",
+         "attention_value_scale: expected number above 0, or null, got 0"},
+        {"mimo_v2_flash", "\"rope_theta\":1e4", "not supported yet: rope_theta 10000.0"},
+        {"mimo_v2_flash", "\"swa_rope_theta\":1e5", "not supported yet: swa_rope_theta 100000.0"},
+        {"mimo_v2_flash", "\"partial_rotary_factor\":0.5", "not supported yet: partial_rotary_factor 0.5"},
+        {"mimo_v2_flash", "\"swa_num_key_value_heads\":4", "not supported yet: swa_num_key_value_heads 4"},
+        {"mimo_v2_flash", "\"swa_v_head_dim\":192", "not supported yet: swa_v_head_dim 192"},
+        {"mimo_v2_flash", "\"layernorm_epsilon\":1e-6", "not supported yet: layernorm_epsilon"},
+        {"mimo_v2_flash", "\"add_full_attention_sink_bias\":true",
+         "not supported yet: add_full_attention_sink_bias true"},
+        {"mimo_v2_flash", "\"add_swa_attention_sink_bias\":false",
+         "not supported yet: add_swa_attention_sink_bias false"},
+        {"mimo_v2_flash", "\"hybrid_layer_pattern\":[1,1,1]", "not supported yet: hybrid_layer_pattern [1,1,1]"},
+        {"mimo_v2_flash", "\"moe_layer_freq\":[1,1,1]", "not supported yet: moe_layer_freq [1,1,1]"},
+        {"mimo_v2_flash", "\"moe_layer_freq\":1", "not supported yet: moe_layer_freq 1"},
+        {"mimo_v2_flash", "\"mlp_layer_types\":[\"sparse\",\"dense\",\"sparse\"]",
+         "not supported yet: mlp_layer_types"},
+        {"mimo_v2_flash", "\"layer_types\":[\"full_attention\",\"sliding_attention\",\"conv\"]",
+         "not supported yet: layer_types[2] \"conv\""},
+        {"mimo_v2_flash",
+         "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\",\"factor\":4},\"sliding_attention\":{}}",
+         "not supported yet: rope_parameters.full_attention.rope_type \"yarn\""},
+        {"mimo_v2_flash",
+         "\"rope_parameters\":{\"full_attention\":{},\"sliding_attention\":{\"partial_rotary_factor\":0.5}}",
+         "not supported yet: rope_parameters.sliding_attention.partial_rotary_factor 0.5"},
+        {"bamba", "", "mamba_n_heads: expected heads of mamba_d_head that are"},
+        {"bamba", MAMBA ",\"attn_layer_indices\":[3]", "not supported yet: attn_layer_indices [3]"},
+        {"bamba", MAMBA ",\"attn_layer_indices\":2", "attn_layer_indices: expected a list of the layers"},
+        {"bamba", MAMBA ",\"layer_types\":[\"mamba\",\"mamba\",\"mamba\"]", "not supported yet: layer_types"},
+        {"bamba", MAMBA ",\"partial_rotary_factor\":1", "not supported yet: partial_rotary_factor 1"},
+        {"bamba", MAMBA ",\"z_loss_coefficient\":1e-4", "not supported yet: z_loss_coefficient 0.0001"},
+        {"bamba", MAMBA ",\"mamba_proj_bias\":true", "not supported yet: mamba_proj_bias true"},
+        {"bamba", MAMBA ",\"time_step_limit\":[1,2]", "not supported yet: time_step_limit [1,2]"},
+        {"lfm2", "\"conv_bias\":true", "not supported yet: conv_bias true"},
+        {"lfm2", "\"full_attn_idxs\":[0],\"conv_L_cache\":9", "not supported yet: conv_L_cache 9"},
+        {"lfm2", "\"full_attn_idxs\":[3]", "not supported yet: full_attn_idxs [3]"},
+        {"lfm2", "\"full_attn_idxs\":[-1]", "not supported yet: full_attn_idxs [-1]"},
+        {"lfm2", "\"full_attn_idxs\":1", "full_attn_idxs: expected a list of the layers"},
+        {"lfm2", "\"full_attn_idxs\":[1],\"layer_types\":[\"conv\",\"conv\",\"full_attention\"]",
+         "full_attn_idxs: expected a list of the layers"},
+        {"lfm2", "\"layer_types\":[\"conv\",\"linear_attention\",\"conv\"]",
+         "not supported yet: layer_types[1] \"linear_attention\""},
+        {"lfm2", "\"layer_types\":[\"conv\"]", "layer_types: expected a list with one entry for each layer"},
+        {"lfm2", "\"tie_embedding\":true,\"tie_word_embeddings\":false",
+         "tie_embedding: expected the same as tie_word_embeddings, got true"},
+        {"lfm2_moe", "", "layer_types: expected a list with one entry for each layer, got nothing"},
+        {"lfm2_moe", CONVS ",\"use_expert_bias\":false", "not supported yet: use_expert_bias false"},
+        {"lfm2_moe", CONVS ",\"routed_scaling_factor\":0", "routed_scaling_factor: expected number above 0, got 0"},
+        {"lfm2_moe", CONVS ",\"output_router_logits\":true", "not supported yet: output_router_logits true"},
+        {"mistral4", "", "rope_parameters: expected an object"},
+        {"mistral4", "\"rope_parameters\":{\"rope_theta\":1e4}",
+         "not supported yet: rope_parameters.rope_type nothing"},
+        {"mistral4", GROWS ",\"n_group\":2", "not supported yet: n_group 2"},
+        {"mistral4", GROWS ",\"scoring_func\":\"sigmoid\"", "not supported yet: scoring_func \"sigmoid\""},
+        {"mistral4", GROWS ",\"head_dim\":64",
+         "head_dim: expected the sum of qk_nope_head_dim and qk_rope_head_dim, got 64"},
+        {"mistral4", GROWS ",\"partial_rotary_factor\":1.0",
+         "partial_rotary_factor: expected the share of qk_rope_head_dim in a head, got 1.0"},
+        {"mistral4", GROWS ",\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"mistral", "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":2.0,\"llama_4_scaling_beta\":0.1}",
          "not supported yet: rope_parameters.llama_4_scaling_beta 0.1"},
         {"exaone4", "\"attention_bias\":true", "not supported yet: attention_bias true"},
@@ -842,6 +908,52 @@ test_defaults(void **state)
     assert_true(m.rope_growth == 0.1 && m.rope_positions == 16384 && m.rope_attention == 1 && m.rope_theta == 1e6);
     assert_true(spw_model_rope_tables(&m) == 2 && spw_model_rope_table(&m, 1) == 0 &&
                 spw_model_query_table(&m, 1) == 1);
+    DONE(parse(
+        "mimo_v2_flash",
+        "\"num_key_value_heads\":1,\"sliding_window_size\":128,\"sliding_window\":128,\"routed_scaling_factor\":null,"
+        "\"hybrid_layer_pattern\":[0,1,1],\"moe_layer_freq\":[0,1,1],\"layernorm_epsilon\":1e-5,\"rope_theta\":5000000,"
+        "\"swa_rope_theta\":10000,\"swa_num_key_value_heads\":2,\"partial_rotary_factor\":0.334,\"n_shared_experts\":"
+        "null",
+        &m, &err));
+    assert_true(m.window == 129 && m.window_from == 1 && m.full_every == 0 && m.head_dim == 192 && m.value_dim == 128);
+    assert_true(spw_model_kv_heads(&m, 0) == 1 && spw_model_kv_heads(&m, 1) == 2 && spw_model_head_dim(&m, 0) == 192);
+    assert_true(!spw_model_has_sinks(&m, 0) && spw_model_has_sinks(&m, 1) && m.value_scale == 0.707 && !m.out_bias);
+    assert_true(spw_model_rope_width(&m, 0) == 64 && spw_model_rope_width(&m, 1) == 64 && m.rope_theta == 5e6);
+    assert_true(m.rope_local_theta == 1e4 && m.experts == 256 && m.choices == 8 && m.dense_first == 1);
+    assert_true(m.shared_width == 0 && m.sigmoid && m.sum_to_one && m.groups == 0 && m.norm_eps == 1e-5 && !m.tied);
+    DONE(parse("mimo_v2_flash",
+               "\"num_key_value_heads\":1,\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"],"
+               "\"attention_value_scale\":null",
+               &m, &err));
+    assert_true(m.window == 0 && m.full_every == 0 && m.kv_heads == 1 && m.full_kv_heads == 0 && m.value_scale == 1);
+    assert_true(spw_model_rope_tables(&m) == 1 && !spw_model_has_sinks(&m, 2));
+    DONE(parse("bamba", MAMBA ",\"attn_layer_indices\":[1],\"head_dim\":8,\"z_loss_coefficient\":0.0", &m, &err));
+    assert_true(spw_model_is_linear(&m, 0) && !spw_model_is_linear(&m, 1) && spw_model_is_linear(&m, 2));
+    assert_true(m.linear_mamba && m.linear_bias && m.linear_value_dim == 8 && m.linear_key_dim == 256 && !m.tied);
+    assert_true(m.rope_part == 0.5 && m.rope_theta == 1e4 && m.norm_eps == 1e-5 && m.kv_heads == 8 && !m.gate_packed);
+    DONE(parse("bamba",
+               MAMBA ",\"attention_bias\":true,\"mlp_bias\":true,\"rope_parameters\":{\"rope_type\":\"default\","
+                     "\"rope_theta\":500,\"partial_rotary_factor\":1.0}",
+               &m, &err));
+    assert_true(m.qkv_bias && m.out_bias && m.mlp_bias && m.rope_part == 0 && spw_model_is_linear(&m, 1));
+    DONE(parse("lfm2", "\"full_attn_idxs\":[1],\"block_ff_dim\":1000,\"tie_embedding\":true", &m, &err));
+    assert_true(spw_model_is_linear(&m, 0) && !spw_model_is_linear(&m, 1) && spw_model_is_linear(&m, 2));
+    assert_true(m.linear_conv && m.linear_taps == 3 && spw_model_linear_channels(&m) == 12 && m.tied && m.qk_norm);
+    assert_true(m.mlp_width == 768 && m.rope_theta == 1e6 && m.norm_eps == 1e-5 && m.kv_heads == 8 && m.head_dim == 6);
+    DONE(parse("lfm2", "\"block_ffn_dim_multiplier\":1.5,\"block_multiple_of\":4,\"tie_embedding\":false", &m, &err));
+    assert_true(m.mlp_width == 8 && !m.tied && m.linear_heads == 0 && !spw_model_is_linear(&m, 0)); /* 2 4, times 1.5 */
+    DONE(parse("lfm2", CONVS ",\"block_auto_adjust_ff_dim\":false,\"norm_eps\":0.25", &m, &err));
+    assert_true(m.mlp_width == 7 && m.norm_eps == 0.25 && spw_model_is_linear(&m, 2));
+    DONE(parse("lfm2_moe", CONVS, &m, &err));
+    assert_true(m.experts == 32 && m.choices == 4 && m.mlp_width == 1792 && m.dense_first == 2 && m.dense_width == 7);
+    assert_true(m.sigmoid && m.sum_to_one && m.choice_scale == 1 && m.choice_least == 1e-6 && m.tied);
+    DONE(parse("mistral4", GROWS ",\"head_dim\":128,\"sliding_window\":null", &m, &err));
+    assert_true(m.kv_rank == 256 && m.q_rank == 1024 && m.rope_dim == 64 && m.head_dim == 128 && m.value_dim == 128);
+    assert_true(m.experts == 128 && m.choices == 4 && m.mlp_width == 2048 && m.shared_width == 2048 && m.groups == 0);
+    assert_true(!m.sigmoid && m.sum_to_one && m.experts_packed && m.dense_first == 0 && m.choice_scale == 1);
+    assert_true(m.rope_growth == 0.1 && m.rope_part == 0 && m.rope_paired && m.norm_eps == 1e-6 && !m.tied);
+    assert_true(spw_model_rope_width(&m, 0) == 64 && spw_model_rope_width(&m, 1) == 128);
+    assert_true(fabs((double)spw_model_score_scale(&m) - pow(0.1 * log(128) + 1, 2) / sqrt(128)) < 1e-7);
     DONE(parse("gpt_neox", "", &m, &err));
     assert_true(m.layer_norm && m.parallel && m.parallel_norm && m.packed && m.woven && m.ungated && !m.tied);
     assert_true(m.curve == SPW_CURVE_GELU_ERF && m.rope_part == 0.25 && m.rope_theta == 10000 && m.norm_eps == 1e-5);

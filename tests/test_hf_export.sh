@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa deepseek_v4 deepseek_v4_all exaone_moe minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope granitemoehybrid_mamba granitemoehybrid_moe nemotron_h nemotron_h_moe llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa deepseek_v4 deepseek_v4_all exaone_moe minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope granitemoehybrid_mamba granitemoehybrid_moe nemotron_h nemotron_h_moe llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 mistral4 mimo_v2_flash lfm2 lfm2_moe bamba gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -103,6 +103,16 @@ train cohere2 false "\"model_type\":\"cohere2\",$small,\"sliding_window\":7,\"sl
 train exaone4 true "\"model_type\":\"exaone4\",$small,\"sliding_window\":null"
 train ministral3 true "\"model_type\":\"ministral3\",$small,\"head_dim\":6,\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":16,\"original_max_position_embeddings\":8,
     \"rope_theta\":1e6,\"llama_4_scaling_beta\":0.1,\"mscale\":1,\"mscale_all_dim\":1}"
+train mistral4 true "\"model_type\":\"mistral4\",$latent,\"q_lora_rank\":9,\"v_head_dim\":7,\"n_routed_experts\":6,\"first_k_dense_replace\":1,\"rope_parameters\":{\"rope_type\":\"yarn\",
+    \"rope_theta\":1e4,\"factor\":16,\"original_max_position_embeddings\":8,\"llama_4_scaling_beta\":0.1,\"mscale\":0.8,\"mscale_all_dim\":1.2}"
+train mimo_v2_flash true "\"model_type\":\"mimo_v2_flash\",$small,\"head_dim\":12,\"v_head_dim\":7,\"n_routed_experts\":6,\"num_experts_per_tok\":3,\"n_group\":3,\"topk_group\":2,\"moe_intermediate_size\":11,
+    \"sliding_window\":7,\"attention_bias\":true"
+lfm="$small,\"layer_types\":[\"conv\",\"full_attention\"]"
+train lfm2 true "\"model_type\":\"lfm2\",$lfm,\"block_multiple_of\":8,\"rope_theta\":1e5"
+train lfm2_moe false "\"model_type\":\"lfm2_moe\",$lfm,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"num_dense_layers\":1,\"routed_scaling_factor\":1.7,
+    \"conv_L_cache\":4,\"tie_word_embeddings\":false"
+train bamba true "\"model_type\":\"bamba\",$small,\"head_dim\":8,\"attn_layer_indices\":[1],\"mamba_n_heads\":6,\"mamba_d_state\":8,\"mlp_bias\":true,
+    \"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":1e5,\"partial_rotary_factor\":1.0}"
 wide=$(echo "$small" | sed 's/"hidden_size":24/"hidden_size":32/;s/"num_key_value_heads":2,//')
 train gpt_neox true "\"model_type\":\"gpt_neox\",$wide"
 train gpt_neox_serial false "\"model_type\":\"gpt_neox\",$wide,\"rotary_pct\":1.0,\"rotary_emb_base\":500,\"use_parallel_residual\":false,\"hidden_act\":\"gelu_new\",
@@ -134,7 +144,7 @@ train gemma4_moe true "$gemma4,\"attention_k_eq_v\":true,\"num_global_key_value_
 train gemma4_small true "\"model_type\":\"gemma4_text\",${small/layers\":2/layers\":4},\"head_dim\":8,\"global_head_dim\":16,\"sliding_window\":7,
     \"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"full_attention\"],\"hidden_size_per_layer_input\":8,\"vocab_size_per_layer_input\":256,\"num_kv_shared_layers\":2,\"use_double_wide_mlp\":true"
 # Of a folder with images what is written is a text model's, configuration and all.
-for name in gemma3_images llama4_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_vl_moe_images qwen3_5_images qwen3_5_moe_images kimi_k25_images gemma4_image gemma4_small_image gemma4_unified; do
+for name in gemma3_images llama4_images mistral3_images mistral4_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images qwen3_vl_moe_images qwen3_5_images qwen3_5_moe_images kimi_k25_images gemma4_image gemma4_small_image gemma4_unified; do
     mkdir "$dir/$name"
     check "$name: exported" run export "tests/vectors/families/$name" --to "$dir/$name/step-1"
     names="$names $name"
@@ -148,7 +158,7 @@ cat >"$dir/check.py" <<'PY'
 import json, sys
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 root = sys.argv[1]
 # What transformers must have understood, besides shapes.
@@ -251,6 +261,21 @@ want = {
     "ministral3": dict(head_dim=6, sliding_window=None, rope_parameters={
         "rope_type": "yarn", "rope_theta": 1e6, "factor": 16, "beta_fast": 32, "beta_slow": 1, "truncate": True, "original_max_position_embeddings": 8,
         "attention_factor": 1, "llama_4_scaling_beta": 0.1}),
+    "mimo_v2_flash": dict(n_routed_experts=6, num_experts_per_tok=3, n_group=3, topk_group=2, moe_intermediate_size=11, head_dim=12, v_head_dim=7, num_key_value_heads=2, sliding_window=7,
+                          attention_bias=True, attention_value_scale=0.707, layer_types=["full_attention", "sliding_attention"], mlp_layer_types=["dense", "sparse"], rope_parameters={
+                              "full_attention": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.334},
+                              "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.334}}),
+    "lfm2": dict(layer_types=["conv", "full_attention"], intermediate_size=24, block_auto_adjust_ff_dim=False, norm_eps=1e-5, tie_word_embeddings=True, conv_L_cache=3,
+                 rope_parameters={"rope_type": "default", "rope_theta": 1e5}),
+    "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, num_dense_layers=1, intermediate_size=29,
+                     routed_scaling_factor=1.7, norm_topk_prob=True, conv_L_cache=4, tie_word_embeddings=False),
+    "bamba": dict(attn_layer_indices=[1], mamba_n_heads=6, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, mamba_d_conv=4, mlp_bias=True, attention_bias=False, z_loss_coefficient=0.0,
+                  rope_parameters={"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 1.0}),
+    "mistral4": dict(n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=1, first_k_dense_replace=1, kv_lora_rank=10, q_lora_rank=9, v_head_dim=7, qk_nope_head_dim=6,
+                     qk_rope_head_dim=4, head_dim=10, rope_interleave=True, routed_scaling_factor=1.0, norm_topk_prob=True, rope_parameters={
+                         "rope_type": "yarn", "rope_theta": 1e4, "factor": 16, "beta_fast": 32, "beta_slow": 1, "truncate": True, "original_max_position_embeddings": 8,
+                         "mscale": 0.8, "mscale_all_dim": 1.2, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.4}),
+    "mistral4_images": dict(model_type="mistral4", q_lora_rank=None, attention_bias=True, rope_interleave=False, n_shared_experts=2),
     "exaone4_window": dict(sliding_window=7, layer_types=["sliding_attention", "full_attention"]),
     "gpt_neox": dict(use_parallel_residual=True, hidden_act="gelu", attention_bias=True, layer_norm_eps=1e-5, tie_word_embeddings=False,
                      rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}),
@@ -306,9 +331,11 @@ want = {
 
 # transformers holds a layer's experts in two tensors; files have each expert's own.
 def by_expert(model):
-    mixtral = model.config.model_type in ("mixtral", "minimax_m2", "deepseek_v4")
+    mixtral = model.config.model_type in ("mixtral", "minimax_m2", "deepseek_v4", "lfm2_moe")
     for key, t in model.state_dict().items():
         key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral and model.config.model_type != "deepseek_v4" else key.replace(".gate.moe_statics.", ".moe_statics.")
+        if model.config.model_type == "mimo_v2_flash":
+            key = key.replace(".sinks", ".attention_sink_bias")
         if model.config.model_type == "exaone_moe":
             key = key.replace(".gate.e_score", ".e_score")
         if model.config.model_type == "nemotron_h":
@@ -317,7 +344,7 @@ def by_expert(model):
             key = key.replace(".mlp.gate.", ".mlp.router.gate.").replace("e_score_correction_bias", "expert_bias").replace(".shared_experts.", ".shared_mlp.")
         if model.config.model_type == "granitemoehybrid":
             key = key.replace(".router.", ".router.layer.").replace("experts.gate_up_proj", "input_linear.weight").replace("experts.down_proj", "output_linear.weight")
-        if t.ndim < 3 or "conv1d" in key or model.config.model_type in ("gpt_oss", "gemma4_text", "llama4_text", "granitemoehybrid"):  # whose files have the two tensors
+        if t.ndim < 3 or "conv1d" in key or ".conv." in key or model.config.model_type in ("gpt_oss", "gemma4_text", "llama4_text", "granitemoehybrid", "mistral4"):  # whose files have the two tensors
             yield key, t
             continue
         kinds = [("w2", "down_proj")] if key.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
@@ -329,8 +356,8 @@ def by_expert(model):
 
 for name, values in want.items():
     folder = f"{root}/{name}/step-1"
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype="auto",
-                                                       experts_implementation="eager")
+    kind = AutoModelForImageTextToText if AutoConfig.from_pretrained(folder).model_type == "mistral4" else AutoModelForCausalLM
+    model, info = kind.from_pretrained(folder, output_loading_info=True, dtype="auto", experts_implementation="eager")
     wrong = [f"{k}: {v}" for k, v in info.items() if v]
     state = dict(by_expert(model))
     stored = load_file(f"{folder}/model.safetensors")

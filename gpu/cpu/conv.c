@@ -44,7 +44,7 @@ read_rows(const conv *a, uint64_t b, uint64_t t, uint64_t c0, const float **x)
     }
 }
 
-/* What goes into the SiLU. */
+/* What goes into the SiLU, or out. */
 static void
 sum_taps(const conv *a, const float *const *x, const float *taps, uint64_t c0, uint64_t n, float *u)
 {
@@ -85,7 +85,10 @@ conv_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     for (uint64_t t = 0; t < s->T; t++) {
         read_rows(a, b, t, c0, x);
         sum_taps(a, x, taps, c0, n, u);
-        a->k->silu(a->out + (b * s->T + t) * s->C + c0, u, n);
+        if (s->plain)
+            memcpy(a->out + (b * s->T + t) * s->C + c0, u, n * sizeof *u);
+        else
+            a->k->silu(a->out + (b * s->T + t) * s->C + c0, u, n);
     }
     if (a->cache != NULL)
         keep_rows(a, b, c0, n);
@@ -124,8 +127,12 @@ conv_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     turn_taps(a, c0, n, taps);
     for (uint64_t row = 0; row < s->B * s->T; row++) {
         read_rows(a, row / s->T, row % s->T, c0, x);
-        sum_taps(a, x, taps, c0, n, u);
-        a->k->silu_backward(du, a->dy + row * s->C + c0, u, n);
+        if (!s->plain)
+            sum_taps(a, x, taps, c0, n, u);
+        if (s->plain)
+            memcpy(du, a->dy + row * s->C + c0, n * sizeof *du);
+        else
+            a->k->silu_backward(du, a->dy + row * s->C + c0, u, n);
         a->k->axpy(dbias, 1.0f, du, n);
         if (a->out != NULL && !a->acc)
             memset(a->out + row * s->C + c0, 0, n * sizeof(float));

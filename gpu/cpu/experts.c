@@ -195,7 +195,7 @@ route_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         if (!rule->sum_to_one)
             sum = rule->sigmoid ? 1 : g->k->exp_sum(room, logits, max, r->E);
         else if (rule->sigmoid || rule->bias != NULL)
-            sum += SPW_WEIGHTS_LEAST;
+            sum += rule->least > 0 ? rule->least : SPW_WEIGHTS_LEAST;
         for (uint64_t j = 0; j < r->k; j++)
             w[j] = w[j] / sum * rule->scale;
         for (uint64_t j = 0; j < r->k && rule->factors != NULL; j++) {

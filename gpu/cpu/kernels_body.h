@@ -329,6 +329,30 @@ k_silu_clamped_mul_backward(float *dg, float *du, const float *dy, const float *
     gate_backward(silu_clamped_slopes, dg, du, dy, gate, up, n, acc_g, acc_u);
 }
 
+static void
+k_plain_mul(float *restrict y, const float *restrict gate, const float *restrict up, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = gate[i] * up[i];
+}
+
+static void
+plain_mul_slopes(float *restrict g, float *restrict u, const float *restrict dy, const float *restrict gate,
+                 const float *restrict up, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        g[i] = dy[i] * up[i];
+        u[i] = dy[i] * gate[i];
+    }
+}
+
+static void
+k_plain_mul_backward(float *dg, float *du, const float *dy, const float *gate, const float *up, uint64_t n, bool acc_g,
+                     bool acc_u)
+{
+    gate_backward(plain_mul_slopes, dg, du, dy, gate, up, n, acc_g, acc_u);
+}
+
 /* Pairs of a gate and an up in x. Comparisons let NaN through. */
 static void
 k_clamped_mul(float *restrict y, const float *restrict x, const float *restrict up, uint64_t n)
@@ -746,9 +770,9 @@ k_sumsq(const float *x, uint64_t n)
 const cpu_kernels KERNELS = {k_add,
                              {k_gelu, k_gelu_erf, k_relu, k_relu_squared},
                              {k_gelu_backward, k_gelu_erf_backward, k_relu_backward, k_relu_squared_backward},
-                             {k_silu_mul, k_gelu_mul, k_sigmoid_mul, k_silu_clamped_mul, k_clamped_mul},
+                             {k_silu_mul, k_gelu_mul, k_sigmoid_mul, k_silu_clamped_mul, k_plain_mul, k_clamped_mul},
                              {k_silu_mul_backward, k_gelu_mul_backward, k_sigmoid_mul_backward,
-                              k_silu_clamped_mul_backward, k_clamped_mul_backward},
+                              k_silu_clamped_mul_backward, k_plain_mul_backward, k_clamped_mul_backward},
                              k_layernorm_row,
                              k_layernorm_dx_row,
                              k_rmsnorm_row,

@@ -19,6 +19,7 @@ args_of(const spw_conv_shape *s, const act *x, const act *w)
     args.C = s->C;
     args.M = s->B * s->T;
     args.K = (unsigned)s->K;
+    args.plain = s->plain;
     args.wide = s->C % CONV_CHANNELS == 0 && spw__cuda_aligned(x);
     return args;
 }

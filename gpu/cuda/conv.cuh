@@ -24,7 +24,7 @@ template <class E> struct conv_args {
     const int32_t *slots, *starts; /* (B) */
     uint64_t T, C, M, rows;        /* rows of a piece */
     unsigned K;
-    bool wide, add; /* every two channels can be loaded at once; onto dx */
+    bool wide, add, plain; /* every two channels can be loaded at once; onto dx; without SiLU */
 };
 
 /* A thread's channels: both there, and where two can be loaded at once (WIDE), or perhaps one; their taps are the last K of TAPS. */
@@ -95,7 +95,7 @@ my_channels(conv_channels<E, TAPS> *m, const conv_args<E> &g)
     return true;
 }
 
-/* What goes into the SiLU, of the last K rows of x. */
+/* What goes into the SiLU, or out, of the last K rows of x. */
 template <class E, int TAPS>
 SPW_DEVICE float
 taps_sum(const conv_channels<E, TAPS> &m, const float x[TAPS][CONV_CHANNELS], int i)
@@ -171,7 +171,7 @@ __launch_bounds__(CONV_THREADS, 4) conv_kernel(conv_args<E> g)
             for (int j = 0; j < TAPS - 1; j++)
                 x[j][i] = now.anew[k] ? 0.0f : x[j][i];
             y[i] = taps_sum(m, x, i);
-            y[i] *= quick_sigmoid(y[i]);
+            y[i] *= g.plain ? 1.0f : quick_sigmoid(y[i]);
 #pragma unroll
             for (int j = 0; j < TAPS - 1; j++)
                 x[j][i] = x[j + 1][i];
@@ -316,7 +316,7 @@ __launch_bounds__(CONV_THREADS) conv_backward_kernel(conv_args<E> g)
                 seen[j][i] = TAPS - 1 - j <= now.back[k] ? x[j][i] : 0.0f;
             u = taps_sum(m, seen, i);
             s = quick_sigmoid(u);
-            du[0][i] = now.dy[k][i] * (s + u * s * (1.0f - s));
+            du[0][i] = now.dy[k][i] * (g.plain ? 1.0f : s + u * s * (1.0f - s));
             if (mine)
                 dbias[i] += du[0][i];
 #pragma unroll

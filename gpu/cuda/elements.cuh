@@ -169,12 +169,12 @@ my_eight_of_row(uint64_t M, uint64_t C, uint64_t *row, uint64_t *col)
     return *row < M && *col < C;
 }
 
-/* A gate's sigmoid, of which silu and gelu are g times; and the slope of what a gate multiplies by, where that is s. */
+/* A gate's sigmoid, of which silu and gelu are g times, or 1, of which a plain gate is; and the slope of what a gate multiplies by, where that is s. */
 template <spw_gate kind>
 SPW_DEVICE float
 gate_sigmoid(float g)
 {
-    return kind == SPW_GATE_GELU ? gelu_sigmoid(g) : 1.0f / (1.0f + expf(-g));
+    return kind == SPW_GATE_PLAIN ? 1.0f : kind == SPW_GATE_GELU ? gelu_sigmoid(g) : 1.0f / (1.0f + expf(-g));
 }
 
 template <spw_gate kind>
@@ -184,6 +184,7 @@ gate_slope(float g, float s)
     switch (kind) {
     case SPW_GATE_GELU: return gelu_slope(g, s);
     case SPW_GATE_SIGMOID: return s * (1.0f - s);
+    case SPW_GATE_PLAIN: return 1.0f;
     default: return s + g * s * (1.0f - s);
     }
 }

@@ -198,7 +198,7 @@ route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)
     weight = lane >= r.k ? 0.0f : rule.sigmoid ? alone(rule, mine) : expf(mine - max);
     sum = rule.sum_to_one ? warp_sum(weight) : all;
     if (rule.sum_to_one && (rule.sigmoid || bias != NULL))
-        sum += SPW_WEIGHTS_LEAST;
+        sum += rule.least > 0.0f ? rule.least : SPW_WEIGHTS_LEAST;
     if (lane < r.k) {
         weight = weight / sum * rule.scale;
         if (factors != NULL) {

@@ -131,6 +131,8 @@ spw__cuda_gate_mul(spw_gpu_queue *queue, spw_gate kind, act *y, const act *gate,
         BY_TYPE(q, gate_mul<T, SPW_GATE_SIGMOID>(q, y, gate, up, M, C, stride));
     else if (kind == SPW_GATE_SILU_CLAMPED)
         BY_TYPE(q, gate_mul<T, SPW_GATE_SILU_CLAMPED>(q, y, gate, up, M, C, stride));
+    else if (kind == SPW_GATE_PLAIN)
+        BY_TYPE(q, gate_mul<T, SPW_GATE_PLAIN>(q, y, gate, up, M, C, stride));
     else if (kind == SPW_GATE_CLAMPED)
         BY_TYPE(q,
                 LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (clamped_mul_kernel<T>), (T *)y,
@@ -163,6 +165,8 @@ spw__cuda_gate_mul_backward(spw_gpu_queue *queue, spw_gate kind, act *dgate, act
         BY_TYPE(q, gate_mul_backward<T, SPW_GATE_SIGMOID>(q, dgate, dup, dy, gate, up, M, C, stride, flags));
     else if (kind == SPW_GATE_SILU_CLAMPED)
         BY_TYPE(q, gate_mul_backward<T, SPW_GATE_SILU_CLAMPED>(q, dgate, dup, dy, gate, up, M, C, stride, flags));
+    else if (kind == SPW_GATE_PLAIN)
+        BY_TYPE(q, gate_mul_backward<T, SPW_GATE_PLAIN>(q, dgate, dup, dy, gate, up, M, C, stride, flags));
     else if (kind == SPW_GATE_CLAMPED)
         BY_TYPE(q,
                 LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (clamped_mul_backward_kernel<T>),

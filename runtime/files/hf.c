@@ -201,7 +201,7 @@ read_text_family(const source *s, const struct with_images *kind, spw_family *ou
         *out = kind->text;
     else
         return refuse(s, "model_type", type);
-    return *out == kind->text || (kind->text == SPW_FAMILY_MISTRAL && *out == SPW_FAMILY_MINISTRAL3)
+    return *out == kind->text || (kind->text == SPW_FAMILY_MISTRAL && spw__hf_of(*out, GROWING))
                ? SPW_OK
                : refuse(s, "model_type", type);
 }

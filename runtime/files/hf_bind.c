@@ -25,6 +25,7 @@ begins_with(const char *text, const char *begin)
 
 /* Families whose files say block_sparse_moe where transformers 5 has mlp in memory, and other names for an expert's matrices. */
 #define OLDER_EXPERTS (MIXTRAL | MINIMAX)
+#define NUMBERED      (OLDER_EXPERTS | DEEPSEEK_V4 | LFM_MOE) /* whose experts' matrices are w1, w3 and w2 */
 
 /* What transformers 5 has in memory under other names than in files: who saves that writes those, and it reads both. */
 static const struct {
@@ -34,7 +35,8 @@ static const struct {
                  {SPW_FAMILY_EXAONE_MOE, ".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"},
                  {SPW_FAMILY_HY_V3, ".mlp.gate.", ".mlp.router.gate."},
                  {SPW_FAMILY_HY_V3, ".mlp.e_score_correction_bias", ".mlp.expert_bias"},
-                 {SPW_FAMILY_HY_V3, ".mlp.shared_experts.", ".mlp.shared_mlp."}};
+                 {SPW_FAMILY_HY_V3, ".mlp.shared_experts.", ".mlp.shared_mlp."},
+                 {SPW_FAMILY_MIMO_V2, ".self_attn.sinks", ".self_attn.attention_sink_bias"}};
 
 /* What DeepSeek-V4's files call what transformers has in memory, by what stands in a name; they may be without "model.". */
 static const struct {
@@ -102,15 +104,16 @@ spw__hf_name_here(const char *name, spw_family family, char room[SPW_TENSOR_NAME
     const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.", *mlp = strstr(name, ".mlp.");
     if (family == SPW_FAMILY_DEEPSEEK_V4)
         return name_of_deepseek4(name, room);
+    const char *at;
     if (mlp != NULL && spw__hf_of(family, OLDER_EXPERTS)) {
         snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s.block_sparse_moe.%s", (int)(mlp - name), name,
                  mlp + strlen(".mlp."));
         return room;
     }
-    for (size_t i = 0; mlp != NULL && i < sizeof in_memory / sizeof in_memory[0]; i++) {
-        if (in_memory[i].family == family && begins_with(mlp, in_memory[i].there)) {
-            snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s%s%s", (int)(mlp - name), name, in_memory[i].here,
-                     mlp + strlen(in_memory[i].there));
+    for (size_t i = 0; i < sizeof in_memory / sizeof in_memory[0]; i++) {
+        if (in_memory[i].family == family && (at = strstr(name, in_memory[i].there)) != NULL) {
+            snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s%s%s", (int)(at - name), name, in_memory[i].here,
+                     at + strlen(in_memory[i].there));
             return room;
         }
     }
@@ -156,9 +159,9 @@ static const struct {
     const char *begin, *end;
     bool within;
 } besides[] = {
-    {MISTRAL | GEMMA3 | DEEPSEEK_V3, "vision_tower.", "", true},
+    {MISTRAL | MISTRAL4 | GEMMA3 | DEEPSEEK_V3, "vision_tower.", "", true},
     {DEEPSEEK_V3, "mm_projector.", "", true},
-    {MISTRAL | GEMMA3 | LLAMA4, "multi_modal_projector.", "", true},
+    {MISTRAL | MISTRAL4 | GEMMA3 | LLAMA4, "multi_modal_projector.", "", true},
     {LLAMA4, "vision_model.", "", true},
     {GEMMA4, "vision_", "", true},
     {GEMMA4, "embed_vision.", "", true},
@@ -167,6 +170,7 @@ static const struct {
     {QWEN | OF(QWEN3_MOE) | LINEAR, "visual.", "", true},
     {LINEAR | NEMOTRON | DEEPSEEK_V4, "mtp.", "", false},
     {DEEPSEEK_V4, "mtp.", "", true},
+    {MIMO, "mtp.", "", true},
     {ERNIE_MOE, "mtp_", "", true},
     {GPT2, "h.", ".attn.bias", false},
     {GPT2, "h.", ".attn.masked_bias", false},
@@ -422,9 +426,9 @@ is_of_experts(spw_family family, const named *names, uint32_t count, const char 
         char plain[SPW_TENSOR_NAME_BYTES];
         const named *found;
         snprintf(plain, sizeof plain, "%.*s.0.%s.weight", (int)(strrchr(name, '.') - name), name,
-                 kinds[spw__hf_of(family, OLDER_EXPERTS | DEEPSEEK_V4)][down ? 2
-                                                                        : up ? 1
-                                                                             : k]);
+                 kinds[spw__hf_of(family, NUMBERED)][down ? 2
+                                                     : up ? 1
+                                                          : k]);
         found = bsearch(plain, names, count, sizeof *names, compare_name);
         if (found == NULL)
             return false;

@@ -120,12 +120,15 @@ read_method(const source *s, spw_model_config *c)
     uint64_t every = 1;
     bool v2 = c->family == SPW_FAMILY_DEEPSEEK_V2,
          limited = method != NULL && strcmp(method, "group_limited_greedy") == 0;
-    if (!spw__hf_of(c->family, LATENT | EXAONE_MOE))
+    if (!spw__hf_of(c->family, LATENT | EXAONE_MOE | MIMO))
         return SPW_OK;
-    SPW_TRY(read_size(s, "moe_layer_freq", 1, &every));
+    if (c->family != SPW_FAMILY_MIMO_V2) /* who has a list there */
+        SPW_TRY(read_size(s, "moe_layer_freq", 1, &every));
     if (every != 1)
         return refuse(s, "moe_layer_freq", get(s, "moe_layer_freq"));
-    SPW_TRY(must_say(s, "scoring_func", v2 ? "softmax" : "sigmoid"));
+    SPW_TRY(must_say(s, "scoring_func", spw__hf_of(c->family, SOFTMAX) ? "softmax" : "sigmoid"));
+    if (c->family == SPW_FAMILY_MISTRAL4) /* a group of several would be as good as its best two shares */
+        return c->groups == 1 ? SPW_OK : refuse(s, "n_group", get(s, "n_group"));
     if (v2 && !limited)
         c->groups = c->group_choices = 1;
     if (v2) /* its class does not look at it, others do */
@@ -138,7 +141,7 @@ static spw_status
 read_mlp_types(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "mlp_layer_types"), *said = get(s, "first_k_dense_replace");
-    if (!spw__hf_of(c->family, GLM_LITE | HY) && (!spw__hf_of(c->family, INDEXED | EXAONE_MOE) || list == NULL))
+    if (!spw__hf_of(c->family, GLM_LITE | HY | MIMO) && (!spw__hf_of(c->family, INDEXED | EXAONE_MOE) || list == NULL))
         return SPW_OK;
     c->dense_first = list == NULL ? 1 : 0;
     if (list != NULL && (!json_is_array(list) || json_array_size(list) != c->layers))
@@ -170,6 +173,8 @@ static const struct shared_experts {
     {SPW_FAMILY_DEEPSEEK_V32, 256, 8, 2048, 1, 3, 8, 4, 2.5, 1536, 128, 128},
     {SPW_FAMILY_GLM_DSA, 256, 8, 2048, 1, 3, 1, 1, 2.5, 2048, 192, 256},
     {SPW_FAMILY_GLM4_LITE, 64, 4, 1536, 1, 1, 1, 1, 1.8, 768, 192, 256},
+    {SPW_FAMILY_MISTRAL4, 128, 4, 2048, 1, 0, 1, 1, 1, 1024, 64, 128},
+    {SPW_FAMILY_MIMO_V2, 256, 8, 2048, 0, 0, 1, 1, 1, 0, 0, 0},
     {SPW_FAMILY_EXAONE_MOE, 64, 8, 1024, 1, 1, 1, 1, 2.5, 0, 0, 0},
     {SPW_FAMILY_DOTS1, 0, 0, 1408, 0, 0, 1, 1, 1, 0, 0, 0}, /* whose class has no number of experts */
     {SPW_FAMILY_SOLAR_OPEN, 128, 8, 1280, 1, 0, 1, 1, 1, 0, 0, 0},
@@ -196,18 +201,21 @@ read_shared_experts(const source *s, spw_model_config *c)
     c->experts = d->experts;
     c->choices = d->choices;
     c->mlp_width = d->width;
-    c->sigmoid = c->family != SPW_FAMILY_DEEPSEEK_V2;
-    c->sum_to_one = c->sigmoid && c->family != SPW_FAMILY_DOTS1;
+    c->sigmoid = !spw__hf_of(c->family, SOFTMAX);
+    c->sum_to_one = !spw__hf_of(c->family, DEEPSEEK_V2 | DOTS);
+    c->experts_packed = c->family == SPW_FAMILY_MISTRAL4;
     c->dense_first = d->dense_first;
     c->groups = d->groups;
     c->group_choices = d->group_choices;
     c->choice_scale = d->scale;
     SPW_TRY(read_size(s, all_key, 1, &c->experts));
     SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
-    SPW_TRY(read_size(s, shared_key, 1, &shared));
-    if (c->experts == 0 || shared == 0)
+    SPW_TRY(read_size(s, shared_key, c->family == SPW_FAMILY_MIMO_V2 ? 0 : 1, &shared));
+    if (c->family == SPW_FAMILY_MIMO_V2 && shared > 0)
+        return refuse(s, shared_key, get(s, shared_key));
+    if (c->experts == 0 || (shared == 0 && c->family != SPW_FAMILY_MIMO_V2))
         return wrong(s, c->experts == 0 ? all_key : shared_key, "integer", NULL);
-    if (c->family != SPW_FAMILY_SOLAR_OPEN && c->family != SPW_FAMILY_NEMOTRON_H)
+    if (!spw__hf_of(c->family, SOLAR | NEMOTRON | MIMO))
         SPW_TRY(read_size(s, "first_k_dense_replace", 0, &c->dense_first));
     SPW_TRY(read_size(s, "n_group", 1, &c->groups));
     SPW_TRY(read_size(s, "topk_group", 1, &c->group_choices));
@@ -235,7 +243,7 @@ spw__hf_read_latent(const source *s, spw_model_config *c)
         return SPW_OK;
     d = defaults_of(c->family);
     own = d->own;
-    c->kv_rank = 512;
+    c->kv_rank = c->family == SPW_FAMILY_MISTRAL4 ? 256 : 512;
     c->rope_dim = 64;
     c->q_rank = json_object_get(s->object, "q_lora_rank") == NULL ? d->q_rank : 0;
     c->value_dim = d->values;
@@ -248,8 +256,11 @@ spw__hf_read_latent(const source *s, spw_model_config *c)
     SPW_TRY(read_bool(s, "rope_interleave", &c->rope_paired));
     if (c->family == SPW_FAMILY_DEEPSEEK_V2) /* whose class has no other */
         SPW_TRY(must_be(s, "rope_interleave", true));
-    if (get(s, "head_dim") != NULL && c->head_dim != c->rope_dim)
-        return wrong(s, "head_dim", "the same as qk_rope_head_dim", get(s, "head_dim"));
+    if (get(s, "head_dim") != NULL && c->head_dim != c->rope_dim + (c->family == SPW_FAMILY_MISTRAL4 ? own : 0))
+        return wrong(s, "head_dim",
+                     c->family == SPW_FAMILY_MISTRAL4 ? "the sum of qk_nope_head_dim and qk_rope_head_dim"
+                                                      : "the same as qk_rope_head_dim",
+                     get(s, "head_dim"));
     if (c->kv_heads != c->heads)
         return wrong(s, "num_key_value_heads", "the same as num_attention_heads", get(s, "num_key_value_heads"));
     c->head_dim = own + c->rope_dim;
@@ -348,6 +359,30 @@ read_hunyuan_experts(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
+/* LFM2's, to whose sums of sigmoids its class adds more than others'. */
+static spw_status
+read_lfm_experts(const source *s, spw_model_config *c)
+{
+    c->experts = 32;
+    c->choices = 4;
+    c->mlp_width = 1792;
+    c->dense_first = 2;
+    c->choice_scale = 1;
+    c->sigmoid = c->sum_to_one = true;
+    SPW_TRY(read_size(s, "num_experts", 1, &c->experts));
+    SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
+    SPW_TRY(read_size(s, "num_dense_layers", 0, &c->dense_first));
+    SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
+    SPW_TRY(must_be(s, "use_expert_bias", true));
+    SPW_TRY(read_real(s, "routed_scaling_factor", &c->choice_scale));
+    if (!(c->choice_scale > 0))
+        return wrong(s, "routed_scaling_factor", "number above 0", get(s, "routed_scaling_factor"));
+    c->choice_least = c->sum_to_one ? 1e-6 : 0;
+    if (c->dense_first == 0)
+        c->dense_width = 0;
+    return SPW_OK;
+}
+
 /* mlp_width is an expert's, dense_width that of layers without. */
 spw_status
 spw__hf_read_experts(const source *s, spw_model_config *c)
@@ -358,8 +393,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     bool shared = spw__hf_of(c->family, SHARED | NEMOTRON);
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
     bool ernie = c->family == SPW_FAMILY_ERNIE_MOE, hy = c->family == SPW_FAMILY_HY_V3;
-    bool hunyuan = c->family == SPW_FAMILY_HUNYUAN_MOE;
-    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie && !hy && !hunyuan)
+    bool hunyuan = c->family == SPW_FAMILY_HUNYUAN_MOE, lfm = c->family == SPW_FAMILY_LFM2_MOE;
+    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie && !hy && !hunyuan && !lfm)
         return SPW_OK;
     if (!hy && !hunyuan) /* whose classes make no loss of them */
         SPW_TRY(spw__hf_check_router_logits(s));
@@ -374,6 +409,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
         SPW_TRY(read_ernie_experts(s, c));
     } else if (hy) {
         SPW_TRY(read_hy_experts(s, c));
+    } else if (lfm) {
+        SPW_TRY(read_lfm_experts(s, c));
     } else if (hunyuan) {
         SPW_TRY(read_hunyuan_experts(s, c));
     } else {

@@ -11,6 +11,8 @@
 #define LLAMA       OF(LLAMA)
 #define MISTRAL     (OF(MISTRAL) | OF(MINISTRAL3))
 #define QWEN        (OF(QWEN2) | OF(QWEN3))
+#define MISTRAL4    OF(MISTRAL4)
+#define GROWING     (OF(MINISTRAL3) | MISTRAL4) /* queries grow with their place */
 #define MIXTRAL     OF(MIXTRAL)
 #define QWEN2_MOE   OF(QWEN2_MOE)
 #define QWEN_MOE    (QWEN2_MOE | OF(QWEN3_MOE))
@@ -31,12 +33,14 @@
 #define GLM_LITE    OF(GLM4_LITE)
 #define GLM_DSA     OF(GLM_DSA)
 #define INDEXED     (OF(DEEPSEEK_V32) | GLM_DSA) /* latent attention of keys that an indexer chooses */
-#define LATENT      (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE | INDEXED)
+#define LATENT      (DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE | INDEXED | MISTRAL4)
+#define SOFTMAX     (DEEPSEEK_V2 | MISTRAL4) /* of those, whose choices and weights are no sigmoids */
 #define DOTS        OF(DOTS1)
 #define SOLAR       OF(SOLAR_OPEN)
 #define EXAONE_MOE  OF(EXAONE_MOE)
-#define BESIDE      (GLM | DOTS | SOLAR | EXAONE_MOE) /* experts are DeepSeek's, attention is not */
-#define SHARED      (BESIDE | LATENT)                 /* an expert of all rows beside the others, by DeepSeek's names */
+#define MIMO        OF(MIMO_V2)
+#define BESIDE      (GLM | DOTS | SOLAR | EXAONE_MOE | MIMO) /* experts are DeepSeek's, attention is not */
+#define SHARED      (BESIDE | LATENT) /* an expert of all rows beside the others, by DeepSeek's names */
 #define GEMMA1      OF(GEMMA)
 #define GEMMAS      (GEMMA1 | GEMMA | GEMMA4)
 #define GRANITE4    OF(GRANITE_HYBRID)
@@ -55,11 +59,14 @@
 #define QWEN3_NEXT  OF(QWEN3_NEXT)
 #define LINEAR      (QWEN3_5 | QWEN3_NEXT)
 #define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
+#define BAMBA       OF(BAMBA)
+#define LFM_MOE     OF(LFM2_MOE)
+#define LFM         (OF(LFM2) | LFM_MOE)
 #define FULL                                                                                                           \
-    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~(DOTS | EXAONE_MOE)) | MINIMAX | GLM_DENSE | ERNIE | HY |        \
-     HUNYUAN | LINEAR | LLAMA4) /* without a window */
+    (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~(DOTS | EXAONE_MOE | MIMO)) | MINIMAX | GLM_DENSE | ERNIE | HY | \
+     HUNYUAN | LINEAR | LLAMA4 | LFM | BAMBA) /* without a window */
 #define LLAMAS                                                                                                         \
-    (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE)
+    (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE | MIMO)
 #define NEOX        OF(NEOX)
 #define OPT         OF(OPT)
 #define STARCODER2  OF(STARCODER2)

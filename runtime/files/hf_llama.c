@@ -65,6 +65,11 @@ static const struct class
     [SPW_FAMILY_HY_V3] = {8, 128, 1e-5, .out_bias = true, .mlp_bias = true, .qk_norm = true},
     [SPW_FAMILY_LLAMA4] = {8, 128, 1e-5, .out_bias = true},
     [SPW_FAMILY_SOLAR_OPEN] = {8, 128, 1e-5},
+    [SPW_FAMILY_MISTRAL4] = {0, 0, 1e-6, .out_bias = true},
+    [SPW_FAMILY_MIMO_V2] = {4, 192, 1e-5},
+    [SPW_FAMILY_BAMBA] = {8, 0, 1e-5, .out_bias = true, .mlp_bias = true},
+    [SPW_FAMILY_LFM2] = {8, 0, 1e-5, .fixed_bias = true, .qk_norm = true, .tied = true},
+    [SPW_FAMILY_LFM2_MOE] = {8, 0, 1e-5, .fixed_bias = true, .qk_norm = true, .tied = true},
 };
 
 /* A cap that is null is none. Gemma 3's class has them too, and what it does with one depends on how it attends. */
@@ -244,7 +249,7 @@ spw__hf_read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
     SPW_TRY(read_heads(s, of, c));
     c->norm_eps = c->norm_eps > 0 ? c->norm_eps : of->norm_eps;
-    SPW_TRY(read_real(s, "rms_norm_eps", &c->norm_eps));
+    SPW_TRY(read_real(s, spw__hf_of(c->family, LFM) ? "norm_eps" : "rms_norm_eps", &c->norm_eps));
     SPW_TRY(spw__hf_read_latent(s, c));
     SPW_TRY(spw__hf_read_linear(s, c));
     SPW_TRY(spw__hf_read_rope(s, c));
@@ -253,6 +258,7 @@ spw__hf_read_llama(const source *s, spw_model_config *c)
     SPW_TRY(spw__hf_read_window(s, c));
     SPW_TRY(spw__hf_read_experts(s, c));
     SPW_TRY(spw__hf_read_llama4(s, c));
+    SPW_TRY(spw__hf_read_mimo(s, c));
     SPW_TRY(read_biases(s, of, c));
     c->qk_norm = of->qk_norm;
     if (c->family == SPW_FAMILY_GLM4_MOE)

@@ -45,7 +45,7 @@ read_rope_kind(const source *s, spw_model_config *c)
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
               : kind != NULL && strcmp(kind, "yarn") == 0   ? SPW_ROPE_YARN
                                                             : SPW_ROPE_PLAIN;
-    if (c->family == SPW_FAMILY_GEMMA4 || (spw__hf_of(c->family, LATENT | LINEAR) && c->rope != SPW_ROPE_YARN))
+    if (spw__hf_of(c->family, GEMMA4 | MIMO) || (spw__hf_of(c->family, LATENT | LINEAR) && c->rope != SPW_ROPE_YARN))
         return refuse(s, key, v);
     return c->rope != SPW_ROPE_PLAIN && c->family != SPW_FAMILY_PHI3 ? SPW_OK : refuse(s, key, v);
 }
@@ -75,7 +75,7 @@ read_yarn(const source *s, spw_model_config *c)
         c->rope_mscale = mscale;
         c->rope_all_dim = all_dim;
     }
-    if (c->family == SPW_FAMILY_MINISTRAL3)
+    if (spw__hf_of(c->family, GROWING))
         SPW_TRY(read_real(s, "llama_4_scaling_beta", &c->rope_growth));
     SPW_TRY(read_real(s, "attention_factor", &c->rope_attention));
     c->rope_truncate = json_object_get(s->object, "truncate") == NULL; /* null is false */
@@ -174,8 +174,13 @@ read_rope_part(const source *s, const char *key, spw_model_config *c)
 {
     double part = c->rope_part > 0 ? c->rope_part : 1;
     SPW_TRY(read_real(s, key, &part));
+    if (c->family == SPW_FAMILY_MISTRAL4) /* whose other keys say it */
+        return get(s, key) == NULL || (uint64_t)(part * (double)c->head_dim) == c->rope_dim
+                   ? SPW_OK
+                   : wrong(s, key, "the share of qk_rope_head_dim in a head", get(s, key));
     if (part != 1 && c->family != SPW_FAMILY_PHI3 && c->family != SPW_FAMILY_GLM4_MOE &&
-        !spw__hf_of(c->family, MINIMAX | GLM_DENSE | NEOX | STABLELM | LINEAR) && c->rope != SPW_ROPE_PROPORTIONAL)
+        !spw__hf_of(c->family, MINIMAX | GLM_DENSE | NEOX | STABLELM | LINEAR | MIMO | BAMBA) &&
+        c->rope != SPW_ROPE_PROPORTIONAL)
         return refuse(s, key, get(s, key));
     if (!(part > 0 && part <= 1))
         return wrong(s, key, "number above 0, at most 1", get(s, key));
@@ -227,7 +232,7 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
             found = found || strcmp(name, known[i]) == 0;
         found =
             found || (has_axes(s, c) && (strcmp(name, "mrope_section") == 0 || strcmp(name, "mrope_interleaved") == 0));
-        found = found || (c->family == SPW_FAMILY_MINISTRAL3 &&
+        found = found || (spw__hf_of(c->family, GROWING) &&
                           (strcmp(name, "llama_4_scaling_beta") == 0 || strcmp(name, "max_position_embeddings") == 0));
         found = found || (strcmp(name, "alpha") == 0 && alpha_of(rope, c) > 0);
         if (!found && c->rope == SPW_ROPE_YARN && strcmp(name, "attn_factor") == 0 && json_is_number(v))
@@ -256,13 +261,13 @@ spw__hf_read_scaled_rope(const source *s, const source *rope, spw_model_config *
 }
 
 /*
- * Gemma 3's, Gemma 4's and OLMo 3's layers with a window and those without have an object each in newer files; in older ones scaling is for the latter.
+ * Gemma 3's, Gemma 4's, MiMo's and OLMo 3's layers with a window and those without have an object each in newer files; in older ones scaling is for the latter.
  * There releases differ in the theta that OLMo's layers with a window have, unless it is the default.
  */
 static spw_status
 read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_config *c)
 {
-    bool olmo = c->family == SPW_FAMILY_OLMO3;
+    bool olmo = c->family == SPW_FAMILY_OLMO3, mimo = c->family == SPW_FAMILY_MIMO_V2;
     spw_model_config local = {.rope_theta = olmo ? c->rope_theta : 10000};
     source full = *rope, sliding = {NULL, s->name, "", s->err, false, false};
     const char *name;
@@ -283,12 +288,19 @@ read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_co
                 return refuse(rope, name, v);
         }
     }
+    if (mimo) {
+        local.family = c->family;
+        local.head_dim = c->head_dim;
+        local.rope_part = c->rope_part;
+    }
     SPW_TRY(read_rope_object(s, &full, "rope_theta", c));
     if (olmo && !newer && c->rope_theta != local.rope_theta)
         return wrong(s, "rope_theta", "500000, or rope_parameters with one for each kind of layer",
                      get(s, "rope_theta"));
-    SPW_TRY(read_rope_object(s, &sliding, olmo ? "" : "rope_local_base_freq", &local));
+    SPW_TRY(read_rope_object(s, &sliding, olmo ? "" : mimo ? "swa_rope_theta" : "rope_local_base_freq", &local));
     c->rope_local_theta = local.rope_theta;
+    if (local.rope_part != c->rope_part && mimo)
+        return refuse(&sliding, "partial_rotary_factor", get(&sliding, "partial_rotary_factor"));
     return local.rope == SPW_ROPE_PLAIN ? SPW_OK : refuse(&sliding, "rope_type", get(&sliding, "rope_type"));
 }
 
@@ -319,6 +331,10 @@ static const struct class
     [SPW_FAMILY_QWEN3_5] = {.part = 0.25},
     [SPW_FAMILY_QWEN3_5_MOE] = {.part = 0.25},
     [SPW_FAMILY_QWEN3_NEXT] = {.part = 0.25},
+    [SPW_FAMILY_MIMO_V2] = {5e6, 0.334},
+    [SPW_FAMILY_BAMBA] = {.part = 0.5},
+    [SPW_FAMILY_LFM2] = {1e6},
+    [SPW_FAMILY_LFM2_MOE] = {1e6},
 };
 
 /* Older files: rope_theta and rope_scaling. Newer ones: rope_parameters with both. */
@@ -328,7 +344,7 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
     const struct class *of = &classes[c->family];
     bool newer = get(s, "rope_parameters") != NULL, minimax = c->family == SPW_FAMILY_MINIMAX_M2;
     bool neox = c->family == SPW_FAMILY_NEOX; /* with names of its own */
-    bool by_layer = spw__hf_of(c->family, GEMMA3 | GEMMA4 | OLMO3);
+    bool by_layer = spw__hf_of(c->family, GEMMA3 | GEMMA4 | OLMO3 | MIMO);
     uint64_t turned = c->head_dim;
     source rope;
     if (newer && get(s, "rope_scaling") != NULL)
@@ -347,12 +363,12 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
     }
     SPW_TRY(read_rope_part(s, neox ? "rotary_pct" : "partial_rotary_factor", c));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
-    if ((c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_MINISTRAL3) && rope.object == NULL)
+    if (spw__hf_of(c->family, GPT_OSS | GROWING) && rope.object == NULL)
         return wrong(s, c->family == SPW_FAMILY_GPT_OSS ? "rope_scaling" : "rope_parameters",
                      "an object, as the family's folders have it", NULL);
     SPW_TRY(by_layer ? read_rope_by_layer(s, &rope, newer, c)
                      : read_rope_object(s, &rope, neox ? "rotary_emb_base" : "rope_theta", c));
-    return c->family == SPW_FAMILY_MINISTRAL3 && c->rope != SPW_ROPE_YARN
+    return spw__hf_of(c->family, GROWING) && c->rope != SPW_ROPE_YARN
                ? refuse(&rope, "rope_type", get(&rope, "rope_type"))
                : SPW_OK;
 }

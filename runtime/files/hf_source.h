@@ -140,6 +140,7 @@ void spw__hf_write_layer_norm(json_t *o, const spw_model_config *c);
 spw_status spw__hf_read_linear(const source *s, spw_model_config *c);
 void spw__hf_write_linear(json_t *o, const spw_model_config *c);
 void spw__hf_write_mamba(json_t *o, const spw_model_config *c);
+void spw__hf_write_lfm(json_t *o, const spw_model_config *c);
 /* That kernels have room for heads' keys and values and for taps, which these keys say; and that steps have no other limit than none. */
 spw_status spw__hf_check_linear(const source *s, const spw_model_config *c, const char *keys, const char *values,
                                 const char *taps);
@@ -158,6 +159,9 @@ void spw__hf_write_gemma4(json_t *o, const spw_model_config *c);
 /* hf_llama4.c: what sets Llama 4 apart, once rope and its layers were read; the same written. Reading does nothing for other families. */
 spw_status spw__hf_read_llama4(const source *s, spw_model_config *c);
 void spw__hf_write_llama4(json_t *o, const spw_model_config *c);
+/* hf_mimo.c: what sets MiMo-V2 apart, once rope, windows and experts were read; the same written. Reading does nothing for other families. */
+spw_status spw__hf_read_mimo(const source *s, spw_model_config *c);
+void spw__hf_write_mimo(json_t *o, const spw_model_config *c);
 /* hf_llama.c: all of what a configuration of Llama's relatives has beside the others' first keys. kv_heads and norm_eps: 0, or the default. */
 spw_status spw__hf_read_llama(const source *s, spw_model_config *c);
 /* hf_llama.c: a number above 0 that logits or scores come to at most; of a missing key otherwise, of null 0: none. */

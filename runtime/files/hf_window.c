@@ -99,6 +99,39 @@ read_full_between(const source *s, spw_model_config *c)
     return read_layer_types(s, c, false);
 }
 
+/*
+ * MiMo's layers without a window: the first ones, and behind them each so many-th; by layer_types, or as the class has it. What its files say
+ * beside counts more, and is of keys before the row.
+ */
+static spw_status
+read_windows_behind(const source *s, spw_model_config *c)
+{
+    const json_t *list = get(s, "layer_types");
+    uint64_t before = 128;
+    c->window = before + 1;
+    c->window_from = 1;
+    c->full_every = 6;
+    SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
+    SPW_TRY(read_size(s, "sliding_window_size", 0, &before));
+    if (get(s, "sliding_window_size") != NULL)
+        c->window = before + 1;
+    if (json_is_array(list)) {
+        for (c->window_from = 0; is_full(list, c->window_from); c->window_from++) {
+        }
+        for (c->full_every = c->window_from + 1; c->full_every <= json_array_size(list); c->full_every++) {
+            if (is_full(list, c->full_every - 1))
+                break;
+        }
+    }
+    if (c->full_every > c->layers)
+        c->full_every = 0;
+    if (c->window_from >= c->layers)
+        c->window = c->window_from = c->full_every = 0;
+    if (c->window == 0)
+        c->rope_local_theta = 0;
+    return read_layer_types(s, c, false);
+}
+
 spw_status
 spw__hf_read_window(const source *s, spw_model_config *c)
 {
@@ -111,12 +144,14 @@ spw__hf_read_window(const source *s, spw_model_config *c)
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
     if (spw__hf_of(c->family, LINEAR))
         return read_full_between(s, c);
-    if (c->family == SPW_FAMILY_GRANITE_HYBRID) /* it is read where its mamba layers are */
+    if (spw__hf_of(c->family, GRANITE4 | LFM | BAMBA)) /* it is read where their other layers are */
         return SPW_OK;
     if (c->family == SPW_FAMILY_LLAMA4) { /* null is none */
         c->chunk = json_is_null(json_object_get(s->object, "attention_chunk_size")) ? 0 : 8192;
         SPW_TRY(read_size(s, "attention_chunk_size", 1, &c->chunk));
     }
+    if (c->family == SPW_FAMILY_MIMO_V2)
+        return read_windows_behind(s, c);
     if (spw__hf_of(c->family, FULL))
         return read_layer_types(s, c, false);
     if (spw__hf_of(c->family, GEMMAS | GPT_OSS | OLMO3 | EXAONE | COHERE2))

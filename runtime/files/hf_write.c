@@ -96,18 +96,34 @@ write_growing_rope(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "rope_parameters", rope);
 }
 
+/* By the object in which alone Bamba's class looks for the part. */
+static void
+write_rope_part(json_t *o, const spw_model_config *c)
+{
+    json_t *rope = rope_scaling(c);
+    if (rope == NULL)
+        rope = json_pack("{s:s}", "rope_type", "default");
+    json_object_set_new(rope, "rope_theta", json_real(c->rope_theta));
+    json_object_set_new(rope, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
+    json_object_set_new(o, "rope_parameters", rope);
+}
+
 /* By newer keys: by older ones releases make different models. */
 static void
 write_rope_by_layer(json_t *o, const spw_model_config *c)
 {
-    json_t *full = rope_scaling(c);
+    json_t *full = rope_scaling(c), *sliding;
     if (full == NULL)
         full = json_pack("{s:s}", "rope_type", "default");
     json_object_set_new(full, "rope_theta", json_real(c->rope_theta));
+    sliding = json_pack("{s:s, s:f}", "rope_type", "default", "rope_theta",
+                        c->rope_local_theta > 0 ? c->rope_local_theta : c->rope_theta);
+    if (c->family == SPW_FAMILY_MIMO_V2) { /* whose default is less than all */
+        json_object_set_new(full, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
+        json_object_set_new(sliding, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
+    }
     json_object_set_new(o, "rope_parameters",
-                        json_pack("{s:o, s:{s:s, s:f}}", "full_attention", full, "sliding_attention", "rope_type",
-                                  "default", "rope_theta",
-                                  c->rope_local_theta > 0 ? c->rope_local_theta : c->rope_theta));
+                        json_pack("{s:o, s:o}", "full_attention", full, "sliding_attention", sliding));
 }
 
 void
@@ -122,12 +138,16 @@ spw__hf_write_scaling(json_t *o, const spw_model_config *c)
 static void
 write_rope(json_t *o, const spw_model_config *c)
 {
-    if (c->family == SPW_FAMILY_OLMO3 || c->family == SPW_FAMILY_GEMMA4) {
+    if (spw__hf_of(c->family, OLMO3 | GEMMA4 | MIMO)) {
         write_rope_by_layer(o, c);
         return;
     }
-    if (c->family == SPW_FAMILY_MINISTRAL3) {
+    if (spw__hf_of(c->family, GROWING)) {
         write_growing_rope(o, c);
+        return;
+    }
+    if (c->family == SPW_FAMILY_BAMBA) {
+        write_rope_part(o, c);
         return;
     }
     if (c->rope_theta > 0)
@@ -250,6 +270,8 @@ write_latent(json_t *o, const spw_model_config *c)
     set_size(o, "v_head_dim", spw_model_value_dim(c, 0));
     if (!v2 && c->index_keys == 0)
         json_object_set_new(o, "rope_interleave", json_boolean(c->rope_paired));
+    if (c->family == SPW_FAMILY_MISTRAL4) /* whose class has no word for it */
+        return;
     json_object_set_new(o, "scoring_func", json_string(v2 ? "softmax" : "sigmoid"));
     json_object_set_new(o, "topk_method",
                         json_string(!v2             ? "noaux_tc"
@@ -266,10 +288,11 @@ spw__hf_write_shared_experts(json_t *o, const spw_model_config *c)
 {
     const bool exaone = c->family == SPW_FAMILY_EXAONE_MOE;
     set_size(o, exaone ? "num_experts" : "n_routed_experts", c->experts);
-    set_size(o, exaone ? "num_shared_experts" : "n_shared_experts", c->shared_width / c->mlp_width);
+    if (c->family != SPW_FAMILY_MIMO_V2)
+        set_size(o, exaone ? "num_shared_experts" : "n_shared_experts", c->shared_width / c->mlp_width);
     set_size(o, "num_experts_per_tok", c->choices);
     set_size(o, "moe_intermediate_size", c->mlp_width);
-    if (c->family != SPW_FAMILY_SOLAR_OPEN && !c->halves_apart)
+    if (!spw__hf_of(c->family, SOLAR | MIMO) && !c->halves_apart)
         set_size(o, "first_k_dense_replace", c->dense_first);
     set_size(o, "n_group", c->groups > 0 ? c->groups : 1);
     set_size(o, "topk_group", c->groups > 0 ? c->group_choices : 1);
@@ -313,33 +336,27 @@ dense_layers(const spw_model_config *c)
 }
 
 static void
-write_llama(json_t *o, const spw_model_config *c)
+write_sizes(json_t *o, const spw_model_config *c)
 {
-    bool seed = c->family == SPW_FAMILY_SEED_OSS, glm_dense = spw__hf_of(c->family, GLM_DENSE);
-    bool exaone = spw__hf_of(c->family, EXAONE);
-    bool qwen_moe = spw__hf_of(c->family, QWEN_MOE | QWEN3_NEXT);
-    bool granite = spw__hf_of(c->family, GRANITE);
-    bool biases = spw__hf_of(c->family, LLAMA | SMOLLM3 | OF(GRANITE) | HY | SEED_OSS);
     set_size(o, "hidden_size", c->width);
     set_size(o, "num_hidden_layers", c->layers);
     set_size(o, "num_attention_heads", c->heads);
-    set_size(o, "num_key_value_heads", c->kv_heads);
+    set_size(o, "num_key_value_heads",
+             c->family == SPW_FAMILY_MIMO_V2 && c->window > 0 ? c->full_kv_heads : c->kv_heads);
     if (c->kv_rank == 0)
         set_size(o, "head_dim", c->head_dim);
     if (c->family != SPW_FAMILY_QWEN3_5_MOE && c->family != SPW_FAMILY_SOLAR_OPEN) /* which have none */
         set_size(o, "intermediate_size", c->dense_width > 0 ? c->dense_width : c->mlp_width);
     set_size(o, "max_position_embeddings", c->positions);
-    if (spw__hf_of(c->family, GEMMAS))
-        write_gemma(o, c);
-    else
-        json_object_set_new(o, "hidden_act", json_string("silu"));
-    json_object_set_new(o, "rms_norm_eps", json_real(c->norm_eps));
-    write_rope(o, c);
-    if (c->family == SPW_FAMILY_PHI3)
-        json_object_set_new(o, "resid_pdrop", json_real(c->dropout));
-    if (c->family == SPW_FAMILY_SMOLLM3)
-        json_object_set_new(o, "no_rope_layers", no_rope_list(c));
-    if (biases)
+}
+
+/* Biases, and between them what sets attention apart. */
+static void
+write_attention(json_t *o, const spw_model_config *c)
+{
+    bool q_alone = spw__hf_of(c->family, SEED_OSS | GLM_DENSE);
+    bool mlp = spw__hf_of(c->family, LLAMA | SMOLLM3 | OF(GRANITE) | HY | SEED_OSS | BAMBA);
+    if (mlp)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
     if (c->family == SPW_FAMILY_GPT_OSS)
         write_gpt_oss(o, c);
@@ -347,51 +364,20 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "use_bias", json_boolean(c->qkv_bias));
     if (spw__hf_of(c->family, LINEAR))
         spw__hf_write_linear(o, c);
-    if (biases || (c->qk_norm && c->family != SPW_FAMILY_MINIMAX_M2 && !exaone) ||
+    if (mlp || (c->qk_norm && !spw__hf_of(c->family, MINIMAX | EXAONE | LFM)) ||
         spw__hf_of(c->family, GEMMAS | GPT_OSS | GLM_DENSE | GRANITE))
-        json_object_set_new(o, "attention_bias", json_boolean(seed || glm_dense ? c->qkv_bias : c->out_bias));
-    if (seed)
+        json_object_set_new(o, "attention_bias", json_boolean(q_alone ? c->qkv_bias : c->out_bias));
+    if (c->family == SPW_FAMILY_SEED_OSS)
         json_object_set_new(o, "attention_out_bias", json_boolean(c->out_bias));
-    if (granite)
-        write_granite(o, c);
-    if (c->family == SPW_FAMILY_LLAMA4) {
-        spw__hf_write_llama4(o, c);
-        return;
-    }
-    if (c->kv_rank > 0)
-        write_latent(o, c);
-    if (spw__hf_of(c->family, BESIDE) || c->kv_rank > 0) {
-        spw__hf_write_shared_experts(o, c);
-        if (exaone) {
-            json_object_set_new(o, "mlp_layer_types", mlp_layer_types(c));
-            spw__hf_write_rope_windows(o, c);
-            return;
-        }
-        json_object_set_new(o, "attention_bias", json_boolean(c->qkv_bias));
-        if (c->family == SPW_FAMILY_DOTS1) {
-            set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
-            json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
-        }
-        return;
-    }
-    if (c->family == SPW_FAMILY_ERNIE_MOE) {
-        write_ernie_experts(o, c);
-        return;
-    }
-    if (c->family == SPW_FAMILY_HY_V3) {
-        write_hy_experts(o, c);
-        return;
-    }
-    if (c->family == SPW_FAMILY_HUNYUAN_MOE) {
-        set_size(o, "num_experts", c->experts);
-        set_size(o, "moe_topk", c->choices);
-        return;
-    }
-    if (c->experts > 0 && !c->experts_beside && !granite) {
-        set_size(o,
-                 c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_MINIMAX_M2 || c->experts_paired
-                     ? "num_local_experts"
-                     : "num_experts",
+}
+
+/* By the names of Mixtral, Qwen, gpt-oss, MiniMax and OLMoE. */
+static void
+write_plain_experts(json_t *o, const spw_model_config *c)
+{
+    bool qwen_moe = spw__hf_of(c->family, QWEN_MOE | QWEN3_NEXT);
+    if (c->experts > 0 && !c->experts_beside && !spw__hf_of(c->family, GRANITE)) {
+        set_size(o, spw__hf_of(c->family, MIXTRAL | MINIMAX | GPT_OSS) ? "num_local_experts" : "num_experts",
                  c->experts);
         set_size(o, "num_experts_per_tok", c->choices);
     }
@@ -399,27 +385,88 @@ write_llama(json_t *o, const spw_model_config *c)
         set_size(o, "shared_expert_intermediate_size", c->shared_width);
     if (c->family == SPW_FAMILY_QWEN2_MOE)
         json_object_set_new(o, "qkv_bias", json_boolean(c->qkv_bias));
-    if (qwen_moe || c->family == SPW_FAMILY_OLMOE)
+    if (qwen_moe || spw__hf_of(c->family, OLMOE | LFM_MOE))
         json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
-    if (qwen_moe || c->family == SPW_FAMILY_QWEN3_5_MOE)
+    if (qwen_moe || spw__hf_of(c->family, OF(QWEN3_5_MOE) | LFM_MOE))
         set_size(o, "moe_intermediate_size", c->mlp_width);
     if (qwen_moe) {
         set_size(o, "decoder_sparse_step", c->sparse_every > 0 ? c->sparse_every : 1);
         json_object_set_new(o, "mlp_only_layers", dense_layers(c));
     }
-    if (c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE)
-        json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
-    if (c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3) {
-        json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
-        set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
+}
+
+static void
+write_experts(json_t *o, const spw_model_config *c)
+{
+    if (c->family == SPW_FAMILY_LLAMA4) {
+        spw__hf_write_llama4(o, c);
+    } else if (spw__hf_of(c->family, SHARED)) {
+        spw__hf_write_shared_experts(o, c);
+        if (spw__hf_of(c->family, EXAONE_MOE | MIMO))
+            json_object_set_new(o, "mlp_layer_types", mlp_layer_types(c));
+        if (c->family != SPW_FAMILY_EXAONE_MOE)
+            json_object_set_new(o, "attention_bias", json_boolean(c->qkv_bias));
+        if (c->family == SPW_FAMILY_MIMO_V2)
+            spw__hf_write_mimo(o, c);
+    } else if (c->family == SPW_FAMILY_ERNIE_MOE) {
+        write_ernie_experts(o, c);
+    } else if (c->family == SPW_FAMILY_HY_V3) {
+        write_hy_experts(o, c);
+    } else if (c->family == SPW_FAMILY_LFM2_MOE) {
+        write_plain_experts(o, c);
+        set_size(o, "num_dense_layers", c->dense_first);
+        json_object_set_new(o, "routed_scaling_factor", json_real(c->choice_scale));
+    } else if (c->family == SPW_FAMILY_HUNYUAN_MOE) {
+        set_size(o, "num_experts", c->experts);
+        set_size(o, "moe_topk", c->choices);
+    } else {
+        write_plain_experts(o, c);
     }
-    if (exaone)
+}
+
+/* Which layers have a window. */
+static void
+write_layers(json_t *o, const spw_model_config *c)
+{
+    if (spw__hf_of(c->family, QWEN | QWEN_MOE))
+        json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
+    if (spw__hf_of(c->family, QWEN | DOTS))
+        set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
+    if (spw__hf_of(c->family, EXAONE))
         spw__hf_write_rope_windows(o, c);
-    else if (c->family == SPW_FAMILY_OLMO3)
+    else if (spw__hf_of(c->family, OLMO3 | MIMO))
         write_windows(o, c);
     else if (!spw__hf_of(c->family,
                          LLAMA | OF(OLMO2) | GPT_OSS | FULL | GEMMAS)) /* null, not absent: that would be 4096 */
         json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
+}
+
+static void
+write_llama(json_t *o, const spw_model_config *c)
+{
+    write_sizes(o, c);
+    if (spw__hf_of(c->family, GEMMAS))
+        write_gemma(o, c);
+    else
+        json_object_set_new(o, "hidden_act", json_string("silu"));
+    if (spw__hf_of(c->family, LFM))
+        spw__hf_write_lfm(o, c);
+    else
+        json_object_set_new(o, "rms_norm_eps", json_real(c->norm_eps));
+    write_rope(o, c);
+    if (c->family == SPW_FAMILY_PHI3)
+        json_object_set_new(o, "resid_pdrop", json_real(c->dropout));
+    if (c->family == SPW_FAMILY_SMOLLM3)
+        json_object_set_new(o, "no_rope_layers", no_rope_list(c));
+    write_attention(o, c);
+    if (spw__hf_of(c->family, GRANITE))
+        write_granite(o, c);
+    if (c->family == SPW_FAMILY_BAMBA)
+        spw__hf_write_mamba(o, c);
+    if (c->kv_rank > 0)
+        write_latent(o, c);
+    write_experts(o, c);
+    write_layers(o, c);
 }
 
 char *

@@ -57,6 +57,11 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "exaone_moe",
                                                            "nemotron_h",
                                                            "deepseek_v4",
+                                                           "mistral4",
+                                                           "mimo_v2_flash",
+                                                           "lfm2",
+                                                           "lfm2_moe",
+                                                           "bamba",
                                                            "custom"};
 
 const char *
@@ -134,7 +139,7 @@ spw_model_attends(const spw_model_config *c, uint64_t layer_idx)
 bool
 spw_model_is_linear(const spw_model_config *c, uint64_t layer_idx)
 {
-    if (c->linear_heads > 0 && c->linear_mamba)
+    if (c->linear_heads > 0 && (c->linear_mamba || c->linear_conv))
         return spw_model_attends(c, layer_idx) && !has_bit(c->full_layers, layer_idx);
     return c->linear_heads > 0 && !is_each(c->full_every, layer_idx);
 }
@@ -149,6 +154,12 @@ uint64_t
 spw_model_window(const spw_model_config *c, uint64_t layer_idx)
 {
     return layer_idx < c->window_from || is_each(c->full_every, layer_idx) ? 0 : c->window;
+}
+
+bool
+spw_model_has_sinks(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->sinks && (!c->sinks_windowed || spw_model_window(c, layer_idx) > 0);
 }
 
 uint64_t
@@ -260,7 +271,7 @@ spw_model_rope_width(const spw_model_config *c, uint64_t table_idx)
 {
     uint64_t all = c->full_head_dim > 0 && table_idx == 0 ? c->full_head_dim : c->head_dim;
     if (c->rope_dim > 0)
-        return c->rope_dim;
+        return table_idx > 0 ? c->head_dim : c->rope_dim;
     return c->rope_part > 0 && c->rope != SPW_ROPE_PROPORTIONAL ? (uint64_t)((double)all * c->rope_part) : all;
 }
 
@@ -412,12 +423,13 @@ growth(const spw_model_config *c, uint64_t t)
     return (float)(1 + c->rope_growth * log(1 + (double)(t / c->rope_positions)));
 }
 
-/* Of queries that are not turned: as if by no angle. */
+/* Of queries that are not turned, or were by another table: as if by no angle. */
 static void
 still_table(const spw_model_config *c, uint64_t R, uint64_t T, float *out)
 {
     for (uint64_t t = 0; t < T; t++) {
-        float factor = (float)(1 + c->still_growth * log(1 + (double)((t + 1) / c->still_places)));
+        double times = c->still_growth > 0 ? (double)((t + 1) / c->still_places) : 0;
+        float factor = c->still_growth > 0 ? (float)(1 + c->still_growth * log(1 + times)) : growth(c, t);
         for (uint64_t j = 0; j < R; j++)
             out[t * R + j] = j < R / 2 ? factor : 0;
     }
@@ -431,7 +443,7 @@ spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float 
     bool queries = table_idx > 0 && c->rope_growth > 0;
     uint64_t each = !c->keys_are_values ? 1 : table_idx == 2 ? c->few_rate : table_idx == 3 ? c->many_rate : 1;
     float scale;
-    if (table_idx > 0 && c->still_growth > 0) {
+    if (table_idx > 0 && (c->still_growth > 0 || (queries && c->rope_dim > 0))) {
         still_table(c, R, T, out);
         return;
     }

@@ -2,7 +2,7 @@
  * A layer's linear attention: what its rows are made into one by one, the convolution and the gated delta rule along the sequence, and the
  * norm and gate of what they give. Qwen3.5's weights have a matrix for each purpose; Qwen3-Next's are woven: all that belongs to a
  * key head is beside each other. Mamba-2's layers have one matrix for all, and behind the gate a norm of all heads together that read
- * the same keys.
+ * the same keys. LFM2's are the convolution alone, of what a row's first part lets through of its third, as far as the second lets that.
  * Sources: Yang et al. 2024 (2412.06464), Dao and Gu 2024 (2405.21060).
  */
 #include "nn_internal.h"
@@ -48,6 +48,22 @@ before_mamba(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value
     }
 }
 
+/* What the convolution reads, and the gate of what it gives. */
+static void
+before_conv(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    const uint64_t width = call->model->config.width, sizes[3] = {width, width, width};
+    spw_value *x = product(call, at, spw__nn_norm(call, at, in[0])), *parts[3];
+    for (uint32_t k = 0; k < 3; k++) {
+        if (k == 1)
+            spw_nn_into(call->tape, 1);
+        parts[k] = spw_nn_parts(call->tape, x, 1, sizes, k, 1);
+    }
+    out[1] = parts[1];
+    spw_nn_into(call->tape, 0);
+    out[0] = spw_nn_gate_mul(call->tape, SPW_GATE_PLAIN, parts[0], parts[2]);
+}
+
 /* Queries, keys and values in one, the gate of what is found, and b and a of each head. */
 static void
 before(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
@@ -82,15 +98,22 @@ spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_v
                            .T = shape.T,
                            .C = spw_model_linear_channels(c),
                            .K = c->linear_taps,
+                           .plain = c->linear_conv,
                            .begins = b->begins,
                            .ends = b->ends};
     spw_value *v[4], *const *own, *bias;
-    spw_nn_rows(call, at, c->linear_mamba ? before_mamba : before, (spw_value *[]){x}, 1, v, c->linear_mamba ? 3 : 4);
+    if (c->linear_conv)
+        spw_nn_rows(call, at, before_conv, (spw_value *[]){x}, 1, v, 2);
+    else
+        spw_nn_rows(call, at, c->linear_mamba ? before_mamba : before, (spw_value *[]){x}, 1, v,
+                    c->linear_mamba ? 3 : 4);
     bias = c->linear_bias ? call->params[(*at)++] : NULL;
     own = call->params + *at;
-    *at += c->linear_mamba ? 4 : 3;
+    *at += c->linear_conv ? 1 : c->linear_mamba ? 4 : 3;
     *gate = v[1];
     x = spw_nn_conv(call->tape, v[0], own[0], bias, &taps);
+    if (c->linear_conv)
+        return x;
     if (c->linear_mamba)
         return spw_nn_delta(call->tape, x, v[2], NULL, own[1], own[2], own[3], &shape);
     return spw_nn_delta(call->tape, x, v[3], v[2], own[1], own[2], NULL, &shape);
@@ -101,7 +124,10 @@ spw_value *
 spw__nn_linear_gated(const spw_call *call, uint32_t *at, spw_value *x, spw_value *gate)
 {
     const spw_model_config *c = &call->model->config;
-    spw_value *w = call->params[(*at)++];
+    spw_value *w;
+    if (c->linear_conv)
+        return spw_nn_gate_mul(call->tape, SPW_GATE_PLAIN, gate, x);
+    w = call->params[(*at)++];
     if (!c->linear_mamba)
         return spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps));
     x = spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
@@ -130,6 +156,12 @@ spw__nn_own_linear_attention(spw_model *m, spw_block *b, const char *prefix)
 {
     const spw_model_config *c = &m->config;
     uint64_t H = c->width, V = c->linear_heads * c->linear_value_dim, QKV = spw_model_linear_channels(c);
+    if (c->linear_conv) {
+        own_matrix(m, b, prefix, "in_proj", 3 * H, H);
+        own(m, b, prefix, "conv.weight", H, c->linear_taps, 3, SPW_INIT_NORMAL);
+        own_matrix(m, b, prefix, "out_proj", H, H);
+        return;
+    }
     if (c->linear_mamba) {
         own_matrix(m, b, prefix, "in_proj", V + QKV + c->linear_heads, H);
     } else if (c->linear_woven) {

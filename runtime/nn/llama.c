@@ -11,7 +11,8 @@
  * learned places), Starcoder2 (LayerNorm, an MLP without a gate), StableLM (LayerNorm), Qwen3.5 and Qwen3-Next (layers of linear attention
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
  * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Nemotron-H (the same, halves of a layer apart, experts without a gate), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
- * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c), DeepSeek-V4 (deepseek4.c) apart are flags of the configuration, not functions.
+ * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c), DeepSeek-V4 (deepseek4.c), Mistral 4 (V3 whose queries grow, experts in one), MiMo-V2
+ * (V3's experts; sinks and more keys in layers with a window, values of another size), LFM2 (gated convolutions between its layers) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -89,21 +90,27 @@ is_unit(const spw_model_config *c, uint64_t layer_idx)
     return c->qk_unit && spw_model_has_rope(c, layer_idx);
 }
 
+/* Turning goes by what lies between two rows, growth by how far a document has come; NULL: rows of a sequence begin at 0. */
+static const int32_t *
+grown_places(const spw_call *call)
+{
+    const spw_model_config *c = &call->model->config;
+    bool grows = c->rope_growth > 0 || c->still_growth > 0;
+    return grows && call->batch->begins != NULL ? call->batch->places : NULL;
+}
+
 /* Norm and rope of so many heads, or rope and norm; the part's output k. */
 static spw_value *
 turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_t k)
 {
     const spw_model_config *c = &call->model->config;
     uint64_t l = call->block->layer_idx;
-    /* Turning goes by what lies between two rows, growth by how far a document has come. */
-    bool grows = c->rope_growth > 0 || c->still_growth > 0;
-    const int32_t *places = grows && call->batch->begins != NULL ? call->batch->places : NULL;
     if (c->qk_norm && !c->qk_norm_last)
         x = normed(call, at, x, k);
     if (spw_model_has_rope(c, l) || (k == 0 && c->still_growth > 0))
-        x = spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, places, call->batch->positions,
-                        heads, spw_model_head_dim(c, l), spw_model_rope_width(c, spw_model_rope_table(c, l)),
-                        c->rope_paired);
+        x = spw_nn_rope(call->tape, x, 0, k == 0 ? call->query_cos_sin : call->cos_sin, grown_places(call),
+                        call->batch->positions, heads, spw_model_head_dim(c, l),
+                        spw_model_rope_width(c, spw_model_rope_table(c, l)), c->rope_paired);
     if (is_unit(c, l)) {
         spw_nn_into(call->tape, k);
         return spw_nn_rmsnorm_plain(call->tape, x, spw_model_head_dim(c, l), (float)c->norm_eps);
@@ -131,8 +138,13 @@ keys_and_values(const spw_call *call, uint32_t *at, spw_value *x, spw_value **ou
     spw_value *v;
     if (!c->values_normed) {
         out[1] = projected(call, at, x, heads, 1);
-        spw_nn_into(call->tape, 2);
-        out[2] = linear(call, at, x, c->qkv_bias);
+        if (c->value_scale == 0)
+            spw_nn_into(call->tape, 2);
+        out[2] = v = linear(call, at, x, c->qkv_bias);
+        if (c->value_scale > 0) {
+            spw_nn_into(call->tape, 2);
+            out[2] = spw_nn_scale(call->tape, v, (float)c->value_scale);
+        }
         return;
     }
     v = linear(call, at, x, c->qkv_bias);
@@ -228,6 +240,7 @@ route(const spw_call *call, uint32_t *at, spw_value *logits)
     spw_routing_rule rule = {.sum_to_one = c->sum_to_one,
                              .sigmoid = c->sigmoid,
                              .scale = c->choice_scale > 0 ? (float)c->choice_scale : 1,
+                             .least = (float)c->choice_least,
                              .groups = c->groups,
                              .group_choices = c->group_choices};
     rule.root = c->root;
@@ -255,7 +268,7 @@ experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_v
         gate = spw__nn_each(t, &in, 1, x, routing, w, w + c->experts, SPW_OP_W_IN_OUT);
         x = spw_nn_gate_mul_packed(t, c->gate, gate);
         x = spw__nn_each(t, &out, 1, x, routing, w + 2 * c->experts, w + 3 * c->experts, SPW_OP_W_IN_OUT);
-    } else if (c->experts_beside || c->experts_weighed || c->gate_packed || c->ungated) {
+    } else if (c->experts_beside || c->experts_weighed || c->experts_packed || c->gate_packed || c->ungated) {
         unsigned flags = c->experts_weighed ? SPW_OP_W_IN_OUT : 0;
         *at += (uint32_t)(2 * c->experts);
         x = spw__nn_each(t, &in, 1, x, routing, w, NULL, flags);
@@ -346,6 +359,9 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
     spw_nn_into(t, 0);
     q = linear(call, at, q, false);
     out[0] = spw_nn_rope(t, q, N, call->cos_sin, NULL, T, c->heads, c->head_dim, R, c->rope_paired);
+    if (c->rope_growth > 0)
+        out[0] = spw_nn_rope(t, out[0], 0, call->query_cos_sin, grown_places(call), T, c->heads, c->head_dim,
+                             c->head_dim, false);
     kv = linear(call, at, h, c->qkv_bias);
     kv = spw_nn_rope(t, kv, c->kv_rank, call->cos_sin, NULL, T, 1, R, R, c->rope_paired);
     h = latent_norm(call, at, spw_nn_parts(t, kv, 1, &c->kv_rank, 0, 1));
@@ -617,7 +633,7 @@ attended(const spw_call *call, uint32_t *at, spw_value *x, spw_value **beside)
         qkv[1 + k] = spw_nn_bring(call->tape, &call->sides[side + k], rows, 0, call->sides[side + k].cols);
     for (uint32_t k = 0; k < 2 && lends; k++)
         spw_nn_leave(call->tape, qkv[1 + k], &call->sides[side + k]);
-    sinks = c->sinks ? call->params[(*at)++] : NULL;
+    sinks = spw_model_has_sinks(c, l) ? call->params[(*at)++] : NULL;
     return spw_nn_attention(call->tape, qkv[0], 0, qkv[c->packed ? 0 : 1], Q, qkv[c->packed ? 0 : 2], Q + KV, sinks,
                             &shape);
 }
@@ -746,7 +762,7 @@ own_each(spw_model *m, spw_block *b, const char *prefix, const char *name, uint6
 /* What files call the parts of a mixture. */
 typedef struct mixture_names {
     const char *mlp, *router, *bias, *shared;
-    const char *gate, *up, *down; /* of an expert */
+    const char *gate, *up, *down; /* of an expert, and of one MLP for all rows */
 } mixture_names;
 
 static mixture_names
@@ -785,6 +801,9 @@ names_of(const spw_model_config *c)
         n.up = "w3";
         n.down = "w2";
         break;
+    case SPW_FAMILY_BAMBA: n.mlp = "feed_forward"; break;
+    case SPW_FAMILY_LFM2:
+    case SPW_FAMILY_LFM2_MOE: n = (mixture_names){"feed_forward", "gate", "expert_bias", NULL, "w1", "w3", "w2"}; break;
     case SPW_FAMILY_LLAMA4:
         n.mlp = "feed_forward";
         n.router = "router";
@@ -821,8 +840,9 @@ own_router(spw_model *m, spw_block *b, const char *prefix, const mixture_names *
 static void
 own_gated(spw_model *m, spw_block *b, const char *prefix, const char *mlp, uint64_t width, bool bias)
 {
-    static const char *const names[3] = {"gate_proj", "up_proj", "down_proj"};
     const spw_model_config *c = &m->config;
+    const mixture_names parts = names_of(c);
+    const char *const names[3] = {parts.gate, parts.up, parts.down};
     char name[48];
     for (int k = c->ungated ? 1 : 0; k < 3; k++) {
         snprintf(name, sizeof name, "%s.%s", mlp, names[k]);
@@ -860,13 +880,17 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
         own_each(m, b, prefix, "feed_forward.experts.gate_up_proj", c->width, 2 * c->mlp_width, 2);
         own_each(m, b, prefix, "feed_forward.experts.down_proj", c->mlp_width, c->width, 2);
     }
+    if (c->experts_packed) {
+        own_each(m, b, prefix, "mlp.experts.gate_up_proj", 2 * c->mlp_width, c->width, 2);
+        own_each(m, b, prefix, "mlp.experts.down_proj", c->width, c->mlp_width, 2);
+    }
     if (c->gate_packed) {
         own_each(m, b, prefix, "block_sparse_moe.input_linear.weight", 2 * c->mlp_width, c->width, 2);
         own_each(m, b, prefix, "block_sparse_moe.output_linear.weight", c->width, c->mlp_width, 2);
         own_packed(m, b, prefix, c->shared_width);
         return;
     }
-    for (int k = c->ungated ? 1 : 0; k < 3 && !c->experts_weighed; k++) {
+    for (int k = c->ungated ? 1 : 0; k < 3 && !c->experts_weighed && !c->experts_packed; k++) {
         uint64_t wide = spw_model_expert_cols(c);
         uint64_t rows = k < 2 ? c->mlp_width : wide, cols = k < 2 ? wide : c->mlp_width;
         for (uint64_t e = 0; e < c->experts; e++) {
@@ -956,18 +980,17 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
     }
     own_linear(m, b, prefix, names->q, c->attention_gated ? 2 * Q : Q, H, c->qkv_bias);
     if (c->qk_norm)
-        own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.query_layernorm" : "self_attn.q_norm",
-                 c->qk_norm_whole ? Q : D);
+        own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.query_layernorm" : names->q_norm, c->qk_norm_whole ? Q : D);
     if (spw_model_keys_of(c, l) != l)
         return;
     own_linear(m, b, prefix, names->k, KV, H, c->qkv_bias);
     if (c->qk_norm)
-        own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.key_layernorm" : "self_attn.k_norm",
-                 c->qk_norm_whole ? KV : D);
+        own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.key_layernorm" : names->k_norm, c->qk_norm_whole ? KV : D);
     if (!c->values_of_keys || spw_model_window(c, l) > 0)
-        own_linear(m, b, prefix, names->v, KV, H, c->qkv_bias);
-    if (c->sinks)
-        spw__nn_own(m, b, prefix, "self_attn.sinks", 1, c->heads, 1, SPW_INIT_NORMAL, (float)c->init_std);
+        own_linear(m, b, prefix, names->v, spw_model_kv_heads(c, l) * spw_model_value_dim(c, l), H, c->qkv_bias);
+    if (spw_model_has_sinks(c, l))
+        spw__nn_own(m, b, prefix, c->sinks_windowed ? "self_attn.attention_sink_bias" : "self_attn.sinks", 1, c->heads,
+                    1, SPW_INIT_NORMAL, (float)c->init_std);
 }
 
 static void

@@ -11,7 +11,8 @@
 static bool
 apart(const spw_model_config *c)
 {
-    return !c->experts_paired && !c->experts_beside && !c->experts_weighed && !c->gate_packed && !c->ungated;
+    return !c->experts_paired && !c->experts_beside && !c->experts_weighed && !c->experts_packed && !c->gate_packed &&
+           !c->ungated;
 }
 
 bool
@@ -30,11 +31,11 @@ spw_model_fused(const spw_model *m, const spw_block *b, spw_fused_kind kind, spw
         return false;
     end = strchr(strstr(name, "layers.") + strlen("layers."), '.');
     snprintf(file, sizeof file, "%.*s%s.%s", (int)(end - name), name,
-             c->experts_weighed  ? ".feed_forward.experts"
-             : c->experts_beside ? ".experts"
-             : c->gate_packed    ? ".block_sparse_moe.experts"
-             : c->halves_apart   ? ".mixer.experts"
-                                 : ".mlp.experts",
+             c->experts_weighed || c->family == SPW_FAMILY_LFM2_MOE ? ".feed_forward.experts"
+             : c->experts_beside                                    ? ".experts"
+             : c->gate_packed                                       ? ".block_sparse_moe.experts"
+             : c->halves_apart                                      ? ".mixer.experts"
+                                                                    : ".mlp.experts",
              kind == SPW_FUSED_DOWN ? "down_proj"
              : c->ungated           ? "up_proj"
                                     : "gate_up_proj");

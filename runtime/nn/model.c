@@ -202,7 +202,8 @@ check_linear(const spw_model_config *c, spw_error *err)
         return SPW_RAISE(err, SPW_ECONFIG,
                          "model: %llu value heads of linear attention do not divide into %llu key heads",
                          (unsigned long long)c->linear_heads, (unsigned long long)c->linear_key_heads);
-    if (K == 0 || K % 8 != 0 || K > SPW_DELTA_DIM_MAX || V == 0 || V % 8 != 0 || V > SPW_DELTA_DIM_MAX)
+    if (!c->linear_conv &&
+        (K == 0 || K % 8 != 0 || K > SPW_DELTA_DIM_MAX || V == 0 || V % 8 != 0 || V > SPW_DELTA_DIM_MAX))
         return SPW_RAISE(err, SPW_ECONFIG,
                          "model: linear attention has keys of %llu elements and values of %llu; both must be multiples "
                          "of 8, and at most %d",
@@ -210,7 +211,7 @@ check_linear(const spw_model_config *c, spw_error *err)
     if (c->linear_taps == 0 || c->linear_taps > SPW_TAPS_MAX)
         return SPW_RAISE(err, SPW_ECONFIG, "model: linear_conv_kernel_dim is %llu, it must be between 1 and %d",
                          (unsigned long long)c->linear_taps, SPW_TAPS_MAX);
-    return c->full_every > 0 || c->linear_mamba
+    return c->full_every > 0 || c->linear_mamba || c->linear_conv
                ? SPW_OK
                : SPW_RAISE(err, SPW_ECONFIG, "model: full_attention_interval is 0, it must be above");
 }
@@ -330,7 +331,7 @@ check(const spw_model_config *c, spw_error *err)
         return SPW_RAISE(err, SPW_ECONFIG,
                          "model: a head's values have %llu elements, its keys %llu; not supported yet",
                          (unsigned long long)c->value_dim, (unsigned long long)c->head_dim);
-    if (turns && c->kv_rank == 0 && (c->head_dim % 2 != 0 || c->full_head_dim % 2 != 0))
+    if (turns && (c->kv_rank == 0 || c->rope_growth > 0) && (c->head_dim % 2 != 0 || c->full_head_dim % 2 != 0))
         return SPW_RAISE(err, SPW_ECONFIG, "model: head_dim %llu is odd, rope needs an even one",
                          (unsigned long long)(c->head_dim % 2 != 0 ? c->head_dim : c->full_head_dim));
     if (c->experts > SPW_EXPERTS_MAX || c->choices > SPW_CHOICES_MAX || c->choices > c->experts ||

@@ -4,11 +4,12 @@
  */
 #include "nn_internal.h"
 
-/* All but an MLP's, in the words of Llama's relatives. */
-#define OF_LLAMA                                                                                                       \
+/* All but an MLP's matrices and two norms, in the words of Llama's relatives; and with these. */
+#define LIKE_LLAMA                                                                                                     \
     .base = "model.", .embedding = "embed_tokens", .norm = "input_layernorm", .qkv = "self_attn.qkv_proj",             \
     .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .out = "self_attn.o_proj",              \
-    .mlp_norm = "post_attention_layernorm", .last_norm = "norm", .head = "lm_head"
+    .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm", .head = "lm_head"
+#define OF_LLAMA LIKE_LLAMA, .mlp_norm = "post_attention_layernorm", .last_norm = "norm"
 
 const spw__names *
 spw__nn_names(spw_family family)
@@ -17,6 +18,8 @@ spw__nn_names(spw_family family)
                                      .down = "mlp.down_proj"};
     static const spw__names granite = {OF_LLAMA, .linear = "mamba", .up = "shared_mlp.input_linear",
                                        .down = "shared_mlp.output_linear"};
+    static const spw__names bamba = {LIKE_LLAMA, .linear = "mamba", .mlp_norm = "pre_ff_layernorm",
+                                     .last_norm = "final_layernorm"};
     static const spw__names starcoder = {OF_LLAMA, .up = "mlp.c_fc", .down = "mlp.c_proj"};
     static const spw__names neox = {.base = "gpt_neox.",
                                     .embedding = "embed_in",
@@ -52,8 +55,24 @@ spw__nn_names(spw_family family)
                                         .down = "mixer.down_proj",
                                         .last_norm = "norm_f",
                                         .head = "lm_head"};
+    static const spw__names lfm = {.base = "model.",
+                                   .embedding = "embed_tokens",
+                                   .norm = "operator_norm",
+                                   .q = "self_attn.q_proj",
+                                   .k = "self_attn.k_proj",
+                                   .v = "self_attn.v_proj",
+                                   .out = "self_attn.out_proj",
+                                   .q_norm = "self_attn.q_layernorm",
+                                   .k_norm = "self_attn.k_layernorm",
+                                   .linear = "conv",
+                                   .mlp_norm = "ffn_norm",
+                                   .last_norm = "embedding_norm",
+                                   .head = "lm_head"};
     switch (family) {
+    case SPW_FAMILY_LFM2:
+    case SPW_FAMILY_LFM2_MOE: return &lfm;
     case SPW_FAMILY_GRANITE_HYBRID: return &granite;
+    case SPW_FAMILY_BAMBA: return &bamba;
     case SPW_FAMILY_STARCODER2: return &starcoder;
     case SPW_FAMILY_NEOX: return &neox;
     case SPW_FAMILY_OPT: return &opt;

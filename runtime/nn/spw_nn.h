@@ -497,6 +497,11 @@ typedef enum spw_family {
     SPW_FAMILY_EXAONE_MOE,
     SPW_FAMILY_NEMOTRON_H,
     SPW_FAMILY_DEEPSEEK_V4,
+    SPW_FAMILY_MISTRAL4,
+    SPW_FAMILY_MIMO_V2,
+    SPW_FAMILY_LFM2,
+    SPW_FAMILY_LFM2_MOE,
+    SPW_FAMILY_BAMBA,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -565,6 +570,7 @@ typedef struct spw_model_config {
     spw_norms norms;
     bool norms_from_one; /* norms multiply by 1 + w */
     bool values_normed;  /* a head's values are, without weights */
+    double value_scale;  /* values are multiplied by it; 0: by nothing */
     bool values_of_keys; /* and in layers without a window made of what keys are made of */
     bool layer_scaled;   /* what a layer gives is multiplied by a number of its own, which is frozen */
     /*
@@ -592,6 +598,8 @@ typedef struct spw_model_config {
     bool sum_to_one;             /* the weights of the chosen ones do */
     bool
         experts_paired; /* an expert's gate and up take turns in one matrix (in, out); it, down and the router have biases */
+    bool
+        experts_packed; /* an expert's gate and up are one matrix, and its matrices parts of two tensors of all experts */
     bool sigmoid; /* a row's weights are sigmoids, not a softmax, and choices go by them and a bias of each expert */
     /*
      * They are what experts' input is multiplied by, and choices have no bias (Llama 4's); an expert's gate is in front of its up in one matrix
@@ -603,6 +611,7 @@ typedef struct spw_model_config {
     uint64_t hashed_layers[SPW_FULL_LAYERS_MAX / 64]; /* with a bit here a layer's choices are a table's, by tokens */
     uint64_t groups, group_choices;    /* of experts, and of how many of them choices may be; 0: one of all */
     double choice_scale;               /* weights are so many times as large; 0: once */
+    double choice_least;               /* added to the sum of sigmoids that become one; 0: next to nothing */
     uint64_t dense_first, dense_width; /* the first so many layers have one MLP for all, of this width */
     uint64_t sparse_every;             /* and of the others all but every so many-th; 0: none of them */
     uint64_t shared_width;             /* of an expert that every row goes through besides; 0: none */
@@ -619,7 +628,8 @@ typedef struct spw_model_config {
     bool learned_places;          /* a table of places is added to embeddings, and no layer has rope */
     uint64_t places_before;       /* rows of that table in front of the first place's */
     spw_rope rope;
-    bool sinks; /* a logit of each head that no key has */
+    bool sinks;          /* a logit of each head that no key has */
+    bool sinks_windowed; /* but in layers without a window */
     /*
      * Linear attention by the gated delta rule, in all layers but each full_every-th: so many heads of values and, a divisor of that, of
      * queries and keys, with so many elements; the convolution's taps. linear_heads 0: in none
@@ -628,6 +638,8 @@ typedef struct spw_model_config {
      */
     uint64_t linear_heads, linear_key_heads, linear_key_dim, linear_value_dim, linear_taps;
     bool linear_mamba, linear_bias;
+    /* They are convolutions between two gates (LFM2's), by full_layers, too: of one head as wide as a row, and keys without elements */
+    bool linear_conv;
     double linear_step;
     uint64_t full_layers[SPW_FULL_LAYERS_MAX / 64];
     /*
@@ -795,6 +807,8 @@ bool spw_model_has_mlp(const spw_model_config *config, uint64_t layer_idx);
 bool spw_model_is_linear(const spw_model_config *config, uint64_t layer_idx);
 /* Elements of a row's queries, keys and values there, which the convolution goes over. */
 uint64_t spw_model_linear_channels(const spw_model_config *config);
+/* Whether this layer's heads have sinks. */
+bool spw_model_has_sinks(const spw_model_config *config, uint64_t layer_idx);
 /* How many keys a row of this layer reads at most; 0: all before it. */
 uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
 /* The places of which a row of this layer reads its own; 0: all are one chunk. */
@@ -814,8 +828,9 @@ uint64_t spw_model_rope_table(const spw_model_config *config, uint64_t layer_idx
 uint64_t spw_model_query_table(const spw_model_config *config, uint64_t layer_idx);
 /*
  * spw_rope_table - cos and sin for T positions into out (T, R) in host memory, R being the table's width; table_idx 1: of
- *           layers with a window, or of DeepSeek-V4's without keys in front, whose other tables are 0, and 2 and 3 of keys for few and many rows; or of queries that grow, by 1 + rope_growth log(1 + floor(t / rope_positions)); or of those
- *           that grow where nothing is turned: 1 + still_growth log(1 + floor((t + 1) / still_places)) and 0.
+ *           layers with a window, or of DeepSeek-V4's without keys in front, whose other tables are 0, and 2 and 3 of keys for few and many rows; or of queries that grow, by 1 + rope_growth log(1 + floor(t / rope_positions)), and with
+ *           latent attention all of whose elements grow: that and 0; or of those that grow where nothing is turned:
+ *           1 + still_growth log(1 + floor((t + 1) / still_places)) and 0.
  * Computes  frequency f[j] = theta^(-2j/R). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
  *           positions: f where w < M / high, f / factor where w > M / low, and between them the mean of both, f with the
  *           weight (M / w - low) / (high - low). yarn: f up to the place j that turns high times over M positions, f / factor
