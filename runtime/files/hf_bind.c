@@ -102,9 +102,9 @@ const char *
 spw__hf_name_here(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
 {
     const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.", *mlp = strstr(name, ".mlp.");
+    const char *at;
     if (family == SPW_FAMILY_DEEPSEEK_V4)
         return name_of_deepseek4(name, room);
-    const char *at;
     if (mlp != NULL && spw__hf_of(family, OLDER_EXPERTS)) {
         snprintf(room, SPW_TENSOR_NAME_BYTES, "%.*s.block_sparse_moe.%s", (int)(mlp - name), name,
                  mlp + strlen(".mlp."));

@@ -762,7 +762,8 @@ own_each(spw_model *m, spw_block *b, const char *prefix, const char *name, uint6
 /* What files call the parts of a mixture. */
 typedef struct mixture_names {
     const char *mlp, *router, *bias, *shared;
-    const char *gate, *up, *down; /* of an expert, and of one MLP for all rows */
+    const char *gate, *up, *down; /* of an expert */
+    bool alike;                   /* of an MLP for all rows too, which else has Llama's names */
 } mixture_names;
 
 static mixture_names
@@ -774,11 +775,12 @@ names_of(const spw_model_config *c)
                        c->shared_gated ? "shared_expert" : "shared_experts",
                        "gate_proj",
                        "up_proj",
-                       "down_proj"};
+                       "down_proj",
+                       false};
     switch (c->family) {
     case SPW_FAMILY_MIXTRAL:
     case SPW_FAMILY_MINIMAX_M2:
-        n = (mixture_names){"block_sparse_moe", "gate", "e_score_correction_bias", NULL, "w1", "w3", "w2"};
+        n = (mixture_names){"block_sparse_moe", "gate", "e_score_correction_bias", NULL, "w1", "w3", "w2", false};
         break;
     case SPW_FAMILY_EXAONE_MOE: n.bias = "e_score_correction_bias"; break;
     case SPW_FAMILY_ERNIE_MOE: n.bias = "moe_statics.e_score_correction_bias"; break;
@@ -803,7 +805,9 @@ names_of(const spw_model_config *c)
         break;
     case SPW_FAMILY_BAMBA: n.mlp = "feed_forward"; break;
     case SPW_FAMILY_LFM2:
-    case SPW_FAMILY_LFM2_MOE: n = (mixture_names){"feed_forward", "gate", "expert_bias", NULL, "w1", "w3", "w2"}; break;
+    case SPW_FAMILY_LFM2_MOE:
+        n = (mixture_names){"feed_forward", "gate", "expert_bias", NULL, "w1", "w3", "w2", true};
+        break;
     case SPW_FAMILY_LLAMA4:
         n.mlp = "feed_forward";
         n.router = "router";
@@ -842,7 +846,8 @@ own_gated(spw_model *m, spw_block *b, const char *prefix, const char *mlp, uint6
 {
     const spw_model_config *c = &m->config;
     const mixture_names parts = names_of(c);
-    const char *const names[3] = {parts.gate, parts.up, parts.down};
+    const char *const names[3] = {parts.alike ? parts.gate : "gate_proj", parts.alike ? parts.up : "up_proj",
+                                  parts.alike ? parts.down : "down_proj"};
     char name[48];
     for (int k = c->ungated ? 1 : 0; k < 3; k++) {
         snprintf(name, sizeof name, "%s.%s", mlp, names[k]);
