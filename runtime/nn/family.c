@@ -271,7 +271,7 @@ spw_model_rope_width(const spw_model_config *c, uint64_t table_idx)
 {
     uint64_t all = c->full_head_dim > 0 && table_idx == 0 ? c->full_head_dim : c->head_dim;
     if (c->rope_dim > 0)
-        return table_idx > 0 ? c->head_dim : c->rope_dim;
+        return table_idx > 0 && !c->keys_are_values ? c->head_dim : c->rope_dim;
     return c->rope_part > 0 && c->rope != SPW_ROPE_PROPORTIONAL ? (uint64_t)((double)all * c->rope_part) : all;
 }
 
