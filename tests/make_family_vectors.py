@@ -267,6 +267,16 @@ def lfm_keys(folder):
     json.dump(c, open(path, "w"), indent=2)
 
 
+# Choices that go by biases, and scores of the chosen so small that what is added to their sum is seen.
+def small_scores(model):
+    for name, p in model.named_parameters():
+        if name.endswith("feed_forward.gate.weight"):
+            p.data *= 24
+    for name, p in model.named_buffers():
+        if name.endswith("expert_bias"):
+            p[:-1] += 0.7
+
+
 # As MiMo-V2-Flash's folder has it: by names that transformers passes over, of what its class does anyway; a layer that predicts further tokens.
 def mimo_keys(folder):
     path = os.path.join(folder, "config.json")
@@ -1294,7 +1304,7 @@ elif __name__ == "__main__":
     lfm = common | dict(hidden_size=24, pad_token_id=None, rope_parameters=rope(1000.0))
     make("lfm2", Lfm2Config(**lfm | dict(num_hidden_layers=3), layer_types=["conv", "full_attention", "conv"], block_multiple_of=8), bf16, rewrite=lfm_keys)
     make("lfm2_moe", Lfm2MoeConfig(**lfm | dict(num_key_value_heads=1), layer_types=["conv", "full_attention"], conv_L_cache=4, num_dense_layers=1, num_experts=4, num_experts_per_tok=2,
-                                   moe_intermediate_size=7, routed_scaling_factor=1.7, tie_word_embeddings=False), f32)
+                                   moe_intermediate_size=7, routed_scaling_factor=1.7, tie_word_embeddings=False), f32, change=small_scores)
     make("exaone_moe", ExaoneMoeConfig(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"], num_experts=4,
                                        num_experts_per_tok=2, moe_intermediate_size=11, mlp_layer_types=["dense", "dense", "sparse", "sparse"],
