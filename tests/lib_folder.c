@@ -78,9 +78,9 @@ folder_write(const folder *f)
     at += sprintf(at, "{");
     for (uint32_t i = 0; i < f->count; begin += f->tensors[i++].bytes) {
         const struct tensor *t = &f->tensors[i];
-        at += sprintf(at, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu", i > 0 ? "," : "", t->name, t->type,
-                      (unsigned long long)t->shape[0]);
-        at += t->ndim > 1 ? sprintf(at, ",%llu", (unsigned long long)t->shape[1]) : 0;
+        at += sprintf(at, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i > 0 ? "," : "", t->name, t->type);
+        for (uint32_t d = 0; d < t->ndim; d++)
+            at += sprintf(at, d > 0 ? ",%llu" : "%llu", (unsigned long long)t->shape[d]);
         at += sprintf(at, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
                       (unsigned long long)(begin + t->bytes));
     }

@@ -109,13 +109,19 @@ from_folder(rig *r, const char *path)
     r->from = path;
 }
 
-/* Experts of 4 bits, the rest is numbers. */
 static void
-kimi_lora(rig *r)
+lora_everywhere(rig *r)
 {
     rig_lora(r);
     r->c.run.lora_targets.count = 1;
     snprintf(r->c.run.lora_targets.item[0], sizeof r->c.run.lora_targets.item[0], "*_proj");
+}
+
+/* Experts of 4 bits, the rest is numbers. */
+static void
+kimi_lora(rig *r)
+{
+    lora_everywhere(r);
     from_folder(r, kimi);
 }
 
@@ -124,6 +130,21 @@ floats_lora(rig *r)
 {
     rig_lora(r);
     from_folder(r, floats);
+}
+
+/* A scale of 8 bits for 16 and one for a matrix are one of 32 bits for 16. */
+static void
+nvfp4_lora(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, "tests/vectors/scaled/llama_nvfp4");
+}
+
+static void
+mxfp4_lora(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, "tests/vectors/scaled/llama_mxfp4");
 }
 
 /* All but norms and the embeddings is frozen. */
@@ -167,6 +188,10 @@ test_as_numbers(void **state)
     as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, kimi_lora);
     as_numbers(SPW_STATE_MIXED, SPW_TIER_DEVICE, kimi_lora);
     as_numbers(SPW_STATE_SPLIT, SPW_TIER_HOST, floats_lora);
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, nvfp4_lora);
+    as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, nvfp4_lora);
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, mxfp4_lora);
+    as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, mxfp4_lora);
     as_numbers(SPW_STATE_FP32, SPW_TIER_NVME, floats_frozen);
     as_numbers(SPW_STATE_MIXED, SPW_TIER_NVME, floats_frozen);
 }
@@ -239,6 +264,8 @@ test_bytes(void **state)
     (void)state;
     count(kimi_lora, ".experts.", 64 + 8 * 2, 0); /* a scale of 16 bits for each 16 */
     count(floats_lora, "_proj.weight", 128 + 4, 200000);
+    count(nvfp4_lora, "_proj.weight", 64 + 8 * 4, 0);
+    count(mxfp4_lora, "_proj.weight", 64 + 4, 0);
 }
 
 /* ---------------------------------------------------------------- what is not kept */

@@ -16,8 +16,9 @@
 static const struct {
     const char *name, *quantized; /* its matrices that are codes have this in their names */
     uint32_t count;
-} cases[] = {{"llama", "_proj.", 14},       {"qwen3_moe", "_proj.", 13},  {"ministral3", "_proj.", 14},
-             {"kimi_k25", ".experts.", 12}, {"llama_int8", "_proj.", 14}, {"llama_float", "_proj.", 14}};
+} cases[] = {{"llama", "_proj.", 14},       {"qwen3_moe", "_proj.", 13},     {"ministral3", "_proj.", 14},
+             {"kimi_k25", ".experts.", 12}, {"llama_int8", "_proj.", 14},    {"llama_float", "_proj.", 14},
+             {"llama_nvfp4", "_proj.", 7},  {"llama_modelopt", "_proj.", 7}, {"llama_mxfp4", "_proj.", 7}};
 
 /* ---------------------------------------------------------------- numbers */
 
@@ -730,6 +731,60 @@ test_faults(void **state)
     spw_model_destroy(m);
 }
 
+/* Floats of 4 bits: NVFP4 as two programs write it, and MXFP4. */
+static void
+test_floats4_config(void **state)
+{
+    static const char *const nv = "llama_nvfp4", *const mx = "llama_mxfp4", *const opt = "llama_modelopt",
+                             *const group = "not supported yet: quantization_config.config_groups {";
+    (void)state;
+    refused_config_of(nv, "\"group_size\": 16", "\"group_size\": 8", group);
+    refused_config_of(nv, "\"strategy\": \"tensor_group\"", "\"strategy\": \"group\"", group);
+    refused_config_of(nv, "\"torch.float8_e4m3fn\"", "\"torch.uint8\"", group);
+    refused_config_of(nv, "\"symmetric\": true", "\"symmetric\": false", group);
+    refused_config_of(nv, "\"dynamic\": false", "\"dynamic\": true", group);
+    refused_config_of(nv, "\"format\": \"nvfp4-pack-quantized\"", "\"format\": \"pack-quantized\"", group);
+    refused_config_of(mx, "\"group_size\": 32", "\"group_size\": 64", group);
+    refused_config_of(mx, "\"strategy\": \"group\"", "\"strategy\": \"tensor_group\"", group);
+    refused_config_of(mx, "\"torch.uint8\"", "\"torch.float8_e4m3fn\"", group);
+    refused_config_of(mx, "\"num_bits\": 4", "\"num_bits\": 6", group);
+    refused_config_of(opt, "\"NVFP4\"", "\"FP8\"", "quantization_config.quant_algo \"FP8\"");
+    refused_config_of(opt, "\"NVFP4\"", "\"W4A16_AWQ\"", "quantization_config.quant_algo \"W4A16_AWQ\"");
+    refused_config_of(opt, "\"group_size\": 16", "\"group_size\": 32", group);
+    taken_config_of(nv, "\"scale_dtype\": \"torch.float8_e4m3fn\"", "\"scale_dtype\": null");
+    taken_config_of(opt, "\"ignore\"", "\"kv_cache_scheme\": {\"num_bits\": 8}, \"ignore\"");
+}
+
+#define DOWN "model.layers.0.mlp.down_proj.weight"
+
+static void
+test_floats4_refused(void **state)
+{
+    static const char *const nv = "llama_nvfp4", *const mx = "llama_mxfp4", *const opt = "llama_modelopt";
+    folder *f = folder_read(nv);
+    (void)state;
+    drop(f, DOWN "_global_scale");
+    refused_weights(f, nv, SPW_ECORRUPT, "the scale of all of " DOWN " is missing", "weight_scale_2");
+    f = folder_read(opt);
+    drop(f, DOWN "_scale");
+    refused_weights(f, opt, SPW_ECORRUPT, DOWN " is U8, and its scales are missing", "");
+    f = folder_read(mx);
+    memset(folder_add(f, DOWN "_global_scale", "F32", 1, (uint64_t[]){1}, 4)->data, 0, 4);
+    refused_weights(f, mx, SPW_ECORRUPT, DOWN "_global_scale is F32", "for packed weights in NVFP4");
+    refused_weights(with_type_of(nv, DOWN "_packed", "I32", 64, 4, 64 * 16), nv, SPW_ECORRUPT, DOWN "_packed is I32",
+                    "4 bits for each weight are U8 of [64, 16]");
+    refused_weights(with_type_of(nv, DOWN "_packed", "U8", 64, 32, 64 * 32), nv, SPW_ECORRUPT,
+                    DOWN "_packed is U8 of shape [64, 32]", "U8 of [64, 16]");
+    refused_weights(with_type_of(nv, DOWN "_scale", "U8", 64, 2, 128), nv, SPW_ECORRUPT, DOWN "_scale is U8",
+                    "scales of this format are F8_E4M3");
+    refused_weights(with_type_of(mx, DOWN "_scale", "BF16", 64, 1, 128), mx, SPW_ECORRUPT, DOWN "_scale is BF16",
+                    "scales of this format are U8");
+    refused_weights(with_type_of(mx, DOWN "_scale", "U8", 64, 2, 128), mx, SPW_ECORRUPT,
+                    DOWN "_scale has shape [64, 2]", "blocks of 1 x 32 need [64, 1]");
+    refused_weights(with_type_of(nv, DOWN "_global_scale", "BF16", 1, 1, 2), nv, SPW_ECORRUPT,
+                    DOWN "_global_scale is BF16", "one F32 is for packed weights");
+}
+
 /* ---------------------------------------------------------------- what is made of them */
 
 /* The same folder with the numbers in fp32, but for those that are bf16 in both. */
@@ -742,12 +797,13 @@ decoded(const char *name)
         struct tensor *t = &f->tensors[i];
         char *packed = strstr(t->name, "_packed"), *inner = strstr(t->name, "model.layers.");
         uint64_t elems;
-        if (packed == NULL && strcmp(t->type, "F8_E4M3") != 0)
+        const bool bytes = strcmp(t->type, "U8") == 0;
+        if ((packed == NULL && !bytes && strcmp(t->type, "F8_E4M3") != 0) || strstr(t->name, ".weight_s") != NULL)
             continue;
-        if (packed != NULL) {
-            t->shape[1] *= strcmp(name, "llama_int8") == 0 ? 4 : 8;
+        if (packed != NULL || bytes)
+            t->shape[1] *= bytes ? 2 : strcmp(name, "llama_int8") == 0 ? 4 : 8;
+        if (packed != NULL)
             *packed = '\0';
-        }
         elems = t->shape[0] * t->shape[1];
         free(t->data);
         t->data = expected(name, inner, elems);
@@ -755,7 +811,8 @@ decoded(const char *name)
         snprintf(t->type, sizeof t->type, "F32");
     }
     for (uint32_t i = f->count; i-- > 0;) {
-        if (strstr(f->tensors[i].name, ".weight_s") != NULL) /* scales, and shapes of what was packed */
+        if (strstr(f->tensors[i].name, ".weight_s") != NULL || /* scales, and shapes of what was packed */
+            strstr(f->tensors[i].name, ".weight_global_scale") != NULL)
             drop(f, f->tensors[i].name);
     }
     folder_write(f);
@@ -827,6 +884,7 @@ test_training(void **state)
     same_training("kimi_k25", SPW_STATE_SPLIT, SPW_TIER_NVME, NULL);
     same_training("llama_int8", SPW_STATE_FP32, SPW_TIER_HOST, NULL);
     same_training("llama_float", SPW_STATE_MIXED, SPW_TIER_NVME, NULL);
+    same_training("llama_modelopt", SPW_STATE_SPLIT, SPW_TIER_NVME, NULL);
 }
 
 /* What is frozen could stay in its file, where it is not what trains; as codes it is made of the numbers. */
@@ -945,6 +1003,7 @@ main(void)
         cmocka_unit_test(test_tied_head),        cmocka_unit_test(test_config),
         cmocka_unit_test(test_config_of_images), cmocka_unit_test(test_weights_refused),
         cmocka_unit_test(test_packed_config),    cmocka_unit_test(test_packed_refused),
+        cmocka_unit_test(test_floats4_config),   cmocka_unit_test(test_floats4_refused),
         cmocka_unit_test(test_random_packed),    cmocka_unit_test(test_faults),
         cmocka_unit_test(test_training),         cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_export),           cmocka_unit_test(test_checkpoint),

@@ -33,6 +33,7 @@ struct spw_hf_reader {
     spw__hf_mapped *mapped; /* (param_count) of those that are so */
     bool *in_terms;         /* (param_count) as spw_param has it */
     uint32_t *scale_of;     /* (param_count) of those that are codes (scaled.c): index of their scales' tensor */
+    uint32_t *scale_of_all; /* (param_count) of those whose scales have one of their own: its tensor */
     spw_scaled blocks;
     bool turned; /* tensors of all experts have matrices (in, out) */
     uint32_t shard_count, tensor_count, param_count;

@@ -18,9 +18,12 @@ form_of(const spw_scaled *b, uint64_t cols, bool bf16_scales, spw_dtype dtype)
         group /= 2;
     if (group == 8 || cols % group != 0 || (b->packed && b->bits == 8 && dtype == SPW_BF16))
         return SPW_QUANT_NONE;
-    return spw_codes_published(b->bits, !b->packed,
-                               bf16_scales && group < SPW_QUANT_BLOCK ? SPW_SCALE_BF16 : SPW_SCALE_F32, group,
-                               dtype == SPW_BF16);
+    return spw_codes_published(b->bits, b->floats || !b->packed,
+                               b->scales == SPW_SCALES_E8M0             ? SPW_SCALE_E8M0
+                               : b->scales == SPW_SCALES_E4M3           ? SPW_SCALE_F32 /* two in one */
+                               : bf16_scales && group < SPW_QUANT_BLOCK ? SPW_SCALE_BF16
+                                                                        : SPW_SCALE_F32,
+                               group, dtype == SPW_BF16);
 }
 
 /* Scales of 16 bits are kept in 16 where all of a folder are bf16. */
