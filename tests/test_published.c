@@ -147,6 +147,14 @@ mxfp4_lora(rig *r)
     from_folder(r, "tests/vectors/scaled/llama_mxfp4");
 }
 
+/* Experts are kept, of 4 bits; the rest, of 8, is numbers. */
+static void
+experts_lora(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, "tests/vectors/scaled/qwen3_fp4");
+}
+
 /* All but norms and the embeddings is frozen. */
 static void
 floats_frozen(rig *r)
@@ -192,6 +200,7 @@ test_as_numbers(void **state)
     as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, nvfp4_lora);
     as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, mxfp4_lora);
     as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, mxfp4_lora);
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, experts_lora);
     as_numbers(SPW_STATE_FP32, SPW_TIER_NVME, floats_frozen);
     as_numbers(SPW_STATE_MIXED, SPW_TIER_NVME, floats_frozen);
 }
@@ -266,6 +275,7 @@ test_bytes(void **state)
     count(floats_lora, "_proj.weight", 128 + 4, 200000);
     count(nvfp4_lora, "_proj.weight", 64 + 8 * 4, 0);
     count(mxfp4_lora, "_proj.weight", 64 + 4, 0);
+    count(experts_lora, ".experts.", 64 + 4, 0);
 }
 
 /* ---------------------------------------------------------------- what is not kept */

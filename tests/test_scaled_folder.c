@@ -18,7 +18,8 @@ static const struct {
     uint32_t count;
 } cases[] = {{"llama", "_proj.", 14},       {"qwen3_moe", "_proj.", 13},     {"ministral3", "_proj.", 14},
              {"kimi_k25", ".experts.", 12}, {"llama_int8", "_proj.", 14},    {"llama_float", "_proj.", 14},
-             {"llama_nvfp4", "_proj.", 7},  {"llama_modelopt", "_proj.", 7}, {"llama_mxfp4", "_proj.", 7}};
+             {"llama_nvfp4", "_proj.", 7},  {"llama_modelopt", "_proj.", 7}, {"llama_mxfp4", "_proj.", 7},
+             {"qwen3_fp4", "_proj.", 10}};
 
 /* ---------------------------------------------------------------- numbers */
 
@@ -489,7 +490,7 @@ test_config(void **state)
     refused_config("16,", "1e40,", "quantization_config.weight_block_size [1e40,10]");
     refused_config("16,", "\"16\",", "quantization_config.weight_block_size [\"16\",10]");
     refused_config(lists, "\"scale_fmt\": \"e5m2\", \"ignored_layers\"", "quantization_config.scale_fmt \"e5m2\"");
-    refused_config(lists, "\"expert_dtype\": \"fp4\", \"ignored_layers\"", "quantization_config.expert_dtype \"fp4\"");
+    refused_config(lists, "\"expert_dtype\": \"fp6\", \"ignored_layers\"", "quantization_config.expert_dtype \"fp6\"");
     refused_config(lists, "\"rotation\": 1, \"ignored_layers\"", "quantization_config.rotation 1");
     refused_config("\"fp8\"", "\"gptq\"", "take the folder that was quantized");
     refused_config("\"fp8\"", "8", "take the folder that was quantized");
@@ -659,8 +660,8 @@ test_weights_refused(void **state)
                     "/model.safetensors: tensor " UP "_scale_inv has shape [2, 3]", "blocks of 16 x 10 need [3, 3]");
     refused_weights(with_type(UP "_scale_inv", "F32", 9, 0, 36), "llama", SPW_ECORRUPT,
                     "/model.safetensors: tensor " UP "_scale_inv has shape [9]", "blocks of 16 x 10 need [3, 3]");
-    refused_weights(with_type(UP "_scale_inv", "F8_E8M0", 3, 3, 9), "llama", SPW_ECORRUPT,
-                    "/model.safetensors: tensor " UP "_scale_inv is F8_E8M0", "F32, BF16 and F16 are read");
+    refused_weights(with_type(UP "_scale_inv", "F8_E5M2", 3, 3, 9), "llama", SPW_ECORRUPT,
+                    "/model.safetensors: tensor " UP "_scale_inv is F8_E5M2", "F32, BF16 and F16 are read");
     refused_weights(with_type("model.norm.weight", "F8_E4M3", 24, 0, 24), "llama", SPW_ECORRUPT,
                     "/model.safetensors: tensor model.norm.weight is F8_E4M3", "F32, BF16 and F16 are read");
     f = folder_read("llama");
@@ -755,7 +756,8 @@ test_floats4_config(void **state)
     taken_config_of(opt, "\"ignore\"", "\"kv_cache_scheme\": {\"num_bits\": 8}, \"ignore\"");
 }
 
-#define DOWN "model.layers.0.mlp.down_proj.weight"
+#define DOWN   "model.layers.0.mlp.down_proj.weight"
+#define DOWN_0 "model.layers.0.mlp.experts.0.down_proj.weight" /* (32, 64) */
 
 static void
 test_floats4_refused(void **state)
@@ -783,6 +785,12 @@ test_floats4_refused(void **state)
                     DOWN "_scale has shape [64, 2]", "blocks of 1 x 32 need [64, 1]");
     refused_weights(with_type_of(nv, DOWN "_global_scale", "BF16", 1, 1, 2), nv, SPW_ECORRUPT,
                     DOWN "_global_scale is BF16", "one F32 is for packed weights");
+    refused_weights(with_type_of("qwen3_fp4", DOWN_0, "I8", 32, 64, 32 * 64), "qwen3_fp4", SPW_ECORRUPT,
+                    DOWN_0 " is I8 of shape [32, 64]", "floats of 4 bits are I8 of [32, 32]");
+    refused_weights(with_type_of("qwen3_fp4", DOWN_0 "_scale_inv", "F8_E8M0", 4, 4, 16), "qwen3_fp4", SPW_ECORRUPT,
+                    DOWN_0 "_scale_inv has shape [4, 4]", "blocks of 1 x 32 need [32, 2]");
+    refused_weights(with_type_of("qwen3_fp4", DOWN_0 "_scale_inv", "BF16", 32, 2, 128), "qwen3_fp4", SPW_ECORRUPT,
+                    DOWN_0 "_scale_inv is BF16", "scales of this format are U8");
 }
 
 /* ---------------------------------------------------------------- what is made of them */

@@ -136,6 +136,8 @@ const char *spw__scaled_refused(const struct json_t *quantization, spw_scaled *o
  * Errors  SPW_ECONFIG naming the file: no quantization_config, or one that is refused, or of the other kind.
  */
 spw_status spw__scaled_of(spw_scaled *out, const char *folder, bool packed, spw_error *err);
+/* Experts' floats of 4 bits beside 8-bit ones, as DeepSeek-V4 is published: MXFP4, whatever config.json says of the others. */
+void spw__scaled_of_experts(spw_scaled *out);
 /* As much of count > 0 elements from first on, of a matrix with so many columns, as is read at once; and its scales. */
 typedef struct spw_scaled_piece {
     uint64_t count, scale_first, scale_count; /* scale_count <= count */

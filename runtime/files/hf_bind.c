@@ -13,6 +13,7 @@
 #define PACKED_SHAPE ".weight_shape"
 #define SCALE        ".weight_scale"
 #define SCALE_INV    ".weight_scale_inv"
+#define SCALE_PLAIN  ".scale"               /* DeepSeek-V4's */
 #define SCALE_OF_ALL ".weight_global_scale" /* what scales are divided by */
 #define SCALE_2      ".weight_scale_2"      /* its inverse */
 
@@ -285,7 +286,26 @@ is_packed(const spw_tensor_info *t)
 static bool
 is_scaled(const spw_tensor_info *t, const spw_param *p)
 {
-    return (strcmp(t->type, "F8_E4M3") == 0 || is_packed(t)) && p->ndim == 2 && p->stack == 0;
+    return (strcmp(t->type, "F8_E4M3") == 0 || strcmp(t->type, "I8") == 0 || is_packed(t)) && p->ndim == 2 &&
+           p->stack == 0;
+}
+
+/* "X.weight" (rows, bytes of two floats) beside others in 8-bit floats. */
+static spw_status
+bind_fp4(spw_hf_reader *r, uint32_t id, const spw_param *p, uint32_t i, spw_error *err)
+{
+    const spw_tensor_info *t = r->tensors[i].info;
+    const uint64_t want[2] = {p->rows, p->cols / 2};
+    char is[120], needed[80];
+    if (r->blocks.rows == 0 || r->blocks.packed)
+        SPW_TRY(spw__scaled_of(&r->blocks, r->path, false, err));
+    spw__scaled_of_experts(&r->experts);
+    if (t->ndim != 2 || memcmp(t->shape, want, sizeof want) != 0 || p->cols % 2 != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is I8 of shape %s, floats of 4 bits are I8 of %s",
+                         r->shards[r->tensors[i].shard_idx].name, t->name, shape_text(is, sizeof is, t->shape, t->ndim),
+                         shape_text(needed, sizeof needed, want, 2));
+    r->of_param[id] = i;
+    return SPW_OK;
 }
 
 /* "X.weight_packed" (rows, words of 32 bits, or bytes of two floats) of "X.weight", which ModelOpt's bytes are called too. */
@@ -320,6 +340,8 @@ bind_weights(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_
     const spw_param *p = &m->params[id];
     if (is_scaled(r->tensors[i].info, p) && is_packed(r->tensors[i].info))
         return bind_packed(r, id, p, i, err);
+    if (is_scaled(r->tensors[i].info, p) && strcmp(r->tensors[i].info->type, "I8") == 0)
+        return bind_fp4(r, id, p, i, err);
     if (!is_scaled(r->tensors[i].info, p))
         SPW_TRY(check_type(r, &r->tensors[i], err));
     else if (r->blocks.rows == 0 || r->blocks.packed)
@@ -427,7 +449,8 @@ is_beside(const named *names, uint32_t count, const char *name, const char *more
 static bool
 is_scale(const named *names, uint32_t count, const char *name, uint32_t *id)
 {
-    return is_beside(names, count, name, SCALE_INV, id) || is_beside(names, count, name, SCALE, id);
+    return is_beside(names, count, name, SCALE_INV, id) || is_beside(names, count, name, SCALE, id) ||
+           is_beside(names, count, name, SCALE_PLAIN, id);
 }
 
 static bool
@@ -438,12 +461,12 @@ is_of_all(const named *names, uint32_t count, const char *name, uint32_t *id)
 
 /* Numbers, or what the codes' format has. */
 static spw_status
-check_scale_type(const spw_hf_reader *r, const entry *e, spw_error *err)
+check_scale_type(const spw_hf_reader *r, const entry *e, const spw_scaled *b, spw_error *err)
 {
     static const char *const types[] = {[SPW_SCALES_E4M3] = "F8_E4M3", [SPW_SCALES_E8M0] = "U8"};
-    const spw_scales kind = r->blocks.scales;
+    const spw_scales kind = b->scales;
     if (kind == SPW_SCALES_NUMBERS)
-        return check_type(r, e, err);
+        return spw__hf_is_e8m0(e->info) && !b->packed ? SPW_OK : check_type(r, e, err);
     if (strcmp(e->info->type, types[kind]) == 0 || (kind == SPW_SCALES_E8M0 && strcmp(e->info->type, "F8_E8M0") == 0))
         return SPW_OK;
     return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s; scales of this format are %s",
@@ -472,6 +495,7 @@ check_scales(const spw_hf_reader *r, const spw_param *p, const entry *weights, c
 {
     const bool scaled = weights != NULL && is_scaled(weights->info, p);
     const bool packed = scaled && is_packed(weights->info);
+    const spw_scaled *b = scaled && strcmp(weights->info->type, "I8") == 0 ? &r->experts : &r->blocks;
     const spw_tensor_info *s = scales != NULL ? scales->info : NULL;
     uint64_t want[2];
     char is[120], needed[80];
@@ -485,16 +509,16 @@ check_scales(const spw_hf_reader *r, const spw_param *p, const entry *weights, c
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is for weights that are F8_E4M3%s, and %s is %s",
                          r->shards[scales->shard_idx].name, s->name, ends_with(s->name, SCALE) ? " or packed" : "",
                          p->name, weights != NULL ? weights->info->type : "missing");
-    SPW_TRY(check_scale_type(r, scales, err));
-    want[0] = (p->rows - 1) / r->blocks.rows + 1;
-    want[1] = (p->cols - 1) / r->blocks.cols + 1;
-    if (want[0] * want[1] == 1 && r->blocks.scales == SPW_SCALES_NUMBERS &&
+    SPW_TRY(check_scale_type(r, scales, b, err));
+    want[0] = (p->rows - 1) / b->rows + 1;
+    want[1] = (p->cols - 1) / b->cols + 1;
+    if (want[0] * want[1] == 1 && b->scales == SPW_SCALES_NUMBERS &&
         s->bytes == spw_dtype_bytes(s->dtype)) /* of a matrix with one, [] */
         return SPW_OK;
     if (s->ndim != 2 || memcmp(s->shape, want, sizeof want) != 0)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, blocks of %llu x %llu need %s",
                          r->shards[scales->shard_idx].name, s->name, shape_text(is, sizeof is, s->shape, s->ndim),
-                         (unsigned long long)r->blocks.rows, (unsigned long long)r->blocks.cols,
+                         (unsigned long long)b->rows, (unsigned long long)b->cols,
                          shape_text(needed, sizeof needed, want, 2));
     return SPW_OK;
 }

@@ -395,16 +395,17 @@ read_scale_of_all(spw_hf_reader *r, uint32_t id, float *out, spw_error *err)
 static spw_status
 read_scales(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
+    const spw_scaled *b = spw__hf_blocks_of(r, id);
     uint8_t raw[BLOCK];
     float all = 1;
-    if (r->blocks.scales == SPW_SCALES_NUMBERS)
+    if (b->scales == SPW_SCALES_NUMBERS && !spw__hf_is_e8m0(r->tensors[r->scale_of[id]].info))
         return spw__hf_read_floats(r, r->scale_of[id], first, count, out, err);
     SPW_TRY(spw_hf_read(r, r->scale_of[id], first, raw, count, err));
-    if (r->blocks.scales == SPW_SCALES_E4M3)
+    if (b->scales == SPW_SCALES_E4M3)
         SPW_TRY(read_scale_of_all(r, id, &all, err));
     for (uint64_t i = 0; i < count; i++)
-        out[i] = r->blocks.scales == SPW_SCALES_E4M3 ? spw_fp8_to_f32(SPW_E4M3, raw[i]) / all
-                                                     : spw_bits_f32(raw[i] > 0 ? (uint32_t)raw[i] << 23 : 1u << 22);
+        out[i] = b->scales == SPW_SCALES_E4M3 ? spw_fp8_to_f32(SPW_E4M3, raw[i]) / all
+                                              : spw_bits_f32(raw[i] > 0 ? (uint32_t)raw[i] << 23 : 1u << 22);
     return SPW_OK;
 }
 
@@ -412,7 +413,7 @@ read_scales(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float
 static spw_status
 read_scaled(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
-    const spw_scaled *b = &r->blocks;
+    const spw_scaled *b = spw__hf_blocks_of(r, id);
     const uint64_t cols = r->tensors[r->of_param[id]].info->shape[1] * (b->floats ? 2 : b->packed ? 32 / b->bits : 1);
     while (count > 0) {
         spw_scaled_piece p = spw__scaled_piece(b, cols, first, count < BLOCK ? count : BLOCK);

@@ -26,16 +26,21 @@ form_of(const spw_scaled *b, uint64_t cols, bool bf16_scales, spw_dtype dtype)
                                group, dtype == SPW_BF16);
 }
 
-/* Scales of 16 bits are kept in 16 where all of a folder are bf16. */
+/*
+ * Scales of 16 bits are kept in 16 where all of a folder are bf16. Where experts are floats of 4 bits and the rest of 8, these stay numbers: the most are
+ * experts.
+ */
 static void
 of_tensors(spw_quant *form, bool *in_codes, const spw_hf_reader *r, const spw_model *m, spw_dtype dtype)
 {
+    const bool by_experts = r->experts.rows > 0;
     bool bf16 = true;
     for (uint32_t id = 0; id < m->param_count; id++)
         bf16 = bf16 && (r->scale_of[id] == UINT32_MAX || r->tensors[r->scale_of[id]].info->dtype == SPW_BF16);
     for (uint32_t id = 0; id < m->param_count; id++) {
-        const spw_quant of =
-            r->scale_of[id] != UINT32_MAX ? form_of(&r->blocks, m->params[id].cols, bf16, dtype) : SPW_QUANT_NONE;
+        const spw_scaled *b = r->scale_of[id] != UINT32_MAX ? spw__hf_blocks_of(r, id) : NULL;
+        const spw_quant of = b != NULL && (b == &r->experts) == by_experts ? form_of(b, m->params[id].cols, bf16, dtype)
+                                                                           : SPW_QUANT_NONE;
         in_codes[id] = of != SPW_QUANT_NONE;
         *form = in_codes[id] ? of : *form;
     }
@@ -50,7 +55,8 @@ typedef struct left_out {
     const char *names[ITEMS_MAX];
     regex_t expressions[ITEMS_MAX];
     uint32_t name_count, expression_count;
-    bool images; /* they call what is read here language_model.X */
+    bool images;     /* they call what is read here language_model.X */
+    bool by_experts; /* experts are floats of 4 bits, and what else is coded is not kept */
 } left_out;
 
 /* What is no expression here leaves nothing out. */
@@ -108,11 +114,20 @@ of_config(spw_quant *form, bool *in_codes, const left_out *l, const spw_scaled *
         spw_quant of = SPW_QUANT_NONE;
         snprintf(module, sizeof module, "%.*s", end != NULL ? (int)(end - p->name) : (int)strlen(p->name), p->name);
         if (p->ndim == 2 && p->stack == 0 && !p->adapter && strncmp(p->name, "model.layers.", 13) == 0 &&
-            strstr(p->name, ".gate.weight") == NULL && !is_left_out(l, module))
+            strstr(p->name, ".gate.weight") == NULL && !is_left_out(l, module) &&
+            (!l->by_experts || strstr(p->name, ".experts.") != NULL))
             of = form_of(b, p->cols, true, dtype);
         in_codes[id] = of != SPW_QUANT_NONE;
         *form = in_codes[id] ? of : *form;
     }
+}
+
+/* DeepSeek-V4's says it beside quantization_config, and transformers in it. */
+static bool
+says_fp4(const json_t *object)
+{
+    const char *type = json_string_value(json_object_get(object, "expert_dtype"));
+    return type != NULL && strcmp(type, "fp4") == 0;
 }
 
 static spw_status
@@ -131,6 +146,9 @@ read_config(spw_quant *form, bool *in_codes, const char *folder, const spw_model
     if (l != NULL && whole != NULL && spw__scaled_refused(whole, &b) == NULL) {
         l->images = text != NULL;
         take_lists(l, whole);
+        l->by_experts = says_fp4(whole) || says_fp4(root);
+        if (l->by_experts)
+            spw__scaled_of_experts(&b);
         of_config(form, in_codes, l, &b, m, dtype);
     }
     for (uint32_t i = 0; l != NULL && i < l->expression_count; i++)

@@ -7,6 +7,7 @@
  *   of 4 bits     E2M1, two to a byte: NVFP4, whose scales are 8-bit floats for each 16 of a row, divided by a number of the matrix (compressed-tensors'
  *                 nvfp4-pack-quantized, and NVIDIA's ModelOpt, whose files have the inverse of that number), and MXFP4, whose scales are powers of two for
  *                 each 32 (mxfp4-pack-quantized; that of gpt-oss, which lies the other way round, is mxfp4.c's)
+ *                 Such experts may stand beside 8-bit floats (DeepSeek-V4), whose scales are then powers of two in 8 bits too
  * A decoded number is one product in fp32, rounded once. Here is what a config.json says of them, which part of the scales a range of
  * a matrix takes, and the decoding; the files are the reader's.
  * Source: Micikevicius et al. 2022 (2209.05433), 3.1; DeepSeek-AI 2024 (2412.19437), 3.3.2; the documentation of compressed-tensors, "pack-quantized"; OCP Microscaling Formats (MX) 1.0, 5.3, E2M1; compressed-tensors' converter of ModelOpt's files.
@@ -59,10 +60,10 @@ is_understood(const char *member, const json_t *v, spw_scaled *out)
         return is_one_of(v, "e4m3", "float8_e4m3fn");
     if (strcmp(member, "activation_scheme") == 0) /* of whoever multiplies in 8 bits */
         return is_one_of(v, "dynamic", "static");
-    if (strcmp(member, "scale_fmt") == 0) /* powers of two are fp32 numbers like others */
+    if (strcmp(member, "scale_fmt") == 0) /* powers of two: numbers like others, or in 8 bits, as their type says */
         return is_one_of(v, "float", "ue8m0");
     if (strcmp(member, "expert_dtype") == 0)
-        return is_one_of(v, "fp8", "fp8");
+        return is_one_of(v, "fp8", "fp4");
     return strcmp(member, "dequantize") == 0 && json_is_boolean(v); /* a choice of whoever loads it */
 }
 
@@ -204,6 +205,22 @@ blocks_of(const json_t *root, const char *file, bool packed, spw_scaled *out, sp
     return SPW_OK;
 }
 
+static void
+fill_values(spw_scaled *b)
+{
+    for (int code = 0; code < 1 << b->bits; code++)
+        b->values[code] = b->floats   ? spw__e2m1(code)
+                          : b->packed ? (float)(code - (1 << (b->bits - 1)))
+                                      : spw_fp8_to_f32(SPW_E4M3, (uint8_t)code);
+}
+
+void
+spw__scaled_of_experts(spw_scaled *out)
+{
+    *out = (spw_scaled){.rows = 1, .cols = 32, .bits = 4, .packed = true, .floats = true, .scales = SPW_SCALES_E8M0};
+    fill_values(out);
+}
+
 spw_status
 spw__scaled_of(spw_scaled *out, const char *folder, bool packed, spw_error *err)
 {
@@ -223,10 +240,7 @@ spw__scaled_of(spw_scaled *out, const char *folder, bool packed, spw_error *err)
             out->rows = 0;
         SPW_TRY(st);
     }
-    for (int code = 0; code < 1 << out->bits; code++)
-        out->values[code] = out->floats ? spw__e2m1(code)
-                            : packed    ? (float)(code - (1 << (out->bits - 1)))
-                                        : spw_fp8_to_f32(SPW_E4M3, (uint8_t)code);
+    fill_values(out);
     return SPW_OK;
 }
 
