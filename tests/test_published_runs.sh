@@ -52,6 +52,22 @@ check "generate keeps codes" run generate "$kimi" --ids --prompt '1 2 3' --token
 check "and says the same" cmp -s "$dir/out" "$dir/said"
 check "a checkpoint's too" run generate "$dir/published-1" --ids --prompt '1 2 3' --tokens 4 --temperature 0
 
+# On the emulated cuda device, where codes come over a link and are decoded behind it.
+if [ -f "$build/emulated/spillway-cuda.so" ]; then
+    SPW_CUDA_PLUGIN=$(realpath "$build/emulated/spillway-cuda.so")
+    export SPW_CUDA_PLUGIN
+    for codes in none published; do
+        rm -f "$dir/log"
+        check "on a device apart, codes $codes" run train "$dir/c.json" --quiet --set spillway.device=cuda \
+            --set spillway.frozen_codes=$codes --set spillway.run_log="$dir/log"
+        losses cuda-$codes.losses
+    done
+    check "give the same losses" same cuda-published.losses cuda-none.losses 4
+    unset SPW_CUDA_PLUGIN
+else
+    skip "codes on a device apart" "no emulated device here"
+fi
+
 # As published folders say what is left out, by expressions; routers are numbers without a word.
 sed 's/"lm_head"/"lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\\\.(gate|up|gate_up|down)_proj.*"/' "$kimi/config.json" >"$dir/bare/config.json"
 run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda
