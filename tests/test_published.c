@@ -309,6 +309,21 @@ odd_blocks(rig *r)
 }
 
 static void
+half_floats(rig *r)
+{
+    floats_lora(r);
+    r->c.run.state_format = SPW_STATE_MIXED_F16;
+}
+
+/* A scale for 32 rows of a column. */
+static void
+turned_groups(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, "tests/vectors/families/gpt_oss_mxfp4");
+}
+
+static void
 other_numbers(rig *r)
 {
     kimi_lora(r);
@@ -321,6 +336,8 @@ test_refused(void **state)
     (void)state;
     refused(without_folder, SPW_ECONFIG, "needs model.path");
     refused(odd_blocks, SPW_ECONFIG, "tests/vectors/scaled/llama has no matrices as codes that are kept");
+    refused(half_floats, SPW_ECONFIG, "is for weights in bf16 or fp32");
+    refused(turned_groups, SPW_ECONFIG, "has no matrices as codes that are kept");
     refused(other_numbers, SPW_EINVAL, "these weights are not what codes of 4 bits with a scale for each 16 decode to");
 }
 
