@@ -100,7 +100,7 @@ typedef struct cli_place {
     uint64_t host_memory, device_memory; /* 0: not given */
     const char *nvme[SPW_PATHS_MAX];
     uint32_t nvme_count;
-    const char *codes; /* none, int8, int4; NULL: what a checkpoint was trained with */
+    const char *codes; /* none, int8, int4, published; NULL: what a checkpoint was trained with */
 } cli_place;
 /* Takes argv[*i] if it is one of them: EXIT_DONE, or EXIT_USAGE after a message; -1: it is not. */
 int cli_place_option(const char *command, cli_place *place, int argc, char **argv, int *i);

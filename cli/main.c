@@ -105,7 +105,8 @@ static const char plan_usage[] =
     "  --device-memory BYTES  budget for the device, working memory and keys and values included\n"                    \
     "  --nvme DIR             weights are in a swap file there and read when they are used; may be given several "     \
     "times\n"                                                                                                          \
-    "  --codes int8|int4|none matrices between embeddings and head are stored as codes, 1.03 or 0.53 bytes each\n"     \
+    "  --codes int8|int4|none matrices between embeddings and head are stored as codes, 1.03 or 0.53 bytes each;\n"    \
+    "                         published: in those that the folder has\n"                                               \
     "                         (default: as the checkpoint was trained)\n"
 
 static const char generate_usage[] =

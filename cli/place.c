@@ -20,9 +20,10 @@ cli_place_option(const char *command, cli_place *p, int argc, char **argv, int *
     }
     if (strcmp(name, "--codes") == 0) {
         p->codes = value;
-        return strcmp(value, "none") == 0 || strcmp(value, "int8") == 0 || strcmp(value, "int4") == 0
+        return strcmp(value, "none") == 0 || strcmp(value, "int8") == 0 || strcmp(value, "int4") == 0 ||
+                       strcmp(value, "published") == 0
                    ? EXIT_DONE
-                   : cli_usage(command, "--codes %s is not int8, int4 or none", value);
+                   : cli_usage(command, "--codes %s is not int8, int4, published or none", value);
     }
     if (p->nvme_count == SPW_PATHS_MAX)
         return cli_usage(command, "more than %d --nvme folders", SPW_PATHS_MAX);

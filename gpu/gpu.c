@@ -212,22 +212,22 @@ spw_gpu_copy_d2h(spw_gpu_queue *queue, void *dst_host, spw_dtype dst_type, const
 }
 
 void
-spw_gpu_encode(spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src, spw_dtype type, uint64_t n)
+spw_gpu_encode(spw_gpu_queue *queue, void *codes, spw_quant form, const void *src, spw_dtype type, uint64_t n)
 {
-    queue->calls->encode(queue, codes, bits, src, type, n);
+    queue->calls->encode(queue, codes, form, src, type, n);
 }
 
 void
-spw_gpu_decode(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
+spw_gpu_decode(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, spw_quant form, uint64_t n)
 {
-    queue->calls->decode(queue, dst, type, codes, bits, n);
+    queue->calls->decode(queue, dst, type, codes, form, n);
 }
 
 void
-spw_gpu_decode_h2d(spw_gpu_queue *queue, void *dst_device, spw_dtype type, const void *codes_host, uint32_t bits,
+spw_gpu_decode_h2d(spw_gpu_queue *queue, void *dst_device, spw_dtype type, const void *codes_host, spw_quant form,
                    uint64_t n)
 {
-    queue->calls->decode_h2d(queue, dst_device, type, codes_host, bits, n);
+    queue->calls->decode_h2d(queue, dst_device, type, codes_host, form, n);
 }
 
 void

@@ -13,6 +13,7 @@
 #define SPW_GPU_H
 
 #include "spw_base.h"
+#include "spw_codes.h"
 #include "spw_preference.h"
 
 #ifdef __cplusplus
@@ -141,13 +142,13 @@ void spw_gpu_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const
                       uint64_t n, double *sumsq);
 
 /*
- * n elements, a multiple of 128, as codes of 8 or 4 bits in blocks of 128, each a scale (fp32) and 128 or 64 bytes: the bytes, and
- * decoded the elements, of runtime/base/quant.h. codes is aligned to 4 bytes. On any queue, lent as above.
+ * n elements, a multiple of 128, as codes in blocks of 128 with their scales: the bytes, and decoded the elements, of runtime/base/quant.h;
+ * encode makes SPW_QUANT_INT8 and INT4 alone, decode takes published forms too (spw_codes.h). codes is aligned to 4 bytes. On any queue, lent as above.
  * decode_h2d: codes lie in host memory, and what crosses the link are the codes; else all is on the device.
  */
-void spw_gpu_encode(spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src, spw_dtype type, uint64_t n);
-void spw_gpu_decode(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n);
-void spw_gpu_decode_h2d(spw_gpu_queue *queue, void *dst_device, spw_dtype type, const void *codes_host, uint32_t bits,
+void spw_gpu_encode(spw_gpu_queue *queue, void *codes, spw_quant form, const void *src, spw_dtype type, uint64_t n);
+void spw_gpu_decode(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, spw_quant form, uint64_t n);
+void spw_gpu_decode_h2d(spw_gpu_queue *queue, void *dst_device, spw_dtype type, const void *codes_host, spw_quant form,
                         uint64_t n);
 
 /*

@@ -93,15 +93,15 @@ start_copy(spw_store *s, unit *u, chunk *c)
 {
     char *dst = s->device_cache + u->device_offset + (c->plan.first - u->plan.first) * s->compute_bytes;
     spw_dtype type = spw_gpu_get_info(s->cfg.gpu)->compute_dtype;
-    uint32_t bits = spw__store_code_bits(&s->cfg, &c->plan);
+    const spw_quant form = spw__store_code_form(&s->cfg, &c->plan);
     bool on_device = c->plan.weight_tier == SPW_TIER_DEVICE;
     c->pins++;
     u->copies_inflight++;
     s->copies_inflight++;
     s->stats.h2d_bytes += on_device ? 0 : spw__chunk_weights(s, c);
     spw_gpu_span_begin(s->h2d, "gather");
-    if (bits > 0)
-        (on_device ? spw_gpu_decode : spw_gpu_decode_h2d)(s->h2d, dst, type, c->weights, bits, c->plan.elems);
+    if (form != SPW_QUANT_NONE)
+        (on_device ? spw_gpu_decode : spw_gpu_decode_h2d)(s->h2d, dst, type, c->weights, form, c->plan.elems);
     else if (on_device)
         spw_gpu_copy_d2d(s->h2d, dst, type, c->weights, s->cfg.weight_dtype, c->plan.elems, NULL);
     else

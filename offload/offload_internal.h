@@ -278,7 +278,7 @@ void spw__undo_is_back(spw_store *s, chunk *c);
 /* A record is never smaller than 3 bytes per element, a gradient never larger than 4. */
 enum { LOANS_PER_CHUNK = 2 };
 /* room.c, before threads run. */
-uint32_t spw__store_code_bits(const spw_store_config *cfg, const spw_store_chunk *c); /* 0: no codes */
+spw_quant spw__store_code_form(const spw_store_config *cfg, const spw_store_chunk *c); /* 0: no codes */
 bool spw__store_on_device(const spw_store_config *cfg, uint32_t unit_idx); /* all of the unit is there, or nothing */
 spw_status spw__store_check_config(const spw_store_config *cfg, spw_error *err);
 spw_status spw__store_carve(spw_store *s, spw_error *err);
@@ -305,7 +305,7 @@ spw__record_of(const spw_store_config *cfg, uint32_t unit_idx)
 static inline uint64_t
 spw__chunk_weights(const spw_store *s, const chunk *c)
 {
-    return spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, spw__store_code_bits(&s->cfg, &c->plan));
+    return spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, spw__store_code_form(&s->cfg, &c->plan));
 }
 
 static inline uint64_t

@@ -20,17 +20,17 @@ page_up(uint64_t bytes)
     return spw_round_up(bytes, 4096);
 }
 
-uint32_t
-spw__store_code_bits(const spw_store_config *cfg, const spw_store_chunk *c)
+spw_quant
+spw__store_code_form(const spw_store_config *cfg, const spw_store_chunk *c)
 {
-    return cfg->units[c->unit_idx].coded ? cfg->code_bits : 0;
+    return cfg->units[c->unit_idx].coded ? cfg->code_form : SPW_QUANT_NONE;
 }
 
 static uint64_t
 chunk_bytes(const spw_store_config *cfg, const spw_store_chunk *c, bool records)
 {
     return records ? c->elems / 32 * spw__record_of(cfg, c->unit_idx)->bytes_32
-                   : spw_store_weight_bytes(c->elems, cfg->weight_bytes, spw__store_code_bits(cfg, c));
+                   : spw_store_weight_bytes(c->elems, cfg->weight_bytes, spw__store_code_form(cfg, c));
 }
 
 static uint64_t
@@ -86,7 +86,8 @@ spw_store_direct(const spw_store_config *cfg, uint32_t unit_idx)
     bool all = u->chunk_count > 0 && !spw_gpu_get_info(cfg->gpu)->host_addressable &&
                spw_gpu_get_info(cfg->gpu)->compute_dtype == cfg->weight_dtype;
     for (uint32_t i = u->chunk_first; i < u->chunk_first + u->chunk_count && all; i++)
-        all = cfg->chunks[i].weight_tier == SPW_TIER_DEVICE && spw__store_code_bits(cfg, &cfg->chunks[i]) == 0;
+        all = cfg->chunks[i].weight_tier == SPW_TIER_DEVICE &&
+              spw__store_code_form(cfg, &cfg->chunks[i]) == SPW_QUANT_NONE;
     return all;
 }
 
@@ -108,7 +109,7 @@ largest_staged(const spw_store_config *cfg)
     bool apart = !spw_gpu_get_info(cfg->gpu)->host_addressable;
     for (uint32_t i = 0; i < cfg->chunk_count; i++) {
         const spw_store_chunk *c = &cfg->chunks[i];
-        bool there = apart && c->weight_tier == SPW_TIER_DEVICE, coded = spw__store_code_bits(cfg, c) > 0;
+        bool there = apart && c->weight_tier == SPW_TIER_DEVICE, coded = spw__store_code_form(cfg, c) != SPW_QUANT_NONE;
         if (there || coded)
             raise_to(&need.weights, c->elems * cfg->weight_bytes);
         if (there && coded)

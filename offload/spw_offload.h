@@ -82,7 +82,7 @@ typedef struct spw_store_unit {
     uint64_t first, elems; /* the stretch held here: where it starts in the whole unit; padded */
     bool trainable;        /* has records and a gradient */
     bool spills;           /* its gradient waits on nvme for its update; all its records are there too */
-    bool coded;            /* its weights are stored as codes where there are any (code_bits); not trainable then */
+    bool coded;            /* its weights are stored as codes where there are any (code_form); not trainable then */
     /*
      * Its update has two halves: the first leaves in its gradient what the second begins with once somebody has changed that as a whole
      * (spw_store_config.whole). It has a gradient in memory, host's or device's, and no chunk that is spare.
@@ -100,7 +100,10 @@ typedef struct spw_store_use {
  * Called on a worker thread with one chunk in memory. record and grad are NULL for a frozen unit (grad also in sweeps).
  * Different chunks come on different threads at once. A status other than SPW_OK poisons the store.
  */
-/* What is stored as codes comes as what they decode to; what is left there becomes codes (spw__quant_settle). */
+/*
+ * What is stored as codes comes as what they decode to; what is left there becomes codes: our own round it (spw__quant_settle), of a published form
+ * there have to be codes that decode to it (spw__quant_find), else the call fails with SPW_EINVAL.
+ */
 typedef spw_status (*spw_store_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
                                    spw_error *err);
 /* A chunk's state, changed in place. */
@@ -149,7 +152,7 @@ typedef struct spw_store_config {
     uint32_t unit_count, chunk_count;
     spw_dtype weight_dtype, grad_dtype;
     uint32_t weight_bytes;      /* per element */
-    uint32_t code_bits;         /* of coded units' weights, 8 or 4; 0: all have weight_dtype */
+    spw_quant code_form;        /* of coded units' weights; SPW_QUANT_NONE: all have weight_dtype */
     spw_store_record record[2]; /* of units that are whole: [1] */
     uint32_t log_bytes_32[2];   /* of the record alone, and of the weights too; with undo */
     bool update_reads_weights;
@@ -193,9 +196,10 @@ spw_store_holds(uint32_t slot_count, uint32_t chunk_count)
 
 /* Bytes that so many weights take in a tier: bytes each, or codes in whole pages. Pure. */
 static inline uint64_t
-spw_store_weight_bytes(uint64_t elems, uint32_t bytes, uint32_t code_bits)
+spw_store_weight_bytes(uint64_t elems, uint32_t bytes, spw_quant form)
 {
-    return code_bits == 0 ? elems * bytes : spw_round_up(elems / 32 * (4 * code_bits + 1), 4096);
+    return form == SPW_QUANT_NONE ? elems * bytes
+                                  : spw_round_up(elems / SPW_QUANT_BLOCK * spw_codes_block_bytes(form), 4096);
 }
 
 /* What create will take, from the same arithmetic. Pure. */

@@ -8,9 +8,9 @@
 
 typedef struct view {
     void *weights, *record;
-    stage *stage;  /* where they are, if not where the chunk is */
-    bool apart;    /* the chunk lies on a device apart */
-    uint32_t bits; /* of codes: weights are what they decode to */
+    stage *stage;   /* where they are, if not where the chunk is */
+    bool apart;     /* the chunk lies on a device apart */
+    spw_quant form; /* SPW_QUANT_NONE: numbers; else weights are what codes decode to */
 } view;
 
 /* Both arrays, one way; blocks. Words of 4 bytes: every array has whole pages. */
@@ -19,8 +19,9 @@ move_staged(spw_store *s, const chunk *c, const view *v, bool in)
 {
     const stage *t = v->stage;
     bool record = s->units[c->plan.unit_idx].on_device;
-    char *host[2] = {v->bits > 0 ? t->codes : t->weights, t->record}, *device[2] = {c->weights, c->record};
-    uint64_t bytes[2] = {spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, v->bits), spw__chunk_record(s, c)};
+    char *host[2] = {v->form != SPW_QUANT_NONE ? t->codes : t->weights, t->record},
+         *device[2] = {c->weights, c->record};
+    uint64_t bytes[2] = {spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, v->form), spw__chunk_record(s, c)};
     if (!in && s->units[c->plan.unit_idx]
                    .direct) /* compute may still read what is about to change; who comes later waits for the edit */
         spw_gpu_event_wait(s->units[c->plan.unit_idx].used, t->queue);
@@ -33,12 +34,6 @@ move_staged(spw_store *s, const chunk *c, const view *v, bool in)
     spw_gpu_queue_sync(t->queue);
 }
 
-static spw_quant
-kind_of(const view *v)
-{
-    return v->bits == 8 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
-}
-
 static void *
 codes_of(const chunk *c, const view *v)
 {
@@ -46,13 +41,20 @@ codes_of(const chunk *c, const view *v)
 }
 
 /* The copy of weights becomes codes; what is behind them in their last page too is always the same. */
-static void
-settle_codes(const spw_store *s, const chunk *c, const view *v)
+static spw_status
+settle_codes(const spw_store *s, const chunk *c, const view *v, spw_error *err)
 {
-    uint64_t bytes = spw__quant_bytes(kind_of(v), c->plan.elems),
-             all = spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, v->bits);
-    spw__quant_settle(codes_of(c, v), kind_of(v), v->weights, s->cfg.weight_dtype, c->plan.elems);
+    uint64_t bytes = spw__quant_bytes(v->form, c->plan.elems),
+             all = spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, v->form);
+    if (spw_codes_group(v->form) == 0)
+        spw__quant_settle(codes_of(c, v), v->form, v->weights, s->cfg.weight_dtype, c->plan.elems);
+    else if (!spw__quant_find(codes_of(c, v), v->form, v->weights, s->cfg.weight_dtype, c->plan.elems))
+        return SPW_RAISE(err, SPW_EINVAL,
+                         "unit %u, chunk %u: these weights are not what codes of %u bits with a scale for each %u "
+                         "decode to, as the model's folder has them (spillway.frozen_codes \"published\")",
+                         c->plan.unit_idx, c->idx, spw_codes_bits(v->form), spw_codes_group(v->form));
     memset((char *)codes_of(c, v) + bytes, 0, all - bytes);
+    return SPW_OK;
 }
 
 static stage *
@@ -85,30 +87,32 @@ static view
 open_view(spw_store *s, const chunk *c, bool read)
 {
     view v = {c->weights, c->record, NULL, s->apart && c->plan.weight_tier == SPW_TIER_DEVICE,
-              spw__store_code_bits(&s->cfg, &c->plan)};
-    if (!v.apart && v.bits == 0)
+              spw__store_code_form(&s->cfg, &c->plan)};
+    if (!v.apart && v.form == SPW_QUANT_NONE)
         return v;
     v.stage = take_stage(s);
     v.weights = v.stage->weights;
     v.record = v.apart ? v.stage->record : v.record;
     if (read && v.apart)
         move_staged(s, c, &v, true);
-    if (read && v.bits > 0)
-        spw__quant_decode(v.weights, s->cfg.weight_dtype, codes_of(c, &v), kind_of(&v), c->plan.elems);
+    if (read && v.form != SPW_QUANT_NONE)
+        spw__quant_decode(v.weights, s->cfg.weight_dtype, codes_of(c, &v), v.form, c->plan.elems);
     return v;
 }
 
 /* write: what is there becomes the copy. */
-static void
-close_view(spw_store *s, const chunk *c, const view *v, bool write)
+static spw_status
+close_view(spw_store *s, const chunk *c, const view *v, bool write, spw_error *err)
 {
+    spw_status st = SPW_OK;
     if (v->stage == NULL)
-        return;
-    if (write && v->bits > 0)
-        settle_codes(s, c, v);
-    if (write && v->apart)
+        return SPW_OK;
+    if (write && v->form != SPW_QUANT_NONE)
+        st = settle_codes(s, c, v, err);
+    if (write && v->apart && st == SPW_OK)
         move_staged(s, c, v, false);
     give_stage(s, v->stage);
+    return st;
 }
 
 spw_status
@@ -119,6 +123,9 @@ spw__store_call_with(spw_store *s, const chunk *c, spw_store_fn fn, void *ctx, b
     spw_status st = v.apart ? spw_gpu_check(s->cfg.gpu, err) : SPW_OK;
     if (st == SPW_OK)
         st = fn(ctx, c->idx, v.weights, trainable ? v.record : NULL, NULL, err);
-    close_view(s, c, &v, write && st == SPW_OK);
+    if (st != SPW_OK)
+        (void)close_view(s, c, &v, false, err);
+    else
+        st = close_view(s, c, &v, write, err);
     return st == SPW_OK && v.apart ? spw_gpu_check(s->cfg.gpu, err) : st;
 }

@@ -44,8 +44,10 @@ sum_more(uint64_t before, const void *array, uint64_t first, uint64_t n, uint32_
 static uint64_t
 sum_weights(const spw_store *s, const chunk *c, uint64_t before, uint64_t first, uint64_t n, sums *count)
 {
-    uint32_t bits = spw__store_code_bits(&s->cfg, &c->plan);
-    return sum_more(before, c->weights, first, n, bits > 0 ? 4 * bits + 1 : 32 * s->cfg.weight_bytes, count);
+    const spw_quant form = spw__store_code_form(&s->cfg, &c->plan);
+    const uint32_t bytes_32 =
+        form != SPW_QUANT_NONE ? spw_codes_block_bytes(form) / (SPW_QUANT_BLOCK / 32) : 32 * s->cfg.weight_bytes;
+    return sum_more(before, c->weights, first, n, bytes_32, count);
 }
 
 static uint64_t

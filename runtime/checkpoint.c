@@ -404,7 +404,7 @@ open_tensors(spw__checkpoint_sources *job, const char *path, const char *weights
     return SPW_OK;
 }
 
-/* Would a save write the model's file as it is? What codes stand for is not what they were made of. */
+/* Would a save write the model's file as it is? What our own codes stand for is not what they were made of. */
 static bool
 is_kept(const spw__checkpoint_sources *job, const spw_manifest *manifest)
 {
@@ -412,7 +412,7 @@ is_kept(const spw__checkpoint_sources *job, const spw_manifest *manifest)
     const char *codes = spw__engine_config(job->e)->run.frozen_codes;
     const char *then =
         json_string_value(json_object_get(json_object_get(manifest->config, "spillway"), "frozen_codes"));
-    bool same = codes[0] == '\0' || strcmp(codes, "none") == 0 || (then != NULL && strcmp(codes, then) == 0);
+    bool same = !spw__codes_round(codes) || (then != NULL && strcmp(codes, then) == 0);
     for (uint32_t id = 0; id < spw__base_count(m) && same; id++) {
         spw_st_extent at;
         spw_dtype dtype;

@@ -96,7 +96,8 @@ spw__checkpoint_check_base(const spw_manifest *m, const char *path, const spw_co
     spw_state_format was;
     const spw_dtype dtype =
         format != NULL && spw_state_parse(format, &was) ? spw_state_weight_dtype(was) : SPW_DTYPE_COUNT;
-    if (codes == NULL || strcmp(codes, now->run.frozen_codes) != 0)
+    if (codes == NULL || (strcmp(codes, now->run.frozen_codes) != 0 &&
+                          (spw__codes_round(codes) || spw__codes_round(now->run.frozen_codes))))
         return SPW_RAISE(err, SPW_ECONFIG, "%s: spillway.frozen_codes was %s and is %s: %s", path,
                          codes != NULL ? codes : "not said", now->run.frozen_codes, why);
     if (dtype != own)

@@ -159,4 +159,11 @@ spw_status spw__config_compare(const spw_config *saved, const spw_config *now, s
 /* Does a key of the configuration decide what training computes? */
 bool spw__config_decides(const char *key);
 
+/* Whether spillway.frozen_codes makes other numbers of weights than they were: those that a folder has as codes are just these. */
+static inline bool
+spw__codes_round(const char *frozen_codes)
+{
+    return strcmp(frozen_codes, "int8") == 0 || strcmp(frozen_codes, "int4") == 0;
+}
+
 #endif

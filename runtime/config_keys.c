@@ -504,9 +504,10 @@ const key_row spw__config_rows[] = {
     BOOL("spillway.integrity", NULL, run.integrity, "true", "checksum every chunk read from disk"),
     BOOL("spillway.frozen_in_place", NULL, run.frozen_in_place, "true",
          "read frozen weights on nvme from the files they come from; false copies them to swap"),
-    TEXT("spillway.frozen_codes", run.frozen_codes, "\"none\"", "none|int8|int4",
+    TEXT("spillway.frozen_codes", run.frozen_codes, "\"none\"", "none|int8|int4|published",
          "store frozen matrices between embeddings and head as codes with a scale per 128: 1.03 or 0.53 bytes per "
-         "parameter; rounds them once"),
+         "parameter; rounds them once. published: those that model.path has as codes in just these, which rounds "
+         "nothing"),
     REAL("spillway.router_balance", NULL, run.router_balance, 0, 100, "0",
          "mixtures of experts: weight of a loss that spreads tokens over experts, in each layer and micro-batch"),
     BOOL("spillway.fp8", NULL, run.fp8, "false",

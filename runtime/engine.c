@@ -3,6 +3,7 @@
  * experts as there is room for, and gives it back. Then engine_walk.c and engine_step.c train, engine_extend.c generates.
  */
 #include "engine_internal.h"
+#include "spw_files.h"
 #include <fnmatch.h>
 
 /* What the configuration freezes was frozen, and its adapters were made, when the model was made from it. */
@@ -166,7 +167,7 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .weight_dtype = spw_state_weight_dtype(c->run.state_format),
                           .grad_dtype = c->run.grad_dtype,
                           .weight_bytes = spw_state_weight_bytes(c->run.state_format),
-                          .code_bits = e->layout.code_bits,
+                          .code_form = e->layout.code_form,
                           .update_reads_weights = spw_state_update_reads_weights(c->run.state_format),
                           .weight_slot_count = e->plan.weight_slots,
                           .record_slot_count = e->plan.record_slots,
@@ -402,6 +403,16 @@ check_fronts(const spw_engine *e, spw_error *err)
                      spw_family_name(e->model->config.family));
 }
 
+static spw_quant
+code_form(const spw_engine *e, const spw_engine_options *o)
+{
+    const char *codes = e->config.run.frozen_codes;
+    return strcmp(codes, "int8") == 0        ? SPW_QUANT_INT8
+           : strcmp(codes, "int4") == 0      ? SPW_QUANT_INT4
+           : strcmp(codes, "published") == 0 ? o->published_form
+                                             : SPW_QUANT_NONE;
+}
+
 static spw_status
 build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err)
 {
@@ -415,9 +426,6 @@ build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err
     uint32_t experts = (uint32_t)e->model->config.experts, experts_each, parts;
     uint64_t piece_rows;
     bool shared;
-    uint32_t code_bits = strcmp(c->run.frozen_codes, "int8") == 0   ? 8
-                         : strcmp(c->run.frozen_codes, "int4") == 0 ? 4
-                                                                    : 0;
     spw_topology topology;
     spw_gpu_options gpu = {.name = c->run.device,
                            .memory_bytes = c->run.device_memory == SPW_AUTO ? 0 : c->run.device_memory,
@@ -460,7 +468,7 @@ build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err
     if (e->T > e->model->config.positions && table != NULL)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's %s %llu",
                          (unsigned long long)e->T, table, (unsigned long long)e->model->config.positions);
-    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_bits,
+    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_form(e, o), o->published,
                             e->optimizer == &spw_opt_muon, piece_rows, e->rank % parts, parts, err));
     SPW_TRY(check_whole(e, err));
     if (o->weights_from != NULL && spw__in_place_wanted(e))
@@ -566,12 +574,34 @@ has_frozen(const spw_model *m)
     return id < m->param_count;
 }
 
+/* Which matrices model.path has as codes that are kept: (param_count), the caller's; NULL: nobody asks. */
+static spw_status
+find_published(spw_engine_options *o, bool **published, spw_error *err)
+{
+    const char *path = o->config->model_path;
+    const spw_dtype dtype = spw_state_weight_dtype(o->config->run.state_format);
+    spw_status st;
+    *published = NULL;
+    if (strcmp(o->config->run.frozen_codes, "published") != 0)
+        return SPW_OK;
+    if (path[0] == '\0' || dtype == SPW_F16)
+        return SPW_RAISE(err, SPW_ECONFIG, "spillway.frozen_codes \"published\" %s",
+                         dtype == SPW_F16 ? "is for weights in bf16 or fp32, not in fp16 (fp16.enabled)"
+                                          : "needs model.path, a folder that has weights as codes");
+    *published = spw_mem_calloc(o->model->param_count, sizeof **published);
+    if (*published == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "codes of %s", path);
+    st = spw_hf_codes(&o->published_form, *published, path, o->model, dtype, err);
+    o->published = *published;
+    return st;
+}
+
 /*
  * Frozen weights stay in their files where there is room for what reads them there, and are copied to swap where there is not: who goes on from a
  * checkpoint fits where the run that wrote it did, which had drawn them. All ranks try again together, also those that read none there.
  */
-spw_status
-spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
+static spw_status
+create(spw_engine **out, const spw_engine_options *o, spw_error *err)
 {
     spw_engine_options copied = *o;
     spw_error first = {0};
@@ -588,6 +618,19 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
     }
     if (st != SPW_OK && err != NULL)
         *err = first;
+    return st;
+}
+
+spw_status
+spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
+{
+    spw_engine_options told = *o;
+    bool *published;
+    spw_status st = find_published(&told, &published, err);
+    *out = NULL;
+    if (st == SPW_OK)
+        st = create(out, &told, err);
+    spw_mem_free(published);
     return st;
 }
 

@@ -498,7 +498,7 @@ static uint64_t
 largest_coded(const spw_layout *l)
 {
     uint64_t largest = 0;
-    for (uint32_t u = 0; u < l->unit_count && l->code_bits > 0; u++) {
+    for (uint32_t u = 0; u < l->unit_count && l->code_form != SPW_QUANT_NONE; u++) {
         const spw_store_unit *unit = &l->units[u];
         uint64_t elems = unit->coded && unit->chunk_count > 0 ? l->chunks[unit->chunk_first].elems : 0;
         largest = elems > largest ? elems : largest; /* the first is */
@@ -518,7 +518,7 @@ stage_bytes(const spw_engine *e)
     uint64_t record = e->device_updates ? spw__plan_largest_trained(&e->layout) : 0, coded = largest_coded(&e->layout);
     uint64_t weights = there ? spw__plan_largest_chunk(&e->layout) : coded;
     uint64_t one = spw_round_up(weights * spw_state_weight_bytes(f), 4096) +
-                   (there && coded > 0 ? spw_store_weight_bytes(coded, 0, e->layout.code_bits) : 0) +
+                   (there && coded > 0 ? spw_store_weight_bytes(coded, 0, e->layout.code_form) : 0) +
                    spw_round_up(spw_state_record_bytes(f, e->optimizer, record), 4096);
     return spw_store_stages(spw__engine_workers(e)) * one +
            (e->device_updates ? spw_store_told_bytes(e->layout.chunk_count) : 0);

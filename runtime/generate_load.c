@@ -164,6 +164,9 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
         SPW_TRY(st);
         SPW_TRY(spw_checkpoint_read_config(w->path, &w->config, &state, err));
         memcpy(w->encoder, state.data.encoder, sizeof w->encoder);
+        if (strcmp(w->config.run.frozen_codes, "published") ==
+            0) /* the same numbers, and the checkpoint has them as such */
+            snprintf(w->config.run.frozen_codes, sizeof w->config.run.frozen_codes, "none");
     } else if (!spw_hf_has_weights(path) && spw_foreign_find(path, w->path, sizeof w->path)) {
         return SPW_RAISE(err, SPW_EUNSUPPORTED, IS_FOREIGN "spillway export %s --to DIR makes a folder of it", path,
                          path);

@@ -58,7 +58,8 @@ kind_at(uint32_t block_idx, int i)
 typedef struct by_expert {
     uint32_t experts;
     uint32_t ids[SPW_BLOCK_PARAMS_MAX];
-    uint32_t *ends; /* (experts + 1) where in ids those of each end */
+    uint32_t *ends;       /* (experts + 1) where in ids those of each end */
+    const bool *in_codes; /* (param_count) of all blocks; NULL: all may be */
 } by_expert;
 
 static void
@@ -77,12 +78,13 @@ sort_by_expert(by_expert *s, const spw_model *m, uint32_t block_idx)
 }
 
 static bool
-is_kind(const spw_layout *l, const spw_model *m, const kind *k, uint32_t id, bool trainable)
+is_kind(const spw_layout *l, const spw_model *m, const by_expert *of, const kind *k, uint32_t id, bool trainable)
 {
+    const bool codes = l->code_form != SPW_QUANT_NONE && (of->in_codes == NULL || of->in_codes[id]);
     if (k->of_indexer || m->params[id].of_indexer)
         return m->params[id].owner_block == k->block_idx && k->of_indexer && m->params[id].of_indexer;
     return m->params[id].owner_block == k->block_idx && l->places[id].pieces == 1 &&
-           (l->code_bits > 0 && may_be_coded(m, k->block_idx, id)) == k->coded &&
+           (codes && may_be_coded(m, k->block_idx, id)) == k->coded &&
            (k->coded || (trainable && m->params[id].frozen) == k->frozen) &&
            (trainable && l->whole && is_whole(m, k->block_idx, id)) == k->whole;
 }
@@ -101,7 +103,7 @@ lay_kind(spw_layout *l, const spw_model *m, const by_expert *of, const kind *k, 
         for (uint32_t i = x > 0 ? of->ends[x - 1] : 0; i < of->ends[x]; i++) {
             uint32_t id = of->ids[i];
             uint64_t elems = m->params[id].rows * m->params[id].cols;
-            if (!is_kind(l, m, k, id, trainable))
+            if (!is_kind(l, m, of, k, id, trainable))
                 continue;
             at = k->whole ? spw_round_up(at, 4096) : at; /* so that sums over 4096 elements are of one matrix */
             if (places) {
@@ -264,14 +266,15 @@ spw__layout_trained(const spw_layout *l)
 
 spw_status
 spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, uint32_t experts_each,
-                uint32_t code_bits, bool whole, uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err)
+                spw_quant code_form, const bool *in_codes, bool whole, uint64_t piece_rows, uint32_t part,
+                uint32_t parts, spw_error *err)
 {
     uint64_t chunks = 0, base = 0, units, more;
-    by_expert of = {.experts = (uint32_t)m->config.experts};
+    by_expert of = {.experts = (uint32_t)m->config.experts, .in_codes = in_codes};
     uint32_t groups;
     memset(l, 0, sizeof *l);
     l->experts_each = experts_each;
-    l->code_bits = code_bits;
+    l->code_form = code_form;
     l->whole = whole && trainable;
     SPW_ASSERT(part < parts);
     l->part = part;

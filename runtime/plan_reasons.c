@@ -130,16 +130,19 @@ explain_zeropp(spw_plan *p, const plan_input *in)
 static void
 explain_codes(spw_plan *p, const plan_input *in)
 {
+    const spw_quant form = in->layout->code_form;
     uint64_t elems = 0;
     char value[64];
     for (uint32_t u = 0; u < in->layout->unit_count; u++)
         elems += in->layout->units[u].coded ? in->layout->units[u].elems : 0;
     if (elems > 0)
         decide(p, "spillway.frozen_codes",
-               spw_format_bytes(value, sizeof value, spw_store_weight_bytes(elems, 0, in->layout->code_bits)),
-               "frozen matrices as codes of %u bits: %.2f bytes per parameter in host memory, on disk and over the "
+               spw_format_bytes(value, sizeof value, spw_store_weight_bytes(elems, 0, form)),
+               "frozen matrices as codes of %u bits%s: %.2f bytes per parameter in host memory, on disk and over the "
                "links, not %u",
-               in->layout->code_bits, in->layout->code_bits == 8 ? 132.0 / 128 : 68.0 / 128, in->weight_bytes);
+               spw_codes_bits(form),
+               spw_codes_group(form) > 0 ? ", those that model.path has as such and just so (others are numbers)" : "",
+               (double)spw_codes_block_bytes(form) / SPW_QUANT_BLOCK, in->weight_bytes);
 }
 
 /* Why updates wait for the norm; NULL: there is nothing to say about it. */

@@ -421,7 +421,7 @@ const spw_config *spw__engine_config(const spw_engine *e);
 static inline uint64_t
 spw__layout_weight_bytes(const spw_layout *l, const spw_store_chunk *c, uint32_t bytes)
 {
-    return spw_store_weight_bytes(c->elems, bytes, l->units[c->unit_idx].coded ? l->code_bits : 0);
+    return spw_store_weight_bytes(c->elems, bytes, l->units[c->unit_idx].coded ? l->code_form : SPW_QUANT_NONE);
 }
 /* The model's file that holds what is frozen, all of the model but adapters (checkpoint_link.c), or the folder that it came from (checkpoint_base.c). */
 typedef struct saved_model {

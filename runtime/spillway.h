@@ -2,6 +2,7 @@
 #ifndef SPILLWAY_H
 #define SPILLWAY_H
 #include "spw_base.h"
+#include "spw_codes.h"
 #include "spw_aio.h"
 #include "spw_cpu_adam.h"
 #include "spw_gpu.h"

@@ -154,7 +154,7 @@ typedef struct spw_config {
         bool pin_threads;
         uint32_t weight_slots, record_slots; /* 0: from the budget */
         bool integrity, prefetch, frozen_in_place;
-        char frozen_codes[8]; /* none (or empty), int8, int4 */
+        char frozen_codes[12]; /* none (or empty), int8, int4, published */
         double router_balance;
         uint64_t
             reference_steps; /* whose sequences the reference of preference is asked about, if they are more than steps */

@@ -68,10 +68,70 @@ codes_and_numbers(const parity *p, uint64_t n, uint32_t bits, spw_dtype type)
     assert_int_equal(spw_gpu_check(p->gpu, &err), SPW_OK);
 }
 
+/* Published codes of any bits with scales that are powers of two or near to one, decoded from both sides of the link. */
+static void
+published_numbers(const parity *p, spw_quant form, spw_dtype type)
+{
+    const uint64_t n = 69632, bytes = spw__quant_bytes(form, n), width = spw_dtype_bytes(type);
+    spw_region codes, want, got;
+    void *there = NULL, *device = NULL;
+    spw_gpu_queue *q = NULL;
+    spw_error err = {0};
+    assert_int_equal(spw_region_map(&codes, bytes, 0, &err), SPW_OK);
+    assert_int_equal(spw_region_map(&want, n * width, 0, &err), SPW_OK);
+    assert_int_equal(spw_region_map(&got, n * width, 0, &err), SPW_OK);
+    for (uint64_t i = 0; i < bytes; i++) {
+        const uint64_t at = i % spw_codes_block_bytes(form);
+        uint8_t x = (uint8_t)(i * 2654435761u >> 13), *to = (uint8_t *)codes.base + i;
+        if (at >= spw_codes_begin(form)) /* floats of 8 bits have a NaN */
+            *to = spw_codes_bits(form) == 8 && (x & 127) == 127 ? 1 : x;
+        else if (spw_codes_scale_of(form) == SPW_SCALE_E8M0)
+            *to = i % 7 == 0 ? 0 : (uint8_t)(120 + x % 16);
+        else
+            *to = at % spw_codes_scale_bytes(form) + 1 == spw_codes_scale_bytes(form) ? 0x3f : x;
+    }
+    spw__quant_decode(want.base, type, codes.base, form, n);
+    assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_H2D, &err), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(p->gpu, &there, bytes, &err), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(p->gpu, &device, n * width, &err), SPW_OK);
+    spw_gpu_copy_h2d(q, there, SPW_F32, codes.base, SPW_F32, bytes / 4);
+    for (int k = 0; k < 2; k++) {
+        spw_gpu_zero(q, device, n * width);
+        if (k == 0)
+            spw_gpu_decode(q, device, type, there, form, n);
+        else
+            spw_gpu_decode_h2d(q, device, type, codes.base, form, n);
+        spw_gpu_queue_sync(q);
+        spw_gpu_copy_d2h(q, got.base, type, device, type, n, NULL);
+        spw_gpu_queue_sync(q);
+        assert_memory_equal(got.base, want.base, n * width);
+    }
+    spw_gpu_queue_destroy(q);
+    spw_gpu_free(p->gpu, there);
+    spw_gpu_free(p->gpu, device);
+    spw_region_unmap(&codes);
+    spw_region_unmap(&want);
+    spw_region_unmap(&got);
+    assert_int_equal(spw_gpu_check(p->gpu, &err), SPW_OK);
+}
+
 void
 parity_codes(const parity *p)
 {
     static const uint64_t lengths[] = {128, 4096, 69632, 4194304 + 4096, 67108864 + 4096};
+    static const struct {
+        uint32_t bits, floats, group;
+        spw_codes_scale scale;
+    } forms[] = {{4, 0, 32, SPW_SCALE_BF16},
+                 {4, 1, 32, SPW_SCALE_E8M0},
+                 {8, 1, 128, SPW_SCALE_F32},
+                 {8, 0, 128, SPW_SCALE_F32},
+                 {4, 1, 16, SPW_SCALE_F32}};
+    for (int k = 0; k < 30; k++) /* of fp32 numbers and bf16's, in each type */
+        published_numbers(p,
+                          spw_codes_published(forms[k / 6].bits, (int)forms[k / 6].floats, forms[k / 6].scale,
+                                              forms[k / 6].group, k / 3 % 2),
+                          (spw_dtype)(k % 3));
     for (int i = 0; i < (p->large ? 5 : 4); i++)
         for (int k = 0; k < 6; k += i < 4 ? 1 : 3) /* the last is longer than a piece of the device's staging */
             codes_and_numbers(p, lengths[i], k % 2 ? 4 : 8, (spw_dtype)(k / 2));

@@ -45,6 +45,13 @@ rig_open(rig *r)
                                   &r->err));
 }
 
+void
+rig_fill(rig *r)
+{
+    rig_need(r, r->from != NULL ? spw_engine_load_weights(r->e, r->from, &r->err)
+                                : spw_engine_init_params(r->e, 7, &r->err));
+}
+
 spw_status
 rig_begin(rig *r)
 {
@@ -294,7 +301,7 @@ rig_everywhere(spw_family family, spw_state_format format, double clipping, void
         if (k >= 5)
             r.c.run.activations = k == 5 ? SPW_TIER_NVME : SPW_TIER_HOST;
         rig_open(&r);
-        rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+        rig_fill(&r);
         rig_train(&r, 0, RIG_STEPS);
         if (k == 0)
             memcpy(want, r.losses, sizeof want);
@@ -327,7 +334,7 @@ rig_resumes(spw_state_format format, spw_family family, spw_tier tier, void (*ch
     whole.c.run.optimizer_threads = 4; /* several have nothing to do at once, and take their time */
     whole.c.run.chaos_seed = 9;
     rig_open(&whole);
-    rig_need(&whole, spw_engine_init_params(whole.e, 7, &whole.err));
+    rig_fill(&whole);
     rig_train(&whole, 0, 1);
     rig_need(&whole, spw_checkpoint_save(whole.e, &whole.c, whole.dir, &(spw_checkpoint_state){.step = 1, .updates = 1},
                                          NULL, &whole.err));

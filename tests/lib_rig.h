@@ -15,7 +15,7 @@ typedef struct rig {
     spw_config c;
     spw_model *model;
     spw_engine *e;
-    const char *from;     /* weights_from of the engine */
+    const char *from;     /* weights_from of the engine, which begins with them */
     uint32_t chain_extra; /* of the engine */
     spw_error err;
     double losses[RIG_STEPS], norms[RIG_STEPS];
@@ -27,6 +27,8 @@ void rig_need(const rig *r, spw_status st);
 /* Makes the folder and a configuration with AdamW and all state in tier. */
 void rig_config(rig *r, spw_family family, spw_state_format format, spw_tier tier);
 void rig_open(rig *r);
+/* The weights of `from`, where there is one, else drawn ones. */
+void rig_fill(rig *r);
 /*
  * The same for a run that begins, with initial weights by the run's seed, and what comes of it: an engine may be refused. Its
  * budgets count this process as it is.

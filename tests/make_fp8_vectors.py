@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Makes tests/vectors/scaled/<case>/: folders whose matrices are 8-bit floats with a scale for each block, as DeepSeek-V3 and Qwen3's are
-published, or with one for all of it, as Ministral 3's are; quantized and decoded by torch. Run from the repository's root:
+published, or with one for all of it, as Ministral 3's are; quantized and decoded by torch. One folder is in the form of DeepSeek-V4: scales are powers of two in
+8 bits, and experts floats of 4 bits, decoded by transformers (5.24). Run from the repository's root:
 
     python3 tests/make_fp8_vectors.py
 
@@ -82,3 +83,37 @@ make("ministral3", common | dict(architectures=["Ministral3ForCausalLM"], model_
                                  rope_parameters=dict(rope_type="yarn", rope_theta=1e6, factor=16.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.1)),
      {"activation_scheme": "static", "dequantize": False, "modules_to_not_convert": ["lm_head"]}, None, torch.bfloat16,
      {"mlp.gate_proj.weight": (44, 24), "mlp.up_proj.weight": (44, 24), "mlp.down_proj.weight": (24, 44)}, (24, 8))
+
+
+# DeepSeek-V4's form, of another family: both names of scales, and any codes.
+def beside_fp4():
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+    config = common | dict(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=32, num_attention_heads=4, head_dim=8, moe_intermediate_size=64,
+                           intermediate_size=64, num_hidden_layers=1, num_experts=2, num_experts_per_tok=2, norm_topk_prob=True, hidden_act="silu",
+                           rms_norm_eps=1e-6, rope_theta=10000.0, tie_word_embeddings=True)
+    at, tensors, expect = "model.layers.0.", {}, {}
+    for name, shape in {"model.embed_tokens.weight": (41, 32), "model.norm.weight": (32,), at + "input_layernorm.weight": (32,), at + "mlp.gate.weight": (2, 32),
+                        at + "post_attention_layernorm.weight": (32,), at + "self_attn.q_norm.weight": (8,), at + "self_attn.k_norm.weight": (8,)}.items():
+        tensors[name] = (torch.randn(shape) * 0.1 + (len(shape) == 1)).bfloat16()
+    shapes = {at + f"self_attn.{k}_proj.weight": (rows, 32) for k, rows in (("q", 32), ("k", 8), ("v", 8), ("o", 32))}
+    shapes |= {at + f"mlp.experts.{e}.{k}_proj.weight": (32, 64) if k == "down" else (64, 32) for e in range(2) for k in ("gate", "up", "down")}
+    for name, (rows, cols) in shapes.items():
+        if "experts" in name:
+            codes = torch.randint(-128, 128, (rows, cols // 2), dtype=torch.int8)
+            scale = torch.randint(119, 124, (rows, cols // 32), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+        else:
+            codes, scale = (torch.randn(rows, cols) * 100).to(FP8), torch.randint(112, 117, (-(-rows // 8), cols // 16), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+        tensors[name] = codes
+        tensors[name.removesuffix(".weight") + ".scale" if "experts.1" in name or "q_proj" in name else name + "_scale_inv"] = scale
+        expect[name] = Fp8Dequantize(None)._dequantize_one(codes, scale, torch.float32)
+    folder = os.path.join(OUT, "qwen3_fp4")
+    os.makedirs(folder, exist_ok=True)
+    save_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    save_file(expect, os.path.join(folder, "expect.safetensors"))
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump(config | {"quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0", "expert_dtype": "fp4",
+                                                    "weight_block_size": [8, 16]}}, f, indent=2)
+        f.write("\n")
+
+
+beside_fp4()

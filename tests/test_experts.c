@@ -257,7 +257,8 @@ test_stretches(void **state)
         DONE(spw_model_from_config(&r.model, &r.c, &err));
         for (uint32_t part = 0; part < 3; part++) {
             DONE(spw_layout_make(&l, r.model, k & 4 ? 4096 : 65536, (k & 1) == 0 || part > 0, part == 0 ? 1 : 0,
-                                 k & 8 ? 8 : 0, (k & 2) == 0, 0, part > 0 ? part - 1 : 0, part > 0 ? 2 : 1, &err));
+                                 k & 8 ? SPW_QUANT_INT8 : SPW_QUANT_NONE, NULL, (k & 2) == 0, 0,
+                                 part > 0 ? part - 1 : 0, part > 0 ? 2 : 1, &err));
             check_stretches(&l);
             spw_layout_free(&l);
         }
@@ -286,7 +287,7 @@ test_large_layout(void **state)
     r.c.model.mlp_width = 1536;
     DONE(spw_model_from_config(&r.model, &r.c, &err));
     began = processor_seconds();
-    DONE(spw_layout_make(&l, r.model, 2 << 20, true, 0, 0, false, 0, 0, 1, &err));
+    DONE(spw_layout_make(&l, r.model, 2 << 20, true, 0, SPW_QUANT_NONE, NULL, false, 0, 0, 1, &err));
     for (uint32_t i = 0; i < l.chunk_count; i++) {
         for (layout_stretch s = {0}; spw__layout_next(&l, &l.chunks[i], &s);)
             elems += s.end - s.first;

@@ -280,7 +280,7 @@ for name in llama gpt2; do
     for codes in int8 int4; do
         check "$name's loss from $codes is near" near "$exact" "$(losses --codes $codes)"
     done
-    check "$name's other codes are refused" refuses "is not int8, int4 or none" eval "$dir/$name-merged" --data "$dir/text" --codes int3
+    check "$name's other codes are refused" refuses "is not int8, int4, published or none" eval "$dir/$name-merged" --data "$dir/text" --codes int3
 done
 
 compare() { python3 - "$@" >"$dir/out" 2>"$dir/err" <<'EOF'

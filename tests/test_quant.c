@@ -208,14 +208,170 @@ test_same_bytes(void **state)
     }
 }
 
+/* ---------------------------------------------------------------- published forms */
+
+static const struct {
+    uint32_t bits;
+    bool floats;
+    spw_codes_scale scale;
+    uint32_t group, bytes; /* of a block */
+} published[] = {
+    {4, false, SPW_SCALE_BF16, 32, 72},  {4, true, SPW_SCALE_E8M0, 32, 68},  {8, true, SPW_SCALE_F32, 128, 132},
+    {4, false, SPW_SCALE_F32, 128, 68},  {4, false, SPW_SCALE_BF16, 64, 68}, {4, true, SPW_SCALE_F32, 16, 96},
+    {8, false, SPW_SCALE_F32, 128, 132},
+};
+enum { PUBLISHED = sizeof published / sizeof published[0] };
+
+/* By the formats' definitions. */
+static double
+value_of(uint32_t code, uint32_t bits, bool floats)
+{
+    const int mantissa = bits == 8 ? 3 : 1, bias = bits == 8 ? 7 : 1, sign = code >> (bits - 1) & 1;
+    const int e = (int)(code >> mantissa) & ((1 << (bits - 1 - (uint32_t)mantissa)) - 1),
+              m = (int)code & ((1 << mantissa) - 1);
+    if (!floats)
+        return (double)code - (sign ? 1 << bits : 0);
+    return (sign ? -1 : 1) * ldexp(e > 0 ? 1 + ldexp(m, -mantissa) : ldexp(m, 1 - mantissa), e - bias);
+}
+
+/* To bf16, ties away from zero, by its neighbours. */
+static float
+to_bf16(float x)
+{
+    float below = spw_bits_f32(spw_f32_bits(x) & 0xffff0000u),
+          above = spw_bits_f32((spw_f32_bits(x) & 0xffff0000u) + 0x10000u);
+    return fabs((double)x - (double)below) < fabs((double)above - (double)x) ? below : above;
+}
+
+static float
+random_scale(spw_codes_scale scale, uint64_t at)
+{
+    uint32_t r[4];
+    spw_philox(3, 5, at, r);
+    if (scale == SPW_SCALE_E8M0)
+        return ldexpf(1, (int)(r[0] % 60) - 30);
+    return spw_bits_f32((((127 - 20 + r[0] % 40) << 23) | r[1] % (1u << 23)) &
+                        (scale == SPW_SCALE_BF16 ? 0xffff0000u : ~0u));
+}
+
+/* Codes as a publisher may have made them: some groups of zeros, some with few codes, some that never use the greatest. */
+static uint32_t
+random_code(uint32_t bits, bool floats, uint64_t at, uint64_t group)
+{
+    uint32_t r[4], all = 1u << bits;
+    spw_philox(4, 5, at, r);
+    if (group % 11 == 10 || (group % 5 == 4 && r[1] % 8 > 0))
+        return 0;
+    if (group % 3 == 2)
+        r[0] = (r[0] & (all / 2)) | r[0] % (all / 4 + 1);
+    return floats && bits == 8 && (r[0] & 127u) == 127u ? 1 : r[0] % all;
+}
+
+/* Fills codes and input; what the definition says is in input. */
+static void
+publish(int k, bool round)
+{
+    const uint32_t bits = published[k].bits, group = published[k].group,
+                   begin = BLOCK / group *
+                           (published[k].scale == SPW_SCALE_F32    ? 4
+                            : published[k].scale == SPW_SCALE_BF16 ? 2
+                                                                   : 1);
+    memset(codes, 0, sizeof codes);
+    for (uint64_t i = 0; i < ELEMS; i++) {
+        uint8_t *block = codes + i / BLOCK * published[k].bytes;
+        const float scale = random_scale(published[k].scale, i / group);
+        const uint32_t code = random_code(bits, published[k].floats, i, i / group), u = spw_f32_bits(scale),
+                       at = i % BLOCK;
+        const uint16_t half = (uint16_t)(u >> 16);
+        if (published[k].scale == SPW_SCALE_E8M0)
+            block[at / group] = (uint8_t)(u >> 23);
+        else if (published[k].scale == SPW_SCALE_BF16)
+            memcpy(block + at / group * 2, &half, 2);
+        else
+            memcpy(block + at / group * 4, &scale, 4);
+        if (bits == 8)
+            block[begin + at] = (uint8_t)code;
+        else
+            block[begin + at % 64] |= (uint8_t)(code << (at < 64 ? 0 : 4));
+        input[i] = (float)(value_of(code, bits, published[k].floats) * (double)scale);
+        input[i] = round ? to_bf16(input[i]) : input[i];
+    }
+}
+
+static spw_quant
+form_of(int k, bool round)
+{
+    return spw_codes_published(published[k].bits, published[k].floats, published[k].scale, published[k].group, round);
+}
+
+/* Published codes decode to what the formats say, with every instruction set; and such numbers are codes again, of the same bytes each, which decode to them. */
+static void
+test_published(void **state)
+{
+    const spw__quant_kernels *all[] = {&spw__quant_scalar, &spw__quant_avx2, &spw__quant_avx512};
+    static uint16_t half[ELEMS];
+    (void)state;
+    for (int k = 0; k < 2 * PUBLISHED; k++) {
+        const bool round = k % 2;
+        const spw_quant form = form_of(k / 2, round);
+        assert_int_equal(spw__quant_bytes(form, ELEMS), (uint64_t)BLOCKS * published[k / 2].bytes);
+        publish(k / 2, round);
+        for (int a = 0; a < 3 && spw_cpu_has((spw_isa)a); a++) {
+            memset(output, 0xee, sizeof output);
+            all[a]->decode(output, SPW_F32, codes, form, ELEMS);
+            assert_memory_equal(output, input, sizeof output);
+        }
+        if (published[k / 2].bits == 8 && !published[k / 2].floats && round)
+            continue; /* they are nearer to each other than bf16 rounds */
+        memset(other, 0xee, sizeof other);
+        assert_true(spw__quant_find(other, form, input, SPW_F32, ELEMS));
+        assert_int_equal(other[spw__quant_bytes(form, ELEMS)], 0xee);
+        spw__quant_decode(output, SPW_F32, other, form, ELEMS);
+        assert_memory_equal(output, input, sizeof output);
+        if (!round)
+            continue;
+        spw_convert(half, SPW_BF16, input, SPW_F32, ELEMS);
+        memset(codes, 0, sizeof codes);
+        assert_true(spw__quant_find(codes, form, half, SPW_BF16, ELEMS));
+        assert_memory_equal(codes, other, spw__quant_bytes(form, ELEMS));
+        spw__quant_decode(output, SPW_BF16, codes, form, ELEMS);
+        assert_memory_equal(output, half, sizeof half);
+    }
+}
+
+/* A number that no code of its group stands for, in each of them; what is not finite; and a zero whose sign integers do not have. */
+static void
+test_not_published(void **state)
+{
+    (void)state;
+    for (int k = 0; k < PUBLISHED; k++) {
+        const uint32_t group = published[k].group;
+        const spw_quant form = form_of(k, true);
+        const float odd[] = {NAN, -INFINITY, published[k].floats ? NAN : -0.0f};
+        if (published[k].bits == 8 && !published[k].floats)
+            continue;
+        publish(k, true);
+        for (uint64_t g = 0; g < ELEMS / group && g < 600; g++) {
+            float *x = input + g * group, kept = x[g % group], most = 0;
+            for (uint32_t i = 0; i < group; i++)
+                most = i != g % group && fabsf(x[i]) > most ? fabsf(x[i]) : most;
+            x[g % group] = to_bf16(most * 0x1.08p-12f);
+            if (most > 0 && spw__quant_find(other, form, input + g * group / BLOCK * BLOCK, SPW_F32, BLOCK))
+                fail_msg("form %d, group %llu: %g is a code beside %g", k, (unsigned long long)g, (double)x[g % group],
+                         (double)most);
+            x[g % group] = odd[g % 3];
+            assert_false(spw__quant_find(other, form, input + g * group / BLOCK * BLOCK, SPW_F32, BLOCK));
+            x[g % group] = kept;
+        }
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nearest),
-        cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_settled),
-        cmocka_unit_test(test_same_bytes),
+        cmocka_unit_test(test_nearest),    cmocka_unit_test(test_extremes),  cmocka_unit_test(test_settled),
+        cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_published), cmocka_unit_test(test_not_published),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -625,7 +625,7 @@ static void
 draw_layout(example *x, draw *d, uint32_t chunks_each)
 {
     const uint32_t tiers = below(d, 3); /* nvme alone, with host memory, with the device */
-    x->layout = (spw_layout){.units = x->units, .chunks = x->chunks, .parts = 1, .code_bits = 4};
+    x->layout = (spw_layout){.units = x->units, .chunks = x->chunks, .parts = 1, .code_form = SPW_QUANT_INT4};
     x->layout.unit_count = 2 + below(d, UNITS_MAX - 1);
     for (uint32_t i = 0; i < x->layout.unit_count; i++) {
         spw_store_unit *u = &x->units[i];

@@ -3,8 +3,8 @@
  * torch's and compressed-tensors' (vectors made by make_fp8_vectors.py and make_packed_vectors.py) in any range and for any shape, what they
  * train to, what is made of them, and what is refused, by name.
  */
+#include "lib_folder.h"
 #include "lib_rig.h"
-#include "spw_files.h"
 #include "spw_generate.h"
 #include <math.h>
 #include <setjmp.h>
@@ -13,144 +13,13 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-enum { TENSORS_MAX = 80, TEXT_BYTES = 8192 };
 static const struct {
     const char *name, *quantized; /* its matrices that are codes have this in their names */
     uint32_t count;
-} cases[] = {{"llama", "_proj.", 14},       {"qwen3_moe", "_proj.", 13},  {"ministral3", "_proj.", 14},
-             {"kimi_k25", ".experts.", 12}, {"llama_int8", "_proj.", 14}, {"llama_float", "_proj.", 14}};
-
-/* ---------------------------------------------------------------- folders of any types */
-
-/* A folder that a test may change before it writes it. */
-typedef struct folder {
-    char config[TEXT_BYTES];
-    struct tensor {
-        char name[SPW_TENSOR_NAME_BYTES], type[16];
-        uint64_t shape[2], bytes;
-        uint32_t ndim;
-        void *data;
-    } tensors[TENSORS_MAX];
-    uint32_t count;
-    char dir[256]; /* that it is written to */
-} folder;
-
-static void
-folder_path(char path[400], const char *name, const char *file)
-{
-    snprintf(path, 400, "tests/vectors/scaled/%s/%s", name, file);
-}
-
-static struct tensor *
-add_tensor(folder *f, const char *name, const char *type, uint32_t ndim, const uint64_t *shape, uint64_t bytes)
-{
-    struct tensor *t = &f->tensors[f->count++];
-    assert_true(f->count <= TENSORS_MAX);
-    memset(t, 0, sizeof *t);
-    snprintf(t->name, sizeof t->name, "%s", name);
-    snprintf(t->type, sizeof t->type, "%s", type);
-    t->ndim = ndim;
-    memcpy(t->shape, shape, ndim * sizeof *shape);
-    t->bytes = bytes;
-    t->data = malloc(bytes);
-    assert_non_null(t->data);
-    return t;
-}
-
-static struct tensor *
-find_tensor(folder *f, const char *name)
-{
-    uint32_t i = 0;
-    while (i < f->count && strcmp(f->tensors[i].name, name) != 0)
-        i++;
-    assert_true(i < f->count);
-    return &f->tensors[i];
-}
-
-static folder *
-folder_make(void)
-{
-    folder *f = calloc(1, sizeof *f);
-    assert_non_null(f);
-    tiny_dir_make(f->dir);
-    return f;
-}
-
-static folder *
-folder_read(const char *name)
-{
-    folder *f = folder_make();
-    spw_st_reader *r = NULL;
-    spw_error err = {0};
-    char path[400], *text;
-    folder_path(path, name, "config.json");
-    DONE(spw_file_read_text(path, TEXT_BYTES - 1, &text, &err));
-    snprintf(f->config, sizeof f->config, "%s", text);
-    spw_mem_free(text);
-    folder_path(path, name, "model.safetensors");
-    DONE(spw_st_reader_open(&r, path, &err));
-    for (uint32_t i = 0; i < spw_st_reader_count(r); i++) {
-        const spw_tensor_info *t = spw_st_reader_tensor(r, i);
-        DONE(spw_st_read(r, t, 0, add_tensor(f, t->name, t->type, t->ndim, t->shape, t->bytes)->data, t->bytes, &err));
-    }
-    spw_st_reader_close(r);
-    return f;
-}
-
-static void
-folder_write(const folder *f)
-{
-    char path[400], *header = calloc(1, (size_t)TENSORS_MAX * 400), *at = header;
-    uint64_t begin = 0, n;
-    spw_error err = {0};
-    FILE *out;
-    assert_non_null(header);
-    at += sprintf(at, "{");
-    for (uint32_t i = 0; i < f->count; begin += f->tensors[i++].bytes) {
-        const struct tensor *t = &f->tensors[i];
-        at += sprintf(at, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu", i > 0 ? "," : "", t->name, t->type,
-                      (unsigned long long)t->shape[0]);
-        at += t->ndim > 1 ? sprintf(at, ",%llu", (unsigned long long)t->shape[1]) : 0;
-        at += sprintf(at, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
-                      (unsigned long long)(begin + t->bytes));
-    }
-    at += sprintf(at, "}");
-    n = (uint64_t)(at - header);
-    snprintf(path, sizeof path, "%s/model.safetensors", f->dir);
-    out = fopen(path, "wb");
-    assert_non_null(out);
-    assert_int_equal(fwrite(&n, 1, 8, out), 8);
-    assert_int_equal(fwrite(header, 1, n, out), n);
-    for (uint32_t i = 0; i < f->count; i++)
-        assert_int_equal(fwrite(f->tensors[i].data, 1, f->tensors[i].bytes, out), f->tensors[i].bytes);
-    assert_int_equal(fclose(out), 0);
-    free(header);
-    snprintf(path, sizeof path, "%s/config.json", f->dir);
-    if (f->config[0] != '\0')
-        DONE(spw_file_write_text(path, f->config, &err));
-    else
-        (void)remove(path);
-}
-
-static void
-folder_free(folder *f)
-{
-    for (uint32_t i = 0; i < f->count; i++)
-        free(f->tensors[i].data);
-    tiny_dir_remove(f->dir);
-    free(f);
-}
-
-/* Replaces the first place where what is. */
-static void
-replace(folder *f, const char *what, const char *with)
-{
-    char *at = strstr(f->config, what), rest[TEXT_BYTES];
-    if (at == NULL)
-        fail_msg("config.json has no %s", what);
-    snprintf(rest, sizeof rest, "%s", at + strlen(what));
-    snprintf(at, sizeof f->config - (size_t)(at - f->config), "%s%s", with, rest);
-}
+} cases[] = {{"llama", "_proj.", 14},       {"qwen3_moe", "_proj.", 13},     {"ministral3", "_proj.", 14},
+             {"kimi_k25", ".experts.", 12}, {"llama_int8", "_proj.", 14},    {"llama_float", "_proj.", 14},
+             {"llama_nvfp4", "_proj.", 7},  {"llama_modelopt", "_proj.", 7}, {"llama_mxfp4", "_proj.", 7},
+             {"qwen3_fp4", "_proj.", 10}};
 
 /* ---------------------------------------------------------------- numbers */
 
@@ -275,14 +144,14 @@ test_codes(void **state)
     static const char *const name = "model.layers.1.self_attn.q_proj.weight";
     float *values = expected("llama", "e4m3", 256), scales[6] = {1.0f, 1.0f, 1.0f, 0.3f, 0.3f, 0.3f};
     folder *f = folder_read("llama");
-    uint8_t *codes = find_tensor(f, name)->data; /* (24, 24): blocks of 16 x 10 make [2, 3] */
+    uint8_t *codes = folder_find(f, name)->data; /* (24, 24): blocks of 16 x 10 make [2, 3] */
     opened o;
     float got[24 * 24];
     spw_error err = {0};
     (void)state;
     for (int i = 0; i < 24 * 24; i++)
         codes[i] = (uint8_t)i;
-    memcpy(find_tensor(f, "model.layers.1.self_attn.q_proj.weight_scale_inv")->data, scales, sizeof scales);
+    memcpy(folder_find(f, "model.layers.1.self_attn.q_proj.weight_scale_inv")->data, scales, sizeof scales);
     folder_write(f);
     o = open_bound(f->dir, f->dir);
     DONE(spw_hf_read_param(o.r, param_id(o.model, name), 0, 24 * 24, got, &err));
@@ -306,14 +175,14 @@ add_random(folder *f, const spw_param *p, const uint64_t block[2], uint64_t *see
     uint64_t blocks = shape[0] * shape[1];
     char name[SPW_TENSOR_NAME_BYTES];
     float *scales = malloc(blocks * sizeof *scales);
-    uint8_t *codes = add_tensor(f, p->name, "F8_E4M3", 2, (uint64_t[]){p->rows, p->cols}, p->rows * p->cols)->data;
+    uint8_t *codes = folder_add(f, p->name, "F8_E4M3", 2, (uint64_t[]){p->rows, p->cols}, p->rows * p->cols)->data;
     assert_non_null(scales);
     for (uint64_t i = 0; i < p->rows * p->cols; i++)
         codes[i] = (uint8_t)(pick(seed, 127) + 128 * pick(seed, 2));
     for (uint64_t i = 0; i < blocks; i++)
         scales[i] = 0.01f + (float)pick(seed, 100000) * 3e-6f;
     snprintf(name, sizeof name, "%.100s_scale_inv", p->name);
-    spw_convert(add_tensor(f, name, types[type], 2, shape, blocks * spw_dtype_bytes(type))->data, type, scales, SPW_F32,
+    spw_convert(folder_add(f, name, types[type], 2, shape, blocks * spw_dtype_bytes(type))->data, type, scales, SPW_F32,
                 blocks);
     free(scales);
 }
@@ -324,11 +193,11 @@ decode(folder *f, const spw_param *p, const uint64_t block[2], const float *valu
 {
     uint64_t across = (p->cols + block[1] - 1) / block[1];
     char name[SPW_TENSOR_NAME_BYTES];
-    const uint8_t *codes = find_tensor(f, p->name)->data;
+    const uint8_t *codes = folder_find(f, p->name)->data;
     const struct tensor *t;
     float *out = malloc(p->rows * p->cols * sizeof *out), *scales;
     snprintf(name, sizeof name, "%.100s_scale_inv", p->name);
-    t = find_tensor(f, name);
+    t = folder_find(f, name);
     scales = malloc(t->shape[0] * t->shape[1] * sizeof *scales);
     assert_true(out != NULL && scales != NULL);
     spw_convert(scales, SPW_F32, t->data,
@@ -372,7 +241,7 @@ test_random_shapes(void **state)
             if (p->ndim == 2)
                 add_random(f, p, block, &seed);
             else
-                memset(add_tensor(f, p->name, "F32", 1, (uint64_t[]){p->cols}, 4 * p->cols)->data, 0, 4 * p->cols);
+                memset(folder_add(f, p->name, "F32", 1, (uint64_t[]){p->cols}, 4 * p->cols)->data, 0, 4 * p->cols);
         }
         folder_write(f);
         o = open_bound(f->dir, f->dir);
@@ -402,10 +271,10 @@ add_packed(folder *f, const spw_param *p, uint32_t bits, uint64_t group, uint64_
     uint32_t *words;
     assert_non_null(out);
     snprintf(name, sizeof name, "%.*s.weight_packed", stem, p->name);
-    words = add_tensor(f, name, "I32", 2, shape, elems * bits / 8)->data;
+    words = folder_add(f, name, "I32", 2, shape, elems * bits / 8)->data;
     memset(words, 0, elems * bits / 8);
     snprintf(name, sizeof name, "%.*s.weight_scale", stem, p->name);
-    scales = add_tensor(f, name, "F32", 2, scaled, p->rows * across * sizeof *scales)->data;
+    scales = folder_add(f, name, "F32", 2, scaled, p->rows * across * sizeof *scales)->data;
     for (uint64_t i = 0; i < p->rows * across; i++)
         scales[i] = 0.01f + (float)pick(seed, 100000) * 3e-6f;
     for (uint64_t i = 0; i < elems; i++) {
@@ -448,7 +317,7 @@ test_random_packed(void **state)
             if (p->ndim == 2)
                 want[id] = add_packed(f, p, bits, group, &seed);
             else
-                memset(add_tensor(f, p->name, "F32", 1, (uint64_t[]){p->cols}, 4 * p->cols)->data, 0, 4 * p->cols);
+                memset(folder_add(f, p->name, "F32", 1, (uint64_t[]){p->cols}, 4 * p->cols)->data, 0, 4 * p->cols);
         }
         folder_write(f);
         o = open_bound(f->dir, f->dir);
@@ -490,7 +359,7 @@ static void
 test_tied_head(void **state)
 {
     folder *f = folder_read("qwen3_moe");
-    struct tensor *t = find_tensor(f, "model.embed_tokens.weight"), *head, *scale;
+    struct tensor *t = folder_find(f, "model.embed_tokens.weight"), *head, *scale;
     float *values = expected("llama", "e4m3", 256);
     spw_error err = {0};
     spw_hf_reader *r = NULL;
@@ -502,9 +371,9 @@ test_tied_head(void **state)
     t->bytes /= 2;
     for (uint64_t i = 0; i < t->bytes; i++)
         ((uint8_t *)t->data)[i] = (uint8_t)(i % 127);
-    scale = add_tensor(f, "model.embed_tokens.weight_scale_inv", "F32", 2, (uint64_t[]){1, 1}, 4);
+    scale = folder_add(f, "model.embed_tokens.weight_scale_inv", "F32", 2, (uint64_t[]){1, 1}, 4);
     *(float *)scale->data = 0.3f;
-    head = add_tensor(f, "lm_head.weight", "F32", 2, t->shape, 4 * t->bytes);
+    head = folder_add(f, "lm_head.weight", "F32", 2, t->shape, 4 * t->bytes);
     for (uint64_t i = 0; i < t->bytes; i++)
         ((float *)head->data)[i] = values[i % 127] * 0.3f;
     folder_write(f);
@@ -531,7 +400,7 @@ refused_config_of(const char *name, const char *what, const char *with, const ch
     folder *f = folder_read(name);
     spw_model_config m;
     spw_error err = {0};
-    replace(f, what, with);
+    folder_replace(f, what, with);
     if (spw_hf_config_parse(&m, f->config, "test", false, &err) != SPW_ECONFIG || strstr(err.message, says) == NULL)
         fail_msg("%s: \"%s\" was expected: %s", with, says, err.message);
     folder_free(f);
@@ -549,7 +418,7 @@ taken_config_of(const char *name, const char *what, const char *with)
     folder *f = folder_read(name);
     spw_model_config m;
     spw_error err = {0};
-    replace(f, what, with);
+    folder_replace(f, what, with);
     DONE(spw_hf_config_parse(&m, f->config, "test", false, &err));
     folder_free(f);
 }
@@ -621,7 +490,7 @@ test_config(void **state)
     refused_config("16,", "1e40,", "quantization_config.weight_block_size [1e40,10]");
     refused_config("16,", "\"16\",", "quantization_config.weight_block_size [\"16\",10]");
     refused_config(lists, "\"scale_fmt\": \"e5m2\", \"ignored_layers\"", "quantization_config.scale_fmt \"e5m2\"");
-    refused_config(lists, "\"expert_dtype\": \"fp4\", \"ignored_layers\"", "quantization_config.expert_dtype \"fp4\"");
+    refused_config(lists, "\"expert_dtype\": \"fp6\", \"ignored_layers\"", "quantization_config.expert_dtype \"fp6\"");
     refused_config(lists, "\"rotation\": 1, \"ignored_layers\"", "quantization_config.rotation 1");
     refused_config("\"fp8\"", "\"gptq\"", "take the folder that was quantized");
     refused_config("\"fp8\"", "8", "take the folder that was quantized");
@@ -688,7 +557,7 @@ refused_weights(folder *f, const char *model, spw_status status, const char *say
 static void
 drop(folder *f, const char *name)
 {
-    struct tensor *t = find_tensor(f, name);
+    struct tensor *t = folder_find(f, name);
     free(t->data);
     *t = f->tensors[--f->count];
 }
@@ -697,7 +566,7 @@ static folder *
 with_type_of(const char *name, const char *tensor, const char *type, uint64_t rows, uint64_t cols, uint64_t bytes)
 {
     folder *f = folder_read(name);
-    struct tensor *t = find_tensor(f, tensor);
+    struct tensor *t = folder_find(f, tensor);
     snprintf(t->type, sizeof t->type, "%s", type);
     t->ndim = cols > 0 ? 2 : 1;
     t->shape[0] = rows;
@@ -742,29 +611,29 @@ test_packed_refused(void **state)
     refused_weights(with_type_of(kimi, UP_0 "_scale", "F8_E4M3", 16, 2, 32), kimi, SPW_ECORRUPT,
                     UP_0 "_scale is F8_E4M3", "F32, BF16 and F16 are read");
     f = folder_read(kimi);
-    memset(add_tensor(f, UP_0 "_zero_point", "I32", 2, (uint64_t[]){2, 2}, 16)->data, 0, 16);
+    memset(folder_add(f, UP_0 "_zero_point", "I32", 2, (uint64_t[]){2, 2}, 16)->data, 0, 16);
     refused_weights(f, kimi, SPW_ECORRUPT, UP_0 "_zero_point is not in this model", "");
     f = folder_read(kimi);
-    memset(add_tensor(f, UP_0, "BF16", 2, (uint64_t[]){16, 32}, 16 * 64)->data, 0, 16 * 64);
+    memset(folder_add(f, UP_0, "BF16", 2, (uint64_t[]){16, 32}, 16 * 64)->data, 0, 16 * 64);
     refused_weights(f, kimi, SPW_ECORRUPT, "experts.0.up_proj.weight", "there twice");
     f = folder_read(kimi);
-    replace(f, "\"quantization_config\"", "\"quantization\"");
+    folder_replace(f, "\"quantization_config\"", "\"quantization\"");
     refused_weights(f, kimi, SPW_ECONFIG, "/config.json: there are packed weights", "no quantization_config");
     f = folder_read(kimi); /* a norm is no matrix */
     drop(f, "language_model.model.norm.weight");
-    memset(add_tensor(f, "language_model.model.norm.weight_packed", "I32", 2, (uint64_t[]){1, 4}, 16)->data, 0, 16);
+    memset(folder_add(f, "language_model.model.norm.weight_packed", "I32", 2, (uint64_t[]){1, 4}, 16)->data, 0, 16);
     refused_weights(f, kimi, SPW_ECORRUPT, "norm.weight_packed is I32 of shape [1, 4]", "is no matrix of its own");
     f = folder_read("llama_float"); /* another kind of codes than config.json says, behind its own */
     drop(f, UP);
-    memset(add_tensor(f, UP "_packed", "I32", 2, (uint64_t[]){44, 6}, 44 * 24)->data, 0, 44 * 24);
+    memset(folder_add(f, UP "_packed", "I32", 2, (uint64_t[]){44, 6}, 44 * 24)->data, 0, 44 * 24);
     refused_weights(f, "llama_float", SPW_ECONFIG, "quantization_config.quant_method is not that of packed weights",
                     "");
     f = folder_read(kimi);
     f->config[0] = '\0';
     refused_weights(f, kimi, SPW_ECONFIG, "there are packed weights, and no config.json that says their bits", "");
     f = folder_read("llama_float");
-    replace(f, "\"type\": \"float\"", "\"type\": \"int\"");
-    replace(f, "\"float-quantized\"", "\"pack-quantized\"");
+    folder_replace(f, "\"type\": \"float\"", "\"type\": \"int\"");
+    folder_replace(f, "\"float-quantized\"", "\"pack-quantized\"");
     refused_weights(f, "llama_float", SPW_ECONFIG,
                     "quantization_config.quant_method is not that of weights in 8-bit floats", "");
 }
@@ -791,27 +660,27 @@ test_weights_refused(void **state)
                     "/model.safetensors: tensor " UP "_scale_inv has shape [2, 3]", "blocks of 16 x 10 need [3, 3]");
     refused_weights(with_type(UP "_scale_inv", "F32", 9, 0, 36), "llama", SPW_ECORRUPT,
                     "/model.safetensors: tensor " UP "_scale_inv has shape [9]", "blocks of 16 x 10 need [3, 3]");
-    refused_weights(with_type(UP "_scale_inv", "F8_E8M0", 3, 3, 9), "llama", SPW_ECORRUPT,
-                    "/model.safetensors: tensor " UP "_scale_inv is F8_E8M0", "F32, BF16 and F16 are read");
+    refused_weights(with_type(UP "_scale_inv", "F8_E5M2", 3, 3, 9), "llama", SPW_ECORRUPT,
+                    "/model.safetensors: tensor " UP "_scale_inv is F8_E5M2", "F32, BF16 and F16 are read");
     refused_weights(with_type("model.norm.weight", "F8_E4M3", 24, 0, 24), "llama", SPW_ECORRUPT,
                     "/model.safetensors: tensor model.norm.weight is F8_E4M3", "F32, BF16 and F16 are read");
     f = folder_read("llama");
-    *(float *)add_tensor(f, "model.norm.weight_scale_inv", "F32", 1, (uint64_t[]){1}, 4)->data = 1.0f;
+    *(float *)folder_add(f, "model.norm.weight_scale_inv", "F32", 1, (uint64_t[]){1}, 4)->data = 1.0f;
     refused_weights(f, "llama", SPW_ECORRUPT, "/model.safetensors: tensor model.norm.weight_scale_inv is for weights",
                     "model.norm.weight is BF16");
     f = folder_read("llama");
-    *(float *)add_tensor(f, "model.layers.9.mlp.up_proj.weight_scale_inv", "F32", 1, (uint64_t[]){1}, 4)->data = 1.0f;
+    *(float *)folder_add(f, "model.layers.9.mlp.up_proj.weight_scale_inv", "F32", 1, (uint64_t[]){1}, 4)->data = 1.0f;
     refused_weights(f, "llama", SPW_ECORRUPT, "/model.safetensors: tensor model.layers.9.mlp.up_proj.weight_scale_inv",
                     "not in this model");
     f = folder_read("llama");
-    memset(add_tensor(f, "language_model." UP "_scale_inv", "F32", 2, (uint64_t[]){3, 3}, 36)->data, 0, 36);
+    memset(folder_add(f, "language_model." UP "_scale_inv", "F32", 2, (uint64_t[]){3, 3}, 36)->data, 0, 36);
     refused_weights(f, "llama", SPW_ECORRUPT, UP "_scale_inv is ", "there twice, with and without its prefix");
     f = folder_read("llama"); /* the model is another folder's: what this one says of its blocks counts */
-    replace(f, "\"quantization_config\"", "\"quantization\"");
+    folder_replace(f, "\"quantization_config\"", "\"quantization\"");
     refused_weights(f, "llama", SPW_ECONFIG, "/config.json: there are weights in 8-bit floats",
                     "no quantization_config");
     f = folder_read("llama");
-    replace(f, "e4m3", "e5m2");
+    folder_replace(f, "e4m3", "e5m2");
     refused_weights(f, "llama", SPW_ECONFIG, "/config.json: quantization_config.fmt", "8-bit floats");
     f = folder_read("llama");
     f->config[1] = '}';
@@ -863,6 +732,67 @@ test_faults(void **state)
     spw_model_destroy(m);
 }
 
+/* Floats of 4 bits: NVFP4 as two programs write it, and MXFP4. */
+static void
+test_floats4_config(void **state)
+{
+    static const char *const nv = "llama_nvfp4", *const mx = "llama_mxfp4", *const opt = "llama_modelopt",
+                             *const group = "not supported yet: quantization_config.config_groups {";
+    (void)state;
+    refused_config_of(nv, "\"group_size\": 16", "\"group_size\": 8", group);
+    refused_config_of(nv, "\"strategy\": \"tensor_group\"", "\"strategy\": \"group\"", group);
+    refused_config_of(nv, "\"torch.float8_e4m3fn\"", "\"torch.uint8\"", group);
+    refused_config_of(nv, "\"symmetric\": true", "\"symmetric\": false", group);
+    refused_config_of(nv, "\"dynamic\": false", "\"dynamic\": true", group);
+    refused_config_of(nv, "\"format\": \"nvfp4-pack-quantized\"", "\"format\": \"pack-quantized\"", group);
+    refused_config_of(mx, "\"group_size\": 32", "\"group_size\": 64", group);
+    refused_config_of(mx, "\"strategy\": \"group\"", "\"strategy\": \"tensor_group\"", group);
+    refused_config_of(mx, "\"torch.uint8\"", "\"torch.float8_e4m3fn\"", group);
+    refused_config_of(mx, "\"num_bits\": 4", "\"num_bits\": 6", group);
+    refused_config_of(opt, "\"NVFP4\"", "\"FP8\"", "quantization_config.quant_algo \"FP8\"");
+    refused_config_of(opt, "\"NVFP4\"", "\"W4A16_AWQ\"", "quantization_config.quant_algo \"W4A16_AWQ\"");
+    refused_config_of(opt, "\"group_size\": 16", "\"group_size\": 32", group);
+    taken_config_of(nv, "\"scale_dtype\": \"torch.float8_e4m3fn\"", "\"scale_dtype\": null");
+    taken_config_of(opt, "\"ignore\"", "\"kv_cache_scheme\": {\"num_bits\": 8}, \"ignore\"");
+}
+
+#define DOWN   "model.layers.0.mlp.down_proj.weight"
+#define DOWN_0 "model.layers.0.mlp.experts.0.down_proj.weight" /* (32, 64) */
+
+static void
+test_floats4_refused(void **state)
+{
+    static const char *const nv = "llama_nvfp4", *const mx = "llama_mxfp4", *const opt = "llama_modelopt";
+    folder *f = folder_read(nv);
+    (void)state;
+    drop(f, DOWN "_global_scale");
+    refused_weights(f, nv, SPW_ECORRUPT, "the scale of all of " DOWN " is missing", "weight_scale_2");
+    f = folder_read(opt);
+    drop(f, DOWN "_scale");
+    refused_weights(f, opt, SPW_ECORRUPT, DOWN " is U8, and its scales are missing", "");
+    f = folder_read(mx);
+    memset(folder_add(f, DOWN "_global_scale", "F32", 1, (uint64_t[]){1}, 4)->data, 0, 4);
+    refused_weights(f, mx, SPW_ECORRUPT, DOWN "_global_scale is F32", "for packed weights in NVFP4");
+    refused_weights(with_type_of(nv, DOWN "_packed", "I32", 64, 4, 64 * 16), nv, SPW_ECORRUPT, DOWN "_packed is I32",
+                    "4 bits for each weight are U8 of [64, 16]");
+    refused_weights(with_type_of(nv, DOWN "_packed", "U8", 64, 32, 64 * 32), nv, SPW_ECORRUPT,
+                    DOWN "_packed is U8 of shape [64, 32]", "U8 of [64, 16]");
+    refused_weights(with_type_of(nv, DOWN "_scale", "U8", 64, 2, 128), nv, SPW_ECORRUPT, DOWN "_scale is U8",
+                    "scales of this format are F8_E4M3");
+    refused_weights(with_type_of(mx, DOWN "_scale", "BF16", 64, 1, 128), mx, SPW_ECORRUPT, DOWN "_scale is BF16",
+                    "scales of this format are U8");
+    refused_weights(with_type_of(mx, DOWN "_scale", "U8", 64, 2, 128), mx, SPW_ECORRUPT,
+                    DOWN "_scale has shape [64, 2]", "blocks of 1 x 32 need [64, 1]");
+    refused_weights(with_type_of(nv, DOWN "_global_scale", "BF16", 1, 1, 2), nv, SPW_ECORRUPT,
+                    DOWN "_global_scale is BF16", "one F32 is for packed weights");
+    refused_weights(with_type_of("qwen3_fp4", DOWN_0, "I8", 32, 64, 32 * 64), "qwen3_fp4", SPW_ECORRUPT,
+                    DOWN_0 " is I8 of shape [32, 64]", "floats of 4 bits are I8 of [32, 32]");
+    refused_weights(with_type_of("qwen3_fp4", DOWN_0 "_scale_inv", "F8_E8M0", 4, 4, 16), "qwen3_fp4", SPW_ECORRUPT,
+                    DOWN_0 "_scale_inv has shape [4, 4]", "blocks of 1 x 32 need [32, 2]");
+    refused_weights(with_type_of("qwen3_fp4", DOWN_0 "_scale_inv", "BF16", 32, 2, 128), "qwen3_fp4", SPW_ECORRUPT,
+                    DOWN_0 "_scale_inv is BF16", "scales of this format are U8");
+}
+
 /* ---------------------------------------------------------------- what is made of them */
 
 /* The same folder with the numbers in fp32, but for those that are bf16 in both. */
@@ -870,17 +800,18 @@ static folder *
 decoded(const char *name)
 {
     folder *f = folder_read(name);
-    replace(f, "\"quantization_config\"", "\"quantization\"");
+    folder_replace(f, "\"quantization_config\"", "\"quantization\"");
     for (uint32_t i = 0; i < f->count; i++) {
         struct tensor *t = &f->tensors[i];
         char *packed = strstr(t->name, "_packed"), *inner = strstr(t->name, "model.layers.");
         uint64_t elems;
-        if (packed == NULL && strcmp(t->type, "F8_E4M3") != 0)
+        const bool bytes = strcmp(t->type, "U8") == 0;
+        if ((packed == NULL && !bytes && strcmp(t->type, "F8_E4M3") != 0) || strstr(t->name, ".weight_s") != NULL)
             continue;
-        if (packed != NULL) {
-            t->shape[1] *= strcmp(name, "llama_int8") == 0 ? 4 : 8;
+        if (packed != NULL || bytes)
+            t->shape[1] *= bytes ? 2 : strcmp(name, "llama_int8") == 0 ? 4 : 8;
+        if (packed != NULL)
             *packed = '\0';
-        }
         elems = t->shape[0] * t->shape[1];
         free(t->data);
         t->data = expected(name, inner, elems);
@@ -888,7 +819,8 @@ decoded(const char *name)
         snprintf(t->type, sizeof t->type, "F32");
     }
     for (uint32_t i = f->count; i-- > 0;) {
-        if (strstr(f->tensors[i].name, ".weight_s") != NULL) /* scales, and shapes of what was packed */
+        if (strstr(f->tensors[i].name, ".weight_s") != NULL || /* scales, and shapes of what was packed */
+            strstr(f->tensors[i].name, ".weight_global_scale") != NULL)
             drop(f, f->tensors[i].name);
     }
     folder_write(f);
@@ -960,6 +892,7 @@ test_training(void **state)
     same_training("kimi_k25", SPW_STATE_SPLIT, SPW_TIER_NVME, NULL);
     same_training("llama_int8", SPW_STATE_FP32, SPW_TIER_HOST, NULL);
     same_training("llama_float", SPW_STATE_MIXED, SPW_TIER_NVME, NULL);
+    same_training("llama_modelopt", SPW_STATE_SPLIT, SPW_TIER_NVME, NULL);
 }
 
 /* What is frozen could stay in its file, where it is not what trains; as codes it is made of the numbers. */
@@ -1056,7 +989,7 @@ test_generator(void **state)
     static spw_weights w;
     char path[400];
     folder *f = folder_read("llama");
-    struct tensor *t = find_tensor(f, "model.norm.weight"); /* it comes after the codes */
+    struct tensor *t = folder_find(f, "model.norm.weight"); /* it comes after the codes */
     spw_error err = {0};
     (void)state;
     folder_path(path, "llama", "");
@@ -1078,6 +1011,7 @@ main(void)
         cmocka_unit_test(test_tied_head),        cmocka_unit_test(test_config),
         cmocka_unit_test(test_config_of_images), cmocka_unit_test(test_weights_refused),
         cmocka_unit_test(test_packed_config),    cmocka_unit_test(test_packed_refused),
+        cmocka_unit_test(test_floats4_config),   cmocka_unit_test(test_floats4_refused),
         cmocka_unit_test(test_random_packed),    cmocka_unit_test(test_faults),
         cmocka_unit_test(test_training),         cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_export),           cmocka_unit_test(test_checkpoint),

@@ -236,7 +236,7 @@ expect 2 "a value is an argument of its own: --tokens 3" "--tokens=3" generate "
 expect 2 "a value is an argument of its own: -n 2" "-n2" train "$c" -n2
 expect 2 "unknown option --size" "bench adam --size" bench adam --size
 expect 2 "unknown option x" "bench adam x" bench adam x
-expect 2 "--codes int2 is not int8, int4 or none" "codes of two bits" generate "$dir/a" --prompt x --codes int2
+expect 2 "--codes int2 is not int8, int4, published or none" "codes of two bits" generate "$dir/a" --prompt x --codes int2
 expect 2 "unknown option --nope" "bench io --nope" bench io --nope
 expect 2 "bench io: --block cannot be 3" "which benchmark it is" bench io "$dir" --block 3
 expect 2 "not 0" "no rank" train "$c" $none -n 0

@@ -27,7 +27,7 @@ for f in $(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' '*.cpp
     m=$(module_of "$f")
     ok=" $(allowed "$m") "
     for inc in $(sed -n 's/^#include "spw_\([a-z_]*\)\.h".*/\1/p' "$f"); do
-        case $inc in config | plan | engine | access | checkpoint | generate | monitor | rank_bench | reference) inc=runtime ;; tokenizer | chat) inc=data ;; preference) inc=gpu ;; esac
+        case $inc in config | plan | engine | access | checkpoint | generate | monitor | rank_bench | reference) inc=runtime ;; tokenizer | chat) inc=data ;; preference) inc=gpu ;; codes) inc=base ;; esac
         case $ok in *" $inc "*) ;; *) say "$f: $m may not include spw_$inc.h" ;; esac
     done
     case $m in

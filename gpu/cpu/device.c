@@ -190,7 +190,7 @@ typedef struct command {
     void *dst;
     const void *src;
     spw_dtype dst_type, src_type;
-    uint32_t code_bits;
+    spw_quant form;
     uint64_t n;
     double *sumsq;
     void (*fn)(void *arg);
@@ -293,18 +293,12 @@ copy_piece(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         copy_block(c, q->gpu->kernels, first, end - first < step ? end - first : step);
 }
 
-static spw_quant
-kind_of(uint32_t code_bits)
-{
-    return code_bits == 8 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
-}
-
 /* Codes are cut between blocks, each of which has its own scale: the bytes are those of one thread. */
 static void
 code_piece(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const command *c = ((const cpu_queue *)ctx)->copying;
-    spw_quant kind = kind_of(c->code_bits);
+    const spw_quant kind = c->form;
     uint64_t first = (uint64_t)part_idx * PIECE, n = c->n - first < PIECE ? c->n - first : PIECE;
     uint64_t coded = spw__quant_bytes(kind, first);
     (void)worker_idx;
@@ -562,23 +556,23 @@ spw__cpu_copy_d2d(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *s
 }
 
 void
-spw__cpu_encode(spw_gpu_queue *q, void *codes, uint32_t bits, const void *src, spw_dtype type, uint64_t n)
+spw__cpu_encode(spw_gpu_queue *q, void *codes, spw_quant form, const void *src, spw_dtype type, uint64_t n)
 {
     enqueue((cpu_queue *)q,
-            &(command){.kind = CMD_ENCODE, .dst = codes, .src = src, .src_type = type, .code_bits = bits, .n = n});
+            &(command){.kind = CMD_ENCODE, .dst = codes, .src = src, .src_type = type, .form = form, .n = n});
 }
 
 void
-spw__cpu_decode(spw_gpu_queue *q, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
+spw__cpu_decode(spw_gpu_queue *q, void *dst, spw_dtype type, const void *codes, spw_quant form, uint64_t n)
 {
     enqueue((cpu_queue *)q,
-            &(command){.kind = CMD_DECODE, .dst = dst, .src = codes, .dst_type = type, .code_bits = bits, .n = n});
+            &(command){.kind = CMD_DECODE, .dst = dst, .src = codes, .dst_type = type, .form = form, .n = n});
 }
 
 void
-spw__cpu_decode_h2d(spw_gpu_queue *q, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
+spw__cpu_decode_h2d(spw_gpu_queue *q, void *dst, spw_dtype type, const void *codes, spw_quant form, uint64_t n)
 {
-    spw__cpu_decode(q, dst, type, codes, bits, n);
+    spw__cpu_decode(q, dst, type, codes, form, n);
 }
 
 void

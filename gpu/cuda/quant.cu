@@ -20,47 +20,71 @@ decode(cuda_queue *q, void *dst, const void *codes, uint64_t blocks)
            (const unsigned char *)codes, blocks);
 }
 
+static published
+published_of(spw_quant form)
+{
+    published p;
+    p.begin = spw_codes_begin(form);
+    p.step = spw_codes_block_bytes(form);
+    p.group = spw_codes_group(form);
+    p.scale_bytes = spw_codes_scale_bytes(form);
+    p.floats = spw_codes_are_floats(form) != 0;
+    p.rounds = spw_codes_round(form) != 0;
+    return p;
+}
+
+template <int BITS, class T>
+static void
+decode_published(cuda_queue *q, void *dst, const void *codes, spw_quant form, uint64_t blocks)
+{
+    LAUNCH(q, spw__cuda_blocks(blocks, BLOCKS_EACH), BLOCKS_EACH * WARP, 0, (decode_published_kernel<BITS, T>),
+           (T *)dst, (const unsigned char *)codes, published_of(form), blocks);
+}
+
 template <class T>
 static void
-convert(cuda_queue *q, bool to_codes, void *codes, uint32_t bits, void *x, uint64_t n)
+convert(cuda_queue *q, bool to_codes, void *codes, spw_quant form, void *x, uint64_t n)
 {
     uint64_t blocks = n / QUANT_BLOCK;
+    const bool wide = spw_codes_bits(form) == 8;
     if (blocks == 0)
         return;
     if (to_codes)
-        bits == 8 ? encode<8, T>(q, codes, x, blocks) : encode<4, T>(q, codes, x, blocks);
+        wide ? encode<8, T>(q, codes, x, blocks) : encode<4, T>(q, codes, x, blocks);
+    else if (spw_codes_group(form) > 0)
+        wide ? decode_published<8, T>(q, x, codes, form, blocks) : decode_published<4, T>(q, x, codes, form, blocks);
     else
-        bits == 8 ? decode<8, T>(q, x, codes, blocks) : decode<4, T>(q, x, codes, blocks);
+        wide ? decode<8, T>(q, x, codes, blocks) : decode<4, T>(q, x, codes, blocks);
 }
 
 static void
-by_type(cuda_queue *q, bool to_codes, void *codes, uint32_t bits, void *x, spw_dtype type, uint64_t n)
+by_type(cuda_queue *q, bool to_codes, void *codes, spw_quant form, void *x, spw_dtype type, uint64_t n)
 {
     if (type == SPW_F32)
-        convert<float>(q, to_codes, codes, bits, x, n);
+        convert<float>(q, to_codes, codes, form, x, n);
     else if (type == SPW_BF16)
-        convert<bf16>(q, to_codes, codes, bits, x, n);
+        convert<bf16>(q, to_codes, codes, form, x, n);
     else
-        convert<f16>(q, to_codes, codes, bits, x, n);
+        convert<f16>(q, to_codes, codes, form, x, n);
 }
 
 void
-spw__cuda_encode(spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src, spw_dtype type, uint64_t n)
+spw__cuda_encode(spw_gpu_queue *queue, void *codes, spw_quant form, const void *src, spw_dtype type, uint64_t n)
 {
-    by_type(spw__cuda_queue_of(queue), true, codes, bits, (void *)(uintptr_t)src, type, n);
+    by_type(spw__cuda_queue_of(queue), true, codes, form, (void *)(uintptr_t)src, type, n);
 }
 
 void
-spw__cuda_decode(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
+spw__cuda_decode(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, spw_quant form, uint64_t n)
 {
-    by_type(spw__cuda_queue_of(queue), false, (void *)(uintptr_t)codes, bits, dst, type, n);
+    by_type(spw__cuda_queue_of(queue), false, (void *)(uintptr_t)codes, form, dst, type, n);
 }
 
 void
-spw__cuda_decode_h2d(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
+spw__cuda_decode_h2d(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, spw_quant form, uint64_t n)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    const uint64_t block_bytes = 4 + QUANT_BLOCK / 8 * bits, most = PIECE_BYTES / block_bytes;
+    const uint64_t block_bytes = spw_codes_block_bytes(form), most = PIECE_BYTES / block_bytes;
     uint64_t blocks = n / QUANT_BLOCK, piece = blocks < most ? blocks : most;
     uint64_t pieces = blocks > 0 ? (blocks + piece - 1) / piece : 0;
     for (uint64_t k = 0; k < pieces; k++) {
@@ -69,7 +93,7 @@ spw__cuda_decode_h2d(spw_gpu_queue *queue, void *dst, spw_dtype type, const void
                                              (const char *)codes + first * block_bytes, m * block_bytes);
         if (staged == NULL)
             return;
-        spw__cuda_decode(queue, (char *)dst + first * QUANT_BLOCK * spw_dtype_bytes(type), type, staged, bits,
+        spw__cuda_decode(queue, (char *)dst + first * QUANT_BLOCK * spw_dtype_bytes(type), type, staged, form,
                          m * QUANT_BLOCK);
         spw__cuda_release(q, k);
     }

@@ -1,13 +1,14 @@
 /*
- * Block codes: what runtime/quant.h says, operation for operation, so that a device makes the host's bytes. A warp has a block of
+ * Block codes: what runtime/base/quant.h says, operation for operation, so that a device makes the host's bytes. A warp has a block of
  * 128 elements, each thread four of them.
  */
 #ifndef SPW_CUDA_QUANT_CUH
 #define SPW_CUDA_QUANT_CUH
 
 #include "common.cuh"
+#include "spw_codes.h"
 
-enum { QUANT_BLOCK = 128, QUANT_HALF = 64, WARP = 32 };
+enum { QUANT_BLOCK = SPW_QUANT_BLOCK, QUANT_HALF = 64, WARP = 32 };
 
 /* Bytes of a block with its scale. */
 template <int BITS> constexpr int quant_step = 4 + QUANT_BLOCK *BITS / 8;
@@ -69,6 +70,58 @@ decode_kernel(T *x, const unsigned char *codes, uint64_t blocks)
         float y = __fmul_rn((float)code, __uint_as_float(scale));
         narrow(x + block * QUANT_BLOCK + quant_element<BITS>(lane, j),
                scale == 0x7fc00000u ? __uint_as_float(scale) : y);
+    }
+}
+
+/* ---------------------------------------------------------------- published forms (spw_codes.h) */
+
+struct published {
+    unsigned begin, step; /* bytes: of a block, its codes begin there, and the next block */
+    unsigned group, scale_bytes;
+    bool floats, rounds;
+};
+
+/* That of group g of a block. */
+SPW_DEVICE float
+published_scale(const unsigned char *block, const published &p, unsigned g)
+{
+    if (p.scale_bytes == 1)
+        return __uint_as_float(block[g] > 0 ? (unsigned)block[g] << 23 : 1u << 22);
+    if (p.scale_bytes == 2)
+        return __uint_as_float((unsigned)((const uint16_t *)block)[g] << 16);
+    return ((const float *)block)[g];
+}
+
+/* Floats of few bits are those of fp32 with another bias: what lies below their least exponent too, as long as nothing is flushed to zero. */
+template <int BITS>
+SPW_DEVICE float
+published_value(unsigned code, bool floats)
+{
+    const unsigned sign = 1u << (BITS - 1), magnitude = code & (sign - 1);
+    if (!floats)
+        return (float)((int)(code ^ sign) - (int)sign);
+    return __uint_as_float(__float_as_uint(__fmul_rn(__uint_as_float(magnitude << (BITS == 8 ? 20 : 22)),
+                                                     BITS == 8 ? 0x1p120f : 0x1p126f)) |
+                           (code & sign) << (32 - BITS));
+}
+
+template <int BITS, class T>
+SPW_KERNEL void
+decode_published_kernel(T *x, const unsigned char *codes, published p, uint64_t blocks)
+{
+    uint64_t block = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    unsigned lane = threadIdx.x % WARP, bits;
+    const unsigned char *in = codes + block * p.step, *from = in + p.begin;
+    if (block >= blocks)
+        return;
+    bits = BITS == 8 ? ((const unsigned *)from)[lane] : ((const uint16_t *)from)[lane];
+    for (int j = 0; j < 4; j++) {
+        const unsigned place = BITS == 8 ? 8 * j : j % 2 * 8 + j / 2 * 4, element = quant_element<BITS>(lane, j);
+        float y = __fmul_rn(published_value<BITS>(bits >> place & ((1u << BITS) - 1), p.floats),
+                            published_scale(in, p, element / p.group));
+        if (p.rounds)
+            y = __uint_as_float((__float_as_uint(y) + 0x8000u) & 0xffff0000u);
+        narrow(x + block * QUANT_BLOCK + element, y);
     }
 }
 

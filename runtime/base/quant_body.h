@@ -64,11 +64,89 @@ encode_block(uint8_t *out, spw_quant kind, const float *x, bool settle)
     }
 }
 
+/*
+ * Codes of a published block as numbers. A float of few bits is one of fp32 with another bias; below its least exponent one is put in front of the
+ * fraction and taken off again: subnormal numbers of fp32 would cost a hundred times as much.
+ */
+static inline float
+widen_float(uint32_t code, uint32_t bits, uint32_t mantissa, uint32_t bias)
+{
+    const uint32_t sign = 1u << (bits - 1), a = (code & (sign - 1)) << (23 - mantissa), small = 0u - (a < 0x800000u);
+    const float x =
+        spw_bits_f32(a + ((127 - bias) << 23) + (small & 0x800000u)) - spw_bits_f32(small & ((128 - bias) << 23));
+    return spw_bits_f32(spw_f32_bits(x) | (code & sign) << (32 - bits));
+}
+
+static inline void
+widen_floats(float *restrict x, const uint8_t *restrict codes, uint32_t bits)
+{
+    if (bits == 8) {
+        for (int i = 0; i < BLOCK; i++)
+            x[i] = widen_float(codes[i], 8, 3, 7);
+        return;
+    }
+    for (int i = 0; i < HALF; i++)
+        x[i] = widen_float(codes[i] & 15u, 4, 1, 1);
+    for (int i = 0; i < HALF; i++)
+        x[i + HALF] = widen_float(codes[i] >> 4, 4, 1, 1);
+}
+
+static inline void
+widen_integers(float *restrict x, const uint8_t *restrict codes, uint32_t bits)
+{
+    if (bits == 8) {
+        for (int i = 0; i < BLOCK; i++)
+            x[i] = (float)(int8_t)codes[i];
+        return;
+    }
+    for (int i = 0; i < HALF; i++)
+        x[i] = (float)((int32_t)((codes[i] & 15u) ^ 8u) - 8);
+    for (int i = 0; i < HALF; i++)
+        x[i + HALF] = (float)((int32_t)((codes[i] >> 4) ^ 8u) - 8);
+}
+
+/* That of group g of a block. */
+static inline float
+published_scale(const uint8_t *block, spw_quant form, uint32_t g)
+{
+    float scale;
+    uint16_t half;
+    if (spw_codes_scale_of(form) == SPW_SCALE_E8M0)
+        return spw_bits_f32(block[g] > 0 ? (uint32_t)block[g] << 23 : 1u << 22);
+    if (spw_codes_scale_of(form) == SPW_SCALE_BF16) {
+        memcpy(&half, block + g * sizeof half, sizeof half);
+        return spw_bf16_to_f32(half);
+    }
+    memcpy(&scale, block + g * sizeof scale, sizeof scale);
+    return scale;
+}
+
+static inline void
+decode_published(float *restrict x, spw_quant form, const uint8_t *in)
+{
+    const uint32_t group = spw_codes_group(form), bits = spw_codes_bits(form);
+    if (spw_codes_are_floats(form))
+        widen_floats(x, in + spw_codes_begin(form), bits);
+    else
+        widen_integers(x, in + spw_codes_begin(form), bits);
+    for (uint32_t g = 0; g < BLOCK / group; g++) {
+        const float scale = published_scale(in, form, g);
+        for (uint32_t i = g * group; i < (g + 1) * group; i++)
+            x[i] *= scale;
+    }
+    for (int i = 0; spw_codes_round(form) && i < BLOCK; i++)
+        x[i] = spw_bits_f32((spw_f32_bits(x[i]) + 0x8000u) & 0xffff0000u);
+}
+
 static inline void
 decode_block(float *restrict x, spw_quant kind, const uint8_t *in)
 {
     float scale;
     const uint8_t *codes = in + sizeof scale;
+    if (spw_codes_group(kind) > 0) {
+        decode_published(x, kind, in);
+        return;
+    }
     memcpy(&scale, in, sizeof scale);
     if (kind == SPW_QUANT_INT8) {
         for (int i = 0; i < BLOCK; i++)

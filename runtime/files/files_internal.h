@@ -96,6 +96,14 @@ bool spw__hf_has_images(const struct json_t *root);
 double spw__hf_yarn_attention(double factor, double weight);
 double spw__hf_long_attention(double factor, uint64_t positions);
 
+/* A float of 4 bits: a sign, two bits of exponent, one of mantissa. */
+static inline float
+spw__e2m1(int code)
+{
+    static const float values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    return values[code];
+}
 enum { SPW_MXFP4_GROUP = 32 }; /* numbers of one scale */
 /*
  * Elements first to first + count of a matrix (rows, cols), whose transpose is in blocks (cols, rows / 32, 16) and scales
@@ -105,10 +113,17 @@ void spw__mxfp4_read(float *out, const uint8_t *blocks, const uint8_t *scales, u
                      uint64_t first, uint64_t count);
 
 /* Weights as codes (scaled.c): how many rows and columns have one scale (rows 0: not known yet), and what codes are without one. */
+typedef enum spw_scales {
+    SPW_SCALES_NUMBERS,
+    SPW_SCALES_E4M3, /* divided by a number that all of a matrix has */
+    SPW_SCALES_E8M0, /* powers of two, e meaning 2^(e - 127) */
+} spw_scales;
 typedef struct spw_scaled {
     uint64_t rows, cols;
     uint32_t bits; /* of a code: 8, or 4, the low half of a byte first */
-    bool packed;   /* compressed-tensors' integers; false: 8-bit floats */
+    bool packed;   /* compressed-tensors' integers, or floats of 4 bits; false: 8-bit floats */
+    bool floats;   /* packed: E2M1, two to a byte */
+    spw_scales scales;
     float values[256];
 } spw_scaled;
 /*
@@ -121,6 +136,8 @@ const char *spw__scaled_refused(const struct json_t *quantization, spw_scaled *o
  * Errors  SPW_ECONFIG naming the file: no quantization_config, or one that is refused, or of the other kind.
  */
 spw_status spw__scaled_of(spw_scaled *out, const char *folder, bool packed, spw_error *err);
+/* Experts' floats of 4 bits beside 8-bit ones, as DeepSeek-V4 is published: MXFP4, whatever config.json says of the others. */
+void spw__scaled_of_experts(spw_scaled *out);
 /* As much of count > 0 elements from first on, of a matrix with so many columns, as is read at once; and its scales. */
 typedef struct spw_scaled_piece {
     uint64_t count, scale_first, scale_count; /* scale_count <= count */

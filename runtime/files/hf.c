@@ -185,8 +185,9 @@ check_quantization(const source *s, spw_family family)
                    ": take the folder that was quantized; spillway.frozen_codes makes codes of its weights");
     SPW_TRY(read_member(s, "quantization_config", &inner));
     return say(&inner, "not supported yet: ", refused, " ", get(&inner, refused),
-               ": of 8-bit floats e4m3 is read, with a scale for each block of weights or for all of a matrix, and of "
-               "compressed-tensors symmetric integers of 4 or 8 bits that are packed (pack-quantized)");
+               ": of 8-bit floats e4m3 is read, with a scale for each block of weights or for all of a matrix, of "
+               "compressed-tensors symmetric integers of 4 or 8 bits that are packed (pack-quantized) and floats of 4 "
+               "(nvfp4-pack-quantized, mxfp4-pack-quantized), and of modelopt NVFP4");
 }
 
 /* The family of a Qwen's text part, or of a Gemma's with images in no tower, is not what it is called. */

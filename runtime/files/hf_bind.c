@@ -13,6 +13,9 @@
 #define PACKED_SHAPE ".weight_shape"
 #define SCALE        ".weight_scale"
 #define SCALE_INV    ".weight_scale_inv"
+#define SCALE_PLAIN  ".scale"               /* DeepSeek-V4's */
+#define SCALE_OF_ALL ".weight_global_scale" /* what scales are divided by */
+#define SCALE_2      ".weight_scale_2"      /* its inverse */
 
 typedef spw__hf_entry entry;
 typedef spw__hf_mapped mapped;
@@ -179,6 +182,9 @@ static const struct {
     {~GPT2, "", ".rotary_emb.inv_freq", false},
     {~GPT2, "", ".activation_scale", false},
     {~GPT2, "", ".input_scale", false},
+    {~GPT2, "", ".input_global_scale", false},
+    {~GPT2, "", ".k_scale", false},
+    {~GPT2, "", ".v_scale", false},
 };
 
 bool
@@ -336,19 +342,44 @@ bind_coded(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_er
     return SPW_OK;
 }
 
-/* Codes that take a scale: 8-bit floats, or integers that are packed. */
+static bool
+is_packed(const spw_tensor_info *t)
+{
+    return strcmp(t->type, "U8") == 0 || ends_with(t->name, PACKED);
+}
+
+/* Codes that take a scale: 8-bit floats, or integers or floats that are packed. */
 static bool
 is_scaled(const spw_tensor_info *t, const spw_param *p)
 {
-    return (strcmp(t->type, "F8_E4M3") == 0 || ends_with(t->name, PACKED)) && p->ndim == 2 && p->stack == 0;
+    return (strcmp(t->type, "F8_E4M3") == 0 || strcmp(t->type, "I8") == 0 || is_packed(t)) && p->ndim == 2 &&
+           p->stack == 0;
 }
 
-/* "X.weight_packed" (rows, words of 32 bits) of "X.weight". */
+/* "X.weight" (rows, bytes of two floats) beside others in 8-bit floats. */
+static spw_status
+bind_fp4(spw_hf_reader *r, uint32_t id, const spw_param *p, uint32_t i, spw_error *err)
+{
+    const spw_tensor_info *t = r->tensors[i].info;
+    const uint64_t want[2] = {p->rows, p->cols / 2};
+    char is[120], needed[80];
+    if (r->blocks.rows == 0 || r->blocks.packed)
+        SPW_TRY(spw__scaled_of(&r->blocks, r->path, false, err));
+    spw__scaled_of_experts(&r->experts);
+    if (t->ndim != 2 || memcmp(t->shape, want, sizeof want) != 0 || p->cols % 2 != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is I8 of shape %s, floats of 4 bits are I8 of %s",
+                         r->shards[r->tensors[i].shard_idx].name, t->name, shape_text(is, sizeof is, t->shape, t->ndim),
+                         shape_text(needed, sizeof needed, want, 2));
+    r->of_param[id] = i;
+    return SPW_OK;
+}
+
+/* "X.weight_packed" (rows, words of 32 bits, or bytes of two floats) of "X.weight", which ModelOpt's bytes are called too. */
 static spw_status
 bind_packed(spw_hf_reader *r, uint32_t id, const spw_param *p, uint32_t i, spw_error *err)
 {
     const spw_tensor_info *t = r->tensors[i].info;
-    uint64_t want[2] = {p->rows};
+    uint64_t want[2] = {p->rows}, unit;
     char is[120], needed[80];
     if (p->ndim != 2 || p->stack > 0)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s of shape %s, and %s is no matrix of its own",
@@ -356,12 +387,13 @@ bind_packed(spw_hf_reader *r, uint32_t id, const spw_param *p, uint32_t i, spw_e
                          shape_text(is, sizeof is, t->shape, t->ndim), p->name);
     if (r->blocks.rows == 0 || !r->blocks.packed)
         SPW_TRY(spw__scaled_of(&r->blocks, r->path, true, err));
-    want[1] = p->cols * r->blocks.bits / 32;
-    if (strcmp(t->type, "I32") != 0 || t->ndim != 2 || memcmp(t->shape, want, sizeof want) != 0 ||
-        p->cols * r->blocks.bits % 32 != 0)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s of shape %s, %u bits for each weight are I32 of %s",
+    unit = r->blocks.floats ? 8 : 32;
+    want[1] = p->cols * r->blocks.bits / unit;
+    if (strcmp(t->type, unit == 8 ? "U8" : "I32") != 0 || t->ndim != 2 || memcmp(t->shape, want, sizeof want) != 0 ||
+        p->cols * r->blocks.bits % unit != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s of shape %s, %u bits for each weight are %s of %s",
                          r->shards[r->tensors[i].shard_idx].name, t->name, t->type,
-                         shape_text(is, sizeof is, t->shape, t->ndim), r->blocks.bits,
+                         shape_text(is, sizeof is, t->shape, t->ndim), r->blocks.bits, unit == 8 ? "U8" : "I32",
                          shape_text(needed, sizeof needed, want, 2));
     r->of_param[id] = i;
     return SPW_OK;
@@ -400,6 +432,10 @@ bind_weights(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_
         bind_tensor(r, m, id, i);
         return SPW_OK;
     }
+    if (is_scaled(r->tensors[i].info, p) && is_packed(r->tensors[i].info))
+        return bind_packed(r, id, p, i, err);
+    if (is_scaled(r->tensors[i].info, p) && strcmp(r->tensors[i].info->type, "I8") == 0)
+        return bind_fp4(r, id, p, i, err);
     if (!is_scaled(r->tensors[i].info, p))
         SPW_TRY(check_type(r, &r->tensors[i], err));
     else if (r->blocks.rows == 0 || r->blocks.packed)
@@ -507,7 +543,44 @@ is_beside(const named *names, uint32_t count, const char *name, const char *more
 static bool
 is_scale(const named *names, uint32_t count, const char *name, uint32_t *id)
 {
-    return is_beside(names, count, name, SCALE_INV, id) || is_beside(names, count, name, SCALE, id);
+    return is_beside(names, count, name, SCALE_INV, id) || is_beside(names, count, name, SCALE, id) ||
+           is_beside(names, count, name, SCALE_PLAIN, id);
+}
+
+static bool
+is_of_all(const named *names, uint32_t count, const char *name, uint32_t *id)
+{
+    return is_beside(names, count, name, SCALE_OF_ALL, id) || is_beside(names, count, name, SCALE_2, id);
+}
+
+/* Numbers, or what the codes' format has. */
+static spw_status
+check_scale_type(const spw_hf_reader *r, const entry *e, const spw_scaled *b, spw_error *err)
+{
+    static const char *const types[] = {[SPW_SCALES_E4M3] = "F8_E4M3", [SPW_SCALES_E8M0] = "U8"};
+    const spw_scales kind = b->scales;
+    if (kind == SPW_SCALES_NUMBERS)
+        return spw__hf_is_e8m0(e->info) && !b->packed ? SPW_OK : check_type(r, e, err);
+    if (strcmp(e->info->type, types[kind]) == 0 || (kind == SPW_SCALES_E8M0 && strcmp(e->info->type, "F8_E8M0") == 0))
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s; scales of this format are %s",
+                     r->shards[e->shard_idx].name, e->info->name, e->info->type, types[kind]);
+}
+
+/* The number by which all scales of a matrix are divided, where the format has one. */
+static spw_status
+check_scale_of_all(const spw_hf_reader *r, uint32_t id, const spw_param *p, bool packed, spw_error *err)
+{
+    const entry *e = r->scale_of_all[id] != UINT32_MAX ? &r->tensors[r->scale_of_all[id]] : NULL;
+    const bool needed = packed && r->blocks.scales == SPW_SCALES_E4M3;
+    if (e == NULL && needed)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: the scale of all of %s is missing (%s or %s)", r->path, p->name,
+                         SCALE_OF_ALL + 1, SCALE_2 + 1);
+    if (e != NULL && (!needed || e->info->dtype != SPW_F32 || e->info->bytes != sizeof(float)))
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s of %llu bytes; one F32 is for packed weights in NVFP4",
+                         r->shards[e->shard_idx].name, e->info->name, e->info->type,
+                         (unsigned long long)e->info->bytes);
+    return SPW_OK;
 }
 
 /* A scale for each block of codes, and none elsewhere. */
@@ -515,7 +588,8 @@ static spw_status
 check_scales(const spw_hf_reader *r, const spw_param *p, const entry *weights, const entry *scales, spw_error *err)
 {
     const bool scaled = weights != NULL && is_scaled(weights->info, p);
-    const bool packed = scaled && ends_with(weights->info->name, PACKED);
+    const bool packed = scaled && is_packed(weights->info);
+    const spw_scaled *b = scaled && strcmp(weights->info->type, "I8") == 0 ? &r->experts : &r->blocks;
     const spw_tensor_info *s = scales != NULL ? scales->info : NULL;
     uint64_t want[2];
     char is[120], needed[80];
@@ -529,15 +603,16 @@ check_scales(const spw_hf_reader *r, const spw_param *p, const entry *weights, c
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is for weights that are F8_E4M3%s, and %s is %s",
                          r->shards[scales->shard_idx].name, s->name, ends_with(s->name, SCALE) ? " or packed" : "",
                          p->name, weights != NULL ? weights->info->type : "missing");
-    SPW_TRY(check_type(r, scales, err));
-    want[0] = (p->rows - 1) / r->blocks.rows + 1;
-    want[1] = (p->cols - 1) / r->blocks.cols + 1;
-    if (want[0] * want[1] == 1 && s->bytes == spw_dtype_bytes(s->dtype)) /* of a matrix with one, [] */
+    SPW_TRY(check_scale_type(r, scales, b, err));
+    want[0] = (p->rows - 1) / b->rows + 1;
+    want[1] = (p->cols - 1) / b->cols + 1;
+    if (want[0] * want[1] == 1 && b->scales == SPW_SCALES_NUMBERS &&
+        s->bytes == spw_dtype_bytes(s->dtype)) /* of a matrix with one, [] */
         return SPW_OK;
     if (s->ndim != 2 || memcmp(s->shape, want, sizeof want) != 0)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, blocks of %llu x %llu need %s",
                          r->shards[scales->shard_idx].name, s->name, shape_text(is, sizeof is, s->shape, s->ndim),
-                         (unsigned long long)r->blocks.rows, (unsigned long long)r->blocks.cols,
+                         (unsigned long long)b->rows, (unsigned long long)b->cols,
                          shape_text(needed, sizeof needed, want, 2));
     return SPW_OK;
 }
@@ -551,6 +626,9 @@ check_bound(const spw_hf_reader *r, const spw_model *m, spw_error *err)
         const entry *weights = r->of_param[id] != UINT32_MAX ? &r->tensors[r->of_param[id]] : NULL;
         const entry *scales = r->scale_of[id] != UINT32_MAX ? &r->tensors[r->scale_of[id]] : NULL;
         SPW_TRY(check_scales(r, &m->params[id], weights, scales, err));
+        SPW_TRY(check_scale_of_all(
+            r, id, &m->params[id],
+            weights != NULL && is_scaled(weights->info, &m->params[id]) && is_packed(weights->info), err));
         if (r->of_param[id] == UINT32_MAX && !m->params[id].adapter)
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; %s", r->path, m->params[id].name,
                              is_head(m->params[id].name, &m->config)
@@ -592,6 +670,8 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
             SPW_TRY(bind_weights(r, m, id, i, err));
         } else if (found == NULL && is_scale(names, count, name, &id) && r->scale_of[id] == UINT32_MAX) {
             r->scale_of[id] = i;
+        } else if (found == NULL && is_of_all(names, count, name, &id) && r->scale_of_all[id] == UINT32_MAX) {
+            r->scale_of_all[id] = i;
         } else if (found == NULL && is_beside(names, count, name, PACKED, &id) && r->of_param[id] == UINT32_MAX) {
             SPW_TRY(bind_packed(r, id, &m->params[id], i, err));
         } else if (found == NULL && is_beside(names, count, name, PACKED_SHAPE, &id)) {
@@ -642,17 +722,20 @@ spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
     r->in_terms = spw_mem_calloc(m->param_count + 1, sizeof *r->in_terms);
     spw_mem_free(r->scale_of);
     r->scale_of = spw_mem_calloc(m->param_count + 1, sizeof *r->scale_of);
+    spw_mem_free(r->scale_of_all);
+    r->scale_of_all = spw_mem_calloc(m->param_count + 1, sizeof *r->scale_of_all);
     r->mapped = spw_mem_calloc(m->param_count + 1, sizeof *r->mapped);
     r->of_param = spw_mem_calloc(m->param_count + 1, sizeof *r->of_param);
     r->first = spw_mem_calloc(m->param_count + 1, sizeof *r->first);
     r->param_count = 0;
     if (r->of_param == NULL || r->first == NULL || r->mapped == NULL || r->in_terms == NULL || r->scale_of == NULL ||
-        names == NULL) {
+        r->scale_of_all == NULL || names == NULL) {
         spw_mem_free(names);
         return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", r->path);
     }
     memset(r->of_param, 0xff, m->param_count * sizeof *r->of_param);
     memset(r->scale_of, 0xff, m->param_count * sizeof *r->scale_of);
+    memset(r->scale_of_all, 0xff, m->param_count * sizeof *r->scale_of_all);
     for (uint32_t id = 0; id < m->param_count; id++) {
         spw_tensor_info t;
         spw_st_describe(&t, &m->params[id], SPW_F32);

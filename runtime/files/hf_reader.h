@@ -28,15 +28,30 @@ struct spw_hf_reader {
     char path[SPW__HF_PATH_BYTES];
     spw__hf_shard *shards;
     spw__hf_entry *tensors;
-    uint32_t *of_param;     /* (param_count) index of each parameter's tensor; NULL: not bound */
-    uint64_t *first;        /* (param_count) the parameter's first element in it */
-    spw__hf_mapped *mapped; /* (param_count) of those that are so */
-    bool *in_terms;         /* (param_count) as spw_param has it */
-    uint32_t *scale_of;     /* (param_count) of those that are codes (scaled.c): index of their scales' tensor */
-    spw_scaled blocks;
-    bool turned; /* tensors of all experts have matrices (in, out) */
+    uint32_t *of_param;         /* (param_count) index of each parameter's tensor; NULL: not bound */
+    uint64_t *first;            /* (param_count) the parameter's first element in it */
+    spw__hf_mapped *mapped;     /* (param_count) of those that are so */
+    bool *in_terms;             /* (param_count) as spw_param has it */
+    uint32_t *scale_of;         /* (param_count) of those that are codes (scaled.c): index of their scales' tensor */
+    uint32_t *scale_of_all;     /* (param_count) of those whose scales have one of their own: its tensor */
+    spw_scaled blocks, experts; /* of all codes; of those of 4 bits beside 8-bit floats */
+    bool turned;                /* tensors of all experts have matrices (in, out) */
     uint32_t shard_count, tensor_count, param_count;
 };
+
+/* How the codes of a parameter are to be read that has its tensor. */
+static inline const spw_scaled *
+spw__hf_blocks_of(const spw_hf_reader *r, uint32_t id)
+{
+    return strcmp(r->tensors[r->of_param[id]].info->type, "I8") == 0 ? &r->experts : &r->blocks;
+}
+
+/* Whether scales are powers of two in 8 bits, where codes do not say it. */
+static inline bool
+spw__hf_is_e8m0(const spw_tensor_info *scales)
+{
+    return strcmp(scales->type, "F8_E8M0") == 0 || strcmp(scales->type, "U8") == 0;
+}
 
 /* Elements [first, first + count) of tensor i, numbers; and of a parameter that has its tensors. */
 spw_status

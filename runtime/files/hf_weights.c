@@ -3,6 +3,7 @@
  * of it is checked when it is opened and when a model is bound (hf_bind.c); reading then is by ranges, from any thread.
  * Source: README of huggingface/safetensors, "Format".
  */
+#include "fp8.h"
 #include "hf_reader.h"
 #include <dirent.h>
 #include <errno.h>
@@ -297,6 +298,7 @@ spw_hf_reader_close(spw_hf_reader *r)
     spw_mem_free(r->mapped);
     spw_mem_free(r->in_terms);
     spw_mem_free(r->scale_of);
+    spw_mem_free(r->scale_of_all);
     spw_mem_free(r);
 }
 
@@ -378,19 +380,48 @@ read_columns(mapped *c, spw_dtype dtype, uint64_t first, uint64_t count, float *
         spw__st_let_go(c->columns, ((c->cols - 1) * c->stride + c->rows) * size);
 }
 
+/* What scales are divided by: a file has it, or (ModelOpt's) its inverse. */
+static spw_status
+read_scale_of_all(spw_hf_reader *r, uint32_t id, float *out, spw_error *err)
+{
+    const char *name = r->tensors[r->scale_of_all[id]].info->name;
+    SPW_TRY(spw__hf_read_floats(r, r->scale_of_all[id], 0, 1, out, err));
+    if (strcmp(name + strlen(name) - strlen("scale_2"), "scale_2") == 0)
+        *out = 1 / *out;
+    return SPW_OK;
+}
+
+/* Of up to BLOCK scales. */
+static spw_status
+read_scales(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
+{
+    const spw_scaled *b = spw__hf_blocks_of(r, id);
+    uint8_t raw[BLOCK];
+    float all = 1;
+    if (b->scales == SPW_SCALES_NUMBERS && !spw__hf_is_e8m0(r->tensors[r->scale_of[id]].info))
+        return spw__hf_read_floats(r, r->scale_of[id], first, count, out, err);
+    SPW_TRY(spw_hf_read(r, r->scale_of[id], first, raw, count, err));
+    if (b->scales == SPW_SCALES_E4M3)
+        SPW_TRY(read_scale_of_all(r, id, &all, err));
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = b->scales == SPW_SCALES_E4M3 ? spw_fp8_to_f32(SPW_E4M3, raw[i]) / all
+                                              : spw_bits_f32(raw[i] > 0 ? (uint32_t)raw[i] << 23 : 1u << 22);
+    return SPW_OK;
+}
+
 /* Of codes; the scales that a piece needs are read with it. */
 static spw_status
 read_scaled(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
-    const spw_scaled *b = &r->blocks;
-    const uint64_t cols = r->tensors[r->of_param[id]].info->shape[1] * (b->packed ? 32 / b->bits : 1);
+    const spw_scaled *b = spw__hf_blocks_of(r, id);
+    const uint64_t cols = r->tensors[r->of_param[id]].info->shape[1] * (b->floats ? 2 : b->packed ? 32 / b->bits : 1);
     while (count > 0) {
         spw_scaled_piece p = spw__scaled_piece(b, cols, first, count < BLOCK ? count : BLOCK);
         const uint64_t begin = first * b->bits / 8, end = ((first + p.count) * b->bits + 7) / 8;
         uint8_t codes[BLOCK];
         float scales[BLOCK];
         SPW_TRY(spw_hf_read(r, r->of_param[id], begin, codes, end - begin, err));
-        SPW_TRY(spw__hf_read_floats(r, r->scale_of[id], p.scale_first, p.scale_count, scales, err));
+        SPW_TRY(read_scales(r, id, p.scale_first, p.scale_count, scales, err));
         spw__scaled_read(out, b, cols, codes, scales, first, &p);
         first += p.count;
         out += p.count;

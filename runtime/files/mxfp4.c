@@ -20,14 +20,12 @@ void
 spw__mxfp4_read(float *out, const uint8_t *blocks, const uint8_t *scales, uint64_t rows, uint64_t cols, uint64_t first,
                 uint64_t count)
 {
-    static const float values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
     const uint64_t groups = rows / SPW_MXFP4_GROUP;
     for (uint64_t row = first / cols, col = first % cols; count > 0; row++, col = 0) {
         uint64_t n = cols - col < count ? cols - col : count, group = col * groups + row / SPW_MXFP4_GROUP;
         unsigned at = row % SPW_MXFP4_GROUP / 2, shift = row % 2 * 4;
         for (uint64_t i = 0; i < n; i++, group += groups)
-            out[i] = values[blocks[group * (SPW_MXFP4_GROUP / 2) + at] >> shift & 15] * scale_of(scales[group]);
+            out[i] = spw__e2m1(blocks[group * (SPW_MXFP4_GROUP / 2) + at] >> shift & 15) * scale_of(scales[group]);
         out += n;
         count -= n;
     }

@@ -1,12 +1,16 @@
 /*
- * Weights as codes, and a number for each block of rows and columns, or one for all, by which what the codes stand for is multiplied. Two kinds:
+ * Weights as codes, and a number for each block of rows and columns, or one for all, by which what the codes stand for is multiplied. Three kinds:
  *   8-bit floats  as DeepSeek-V3 and what follows it are published: e4m3 without infinities; files call the numbers weight_scale_inv: it is
  *                 what the quantizer divided by
  *   packed        as Kimi-K2 Thinking and what follows it are published, in compressed-tensors' format pack-quantized: integers of 4 or 8 bits, of
  *                 which half the range is taken off, in words of 32 bits, the lowest bits first
+ *   of 4 bits     E2M1, two to a byte: NVFP4, whose scales are 8-bit floats for each 16 of a row, divided by a number of the matrix (compressed-tensors'
+ *                 nvfp4-pack-quantized, and NVIDIA's ModelOpt, whose files have the inverse of that number), and MXFP4, whose scales are powers of two for
+ *                 each 32 (mxfp4-pack-quantized; that of gpt-oss, which lies the other way round, is mxfp4.c's)
+ *                 Such experts may stand beside 8-bit floats (DeepSeek-V4), whose scales are then powers of two in 8 bits too
  * A decoded number is one product in fp32, rounded once. Here is what a config.json says of them, which part of the scales a range of
  * a matrix takes, and the decoding; the files are the reader's.
- * Source: Micikevicius et al. 2022 (2209.05433), 3.1; DeepSeek-AI 2024 (2412.19437), 3.3.2; the documentation of compressed-tensors, "pack-quantized".
+ * Source: Micikevicius et al. 2022 (2209.05433), 3.1; DeepSeek-AI 2024 (2412.19437), 3.3.2; the documentation of compressed-tensors, "pack-quantized"; OCP Microscaling Formats (MX) 1.0, 5.3, E2M1; compressed-tensors' converter of ModelOpt's files.
  */
 #include "files_internal.h"
 #include "fp8.h"
@@ -56,10 +60,10 @@ is_understood(const char *member, const json_t *v, spw_scaled *out)
         return is_one_of(v, "e4m3", "float8_e4m3fn");
     if (strcmp(member, "activation_scheme") == 0) /* of whoever multiplies in 8 bits */
         return is_one_of(v, "dynamic", "static");
-    if (strcmp(member, "scale_fmt") == 0) /* powers of two are fp32 numbers like others */
+    if (strcmp(member, "scale_fmt") == 0) /* powers of two: numbers like others, or in 8 bits, as their type says */
         return is_one_of(v, "float", "ue8m0");
     if (strcmp(member, "expert_dtype") == 0)
-        return is_one_of(v, "fp8", "fp8");
+        return is_one_of(v, "fp8", "fp4");
     return strcmp(member, "dequantize") == 0 && json_is_boolean(v); /* a choice of whoever loads it */
 }
 
@@ -83,6 +87,26 @@ is_missing(const json_t *v)
     return v == NULL || json_is_null(v);
 }
 
+/* Floats of 4 bits: NVFP4 and MXFP4 are those that there are. Types of scales, where they are said, are those that the formats have. */
+static bool
+read_floats_group(const json_t *w, spw_scaled *out)
+{
+    const json_t *strategy = json_object_get(w, "strategy"), *type = json_object_get(w, "scale_dtype");
+    const double each = json_number_value(json_object_get(w, "group_size"));
+    const bool nv = each == 16;
+    *out = (spw_scaled){.rows = 1,
+                        .cols = nv ? 16 : 32,
+                        .bits = 4,
+                        .packed = true,
+                        .floats = true,
+                        .scales = nv ? SPW_SCALES_E4M3 : SPW_SCALES_E8M0};
+    if (nv)
+        return (is_missing(strategy) || is_one_of(strategy, "tensor_group", "tensor_group")) &&
+               (is_missing(type) || is_one_of(type, "torch.float8_e4m3fn", "float8_e4m3fn"));
+    return each == 32 && is_one_of(strategy, "group", "group") &&
+           (is_missing(type) || is_one_of(type, "torch.uint8", "uint8"));
+}
+
 /* How a group of modules has its weights as codes. How these were found is not looked at, nor what whoever multiplies rounds besides. */
 static bool
 read_group(const json_t *group, spw_scaled *out)
@@ -93,6 +117,9 @@ read_group(const json_t *group, spw_scaled *out)
                  each = json_number_value(json_object_get(w, "group_size"));
     const bool whole = is_one_of(strategy, "tensor", "tensor"), grouped = is_one_of(strategy, "group", "group");
     const uint64_t all = (uint64_t)BLOCK_MAX, size = each >= 1 && each <= BLOCK_MAX ? (uint64_t)each : 0;
+    if (is_one_of(type, "float", "float") && bits == 4)
+        return !json_is_false(json_object_get(w, "symmetric")) && !json_is_true(json_object_get(w, "dynamic")) &&
+               read_floats_group(w, out);
     out->packed = is_missing(type) || is_one_of(type, "int", "int");
     out->bits = bits == 4 ? 4 : 8;
     if (!json_is_true(json_object_get(w, "symmetric")) || json_is_true(json_object_get(w, "dynamic")) ||
@@ -120,7 +147,10 @@ compressed_refused(const json_t *quantization, spw_scaled *out)
     *out = (spw_scaled){.rows = 0};
     if (json_object_size(groups) != 1 || !read_group(group, out))
         return "config_groups";
-    format = out->packed ? "pack-quantized" : "float-quantized";
+    format = out->scales == SPW_SCALES_E4M3   ? "nvfp4-pack-quantized"
+             : out->scales == SPW_SCALES_E8M0 ? "mxfp4-pack-quantized"
+             : out->packed                    ? "pack-quantized"
+                                              : "float-quantized";
     if (!is_one_of(json_object_get(quantization, "format"), format, format))
         return "format";
     if (!is_missing(own) && !is_one_of(own, format, format))
@@ -133,12 +163,28 @@ compressed_refused(const json_t *quantization, spw_scaled *out)
     return NULL;
 }
 
+/* Keys and values that a server rounds are none of the weights. */
+static const char *
+modelopt_refused(const json_t *quantization, spw_scaled *out)
+{
+    const json_t *groups = json_object_get(quantization, "config_groups"),
+                 *group = json_object_iter_value(json_object_iter((json_t *)(uintptr_t)groups));
+    *out = (spw_scaled){.packed = true, .floats = true, .bits = 4, .rows = 1, .cols = 16, .scales = SPW_SCALES_E4M3};
+    if (!is_one_of(json_object_get(quantization, "quant_algo"), "NVFP4", "NVFP4"))
+        return "quant_algo";
+    if (groups == NULL)
+        return NULL;
+    return json_object_size(groups) == 1 && read_group(group, out) && out->scales == SPW_SCALES_E4M3 ? NULL
+                                                                                                     : "config_groups";
+}
+
 const char *
 spw__scaled_refused(const json_t *quantization, spw_scaled *out)
 {
     const json_t *method = json_object_get(quantization, "quant_method");
     return is_one_of(method, "fp8", "fp8")                                 ? fp8_refused(quantization, out)
            : is_one_of(method, "compressed-tensors", "compressed-tensors") ? compressed_refused(quantization, out)
+           : is_one_of(method, "modelopt", "modelopt")                     ? modelopt_refused(quantization, out)
                                                                            : "quant_method";
 }
 
@@ -157,6 +203,22 @@ blocks_of(const json_t *root, const char *file, bool packed, spw_scaled *out, sp
         return SPW_RAISE(err, SPW_ECONFIG, "%s: quantization_config.%s is not that of %s with blocks", file,
                          refused != NULL ? refused : "quant_method", what);
     return SPW_OK;
+}
+
+static void
+fill_values(spw_scaled *b)
+{
+    for (int code = 0; code < 1 << b->bits; code++)
+        b->values[code] = b->floats   ? spw__e2m1(code)
+                          : b->packed ? (float)(code - (1 << (b->bits - 1)))
+                                      : spw_fp8_to_f32(SPW_E4M3, (uint8_t)code);
+}
+
+void
+spw__scaled_of_experts(spw_scaled *out)
+{
+    *out = (spw_scaled){.rows = 1, .cols = 32, .bits = 4, .packed = true, .floats = true, .scales = SPW_SCALES_E8M0};
+    fill_values(out);
 }
 
 spw_status
@@ -178,8 +240,7 @@ spw__scaled_of(spw_scaled *out, const char *folder, bool packed, spw_error *err)
             out->rows = 0;
         SPW_TRY(st);
     }
-    for (int code = 0; code < 1 << out->bits; code++)
-        out->values[code] = packed ? (float)(code - (1 << (out->bits - 1))) : spw_fp8_to_f32(SPW_E4M3, (uint8_t)code);
+    fill_values(out);
     return SPW_OK;
 }
 

@@ -247,6 +247,18 @@ const char *spw_hf_adapters(const char *folder);
  *          that says nothing of 8-bit floats that are there.
  */
 spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_error *err);
+/*
+ * spw_hf_codes - as what codes a folder has its weights, to be kept as they are (spw__quant_find).
+ *   form      of those that can be kept, which is one for a folder
+ *   in_codes  (param_count) out  which these are: matrices whose rows are whole groups of a scale, 16 to 128 columns of its block; with weights in bf16
+ *             no integers of 8 bits, which are nearer to each other than bf16 rounds
+ *   dtype     of weights, fp32 or bf16
+ * A folder without files of weights has what its config.json says: all matrices of layers but routers, and those that its lists leave out, with scales
+ * in bf16 where integers are packed. A file of its own has no config.json: codes of 8 bits.
+ * Errors  SPW_ECONFIG, naming the folder: it has no codes, or none that can be kept; those of the reader.
+ */
+spw_status spw_hf_codes(spw_quant *form, bool *in_codes, const char *folder, const spw_model *model, spw_dtype dtype,
+                        spw_error *err);
 /* Where a bound model's parameter lies, and its type there; false: it is none of the file's (an adapter), or there as codes. */
 bool spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype);
 /* The name of a bound parameter's tensor, and the parameter's first element in it; NULL: there is none. */

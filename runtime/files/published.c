@@ -1,0 +1,188 @@
+/*
+ * Which matrices of a folder are published as codes that can be kept as they are (spw_codes.h): by the types of its tensors, or, of a folder that has its
+ * config.json alone, by what that says, so that what does not fit anywhere here can be planned. Reading them is the reader's, as numbers.
+ * Source: the documentation of compressed-tensors (config_groups, ignore: names, or regular expressions behind "re:"), and of transformers
+ * (modules_to_not_convert: names or what they begin with).
+ */
+#include "hf_reader.h"
+#include <jansson.h>
+#include <regex.h>
+#include <stdio.h>
+
+/* SPW_QUANT_NONE: rows of so many columns are not kept. */
+static spw_quant
+form_of(const spw_scaled *b, uint64_t cols, bool bf16_scales, spw_dtype dtype)
+{
+    uint32_t group = SPW_QUANT_BLOCK;
+    while (group > 8 && b->cols % group != 0)
+        group /= 2;
+    if (group == 8 || cols % group != 0 || (b->packed && b->bits == 8 && dtype == SPW_BF16))
+        return SPW_QUANT_NONE;
+    return spw_codes_published(b->bits, b->floats || !b->packed,
+                               b->scales == SPW_SCALES_E8M0             ? SPW_SCALE_E8M0
+                               : b->scales == SPW_SCALES_E4M3           ? SPW_SCALE_F32 /* two in one */
+                               : bf16_scales && group < SPW_QUANT_BLOCK ? SPW_SCALE_BF16
+                                                                        : SPW_SCALE_F32,
+                               group, dtype == SPW_BF16);
+}
+
+/*
+ * Scales of 16 bits are kept in 16 where all of a folder are bf16. Where experts are floats of 4 bits and the rest of 8, these stay numbers: the most are
+ * experts.
+ */
+static void
+of_tensors(spw_quant *form, bool *in_codes, const spw_hf_reader *r, const spw_model *m, spw_dtype dtype)
+{
+    const bool by_experts = r->experts.rows > 0;
+    bool bf16 = true;
+    for (uint32_t id = 0; id < m->param_count; id++)
+        bf16 = bf16 && (r->scale_of[id] == UINT32_MAX || r->tensors[r->scale_of[id]].info->dtype == SPW_BF16);
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        const spw_scaled *b = r->scale_of[id] != UINT32_MAX ? spw__hf_blocks_of(r, id) : NULL;
+        const spw_quant of = b != NULL && (b == &r->experts) == by_experts ? form_of(b, m->params[id].cols, bf16, dtype)
+                                                                           : SPW_QUANT_NONE;
+        in_codes[id] = of != SPW_QUANT_NONE;
+        *form = in_codes[id] ? of : *form;
+    }
+}
+
+/* ---------------------------------------------------------------- by config.json alone */
+
+enum { ITEMS_MAX = 256 };
+
+/* What a configuration's lists leave out: modules by name, and all in them, or expressions. */
+typedef struct left_out {
+    const char *names[ITEMS_MAX];
+    regex_t expressions[ITEMS_MAX];
+    uint32_t name_count, expression_count;
+    bool images;     /* they call what is read here language_model.X */
+    bool by_experts; /* experts are floats of 4 bits, and what else is coded is not kept */
+} left_out;
+
+/* What is no expression here leaves nothing out. */
+static void
+add_item(left_out *l, const char *item)
+{
+    char pattern[512];
+    if (item != NULL && strncmp(item, "re:", 3) != 0 && l->name_count < ITEMS_MAX)
+        l->names[l->name_count++] = item;
+    else if (item != NULL && l->expression_count < ITEMS_MAX &&
+             snprintf(pattern, sizeof pattern, "^(%s)", item + 3) < (int)sizeof pattern &&
+             regcomp(&l->expressions[l->expression_count], pattern, REG_EXTENDED | REG_NOSUB) == 0)
+        l->expression_count++;
+}
+
+static void
+take_lists(left_out *l, const json_t *quantization)
+{
+    static const char *const lists[] = {"ignore", "modules_to_not_convert", "ignored_layers"};
+    for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
+        const json_t *list = json_object_get(quantization, lists[k]);
+        for (size_t i = 0; i < json_array_size(list); i++)
+            add_item(l, json_string_value(json_array_get(list, i)));
+    }
+}
+
+static bool
+has(const left_out *l, const char *module)
+{
+    bool found = false;
+    for (uint32_t i = 0; i < l->name_count && !found; i++) {
+        const size_t n = strlen(l->names[i]);
+        found = strncmp(module, l->names[i], n) == 0 && (module[n] == '\0' || module[n] == '.');
+    }
+    for (uint32_t i = 0; i < l->expression_count && !found; i++)
+        found = regexec(&l->expressions[i], module, 0, NULL, 0) == 0;
+    return found;
+}
+
+static bool
+is_left_out(const left_out *l, const char *module)
+{
+    char longer[SPW_TENSOR_NAME_BYTES + 32];
+    snprintf(longer, sizeof longer, "language_model.%s", module);
+    return has(l, module) || (l->images && has(l, longer));
+}
+
+static void
+of_config(spw_quant *form, bool *in_codes, const left_out *l, const spw_scaled *b, const spw_model *m, spw_dtype dtype)
+{
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        const spw_param *p = &m->params[id];
+        const char *end = strstr(p->name, ".weight");
+        char module[SPW_TENSOR_NAME_BYTES];
+        spw_quant of = SPW_QUANT_NONE;
+        snprintf(module, sizeof module, "%.*s", end != NULL ? (int)(end - p->name) : (int)strlen(p->name), p->name);
+        if (p->ndim == 2 && p->stack == 0 && !p->adapter && strncmp(p->name, "model.layers.", 13) == 0 &&
+            strstr(p->name, ".gate.weight") == NULL && !is_left_out(l, module) &&
+            (!l->by_experts || strstr(p->name, ".experts.") != NULL))
+            of = form_of(b, p->cols, true, dtype);
+        in_codes[id] = of != SPW_QUANT_NONE;
+        *form = in_codes[id] ? of : *form;
+    }
+}
+
+/* DeepSeek-V4's says it beside quantization_config, and transformers in it. */
+static bool
+says_fp4(const json_t *object)
+{
+    const char *type = json_string_value(json_object_get(object, "expert_dtype"));
+    return type != NULL && strcmp(type, "fp4") == 0;
+}
+
+static spw_status
+read_config(spw_quant *form, bool *in_codes, const char *folder, const spw_model *m, spw_dtype dtype, spw_error *err)
+{
+    char file[SPW_HF_CONFIG_PATH_BYTES];
+    const json_t *whole, *text;
+    spw_scaled b;
+    left_out *l;
+    json_t *root;
+    SPW_TRY(spw__hf_folder_config(&root, file, folder, err));
+    l = spw_mem_zalloc(sizeof *l);
+    text = json_object_get(root, "text_config");
+    whole = json_object_get(root, "quantization_config");
+    whole = whole != NULL ? whole : json_object_get(text, "quantization_config");
+    if (l != NULL && whole != NULL && spw__scaled_refused(whole, &b) == NULL) {
+        l->images = text != NULL;
+        take_lists(l, whole);
+        l->by_experts = says_fp4(whole) || says_fp4(root);
+        if (l->by_experts)
+            spw__scaled_of_experts(&b);
+        of_config(form, in_codes, l, &b, m, dtype);
+    }
+    for (uint32_t i = 0; l != NULL && i < l->expression_count; i++)
+        regfree(&l->expressions[i]);
+    json_decref(root);
+    if (l == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "%s", file);
+    spw_mem_free(l);
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- either */
+
+spw_status
+spw_hf_codes(spw_quant *form, bool *in_codes, const char *folder, const spw_model *m, spw_dtype dtype, spw_error *err)
+{
+    spw_hf_reader *r = NULL;
+    spw_status st;
+    *form = SPW_QUANT_NONE;
+    if (!spw_hf_has_weights(folder)) {
+        SPW_TRY(read_config(form, in_codes, folder, m, dtype, err));
+    } else {
+        st = spw_hf_reader_open(&r, folder, err);
+        if (st == SPW_OK)
+            st = spw_hf_reader_bind(r, m, err);
+        if (st == SPW_OK)
+            of_tensors(form, in_codes, r, m, dtype);
+        spw_hf_reader_close(r);
+        SPW_TRY(st);
+    }
+    if (*form != SPW_QUANT_NONE)
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ECONFIG,
+                     "spillway.frozen_codes \"published\": %s has no matrices as codes that are kept as they are: "
+                     "int8 and int4 make codes of numbers",
+                     folder);
+}

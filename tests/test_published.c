@@ -1,0 +1,352 @@
+/*
+ * Frozen weights kept in the codes that a folder has them in: the bits of training from their numbers, in every placement and at any number of ranks, in
+ * as many bytes as the codes and their scales have; and what cannot be kept so.
+ */
+#include "lib_folder.h"
+#include "lib_rig.h"
+#include "spw_generate.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+/* ---------------------------------------------------------------- a folder of 8-bit floats */
+
+/* A Llama of two layers, whose matrices have a scale for each block of 64 x 128. */
+static char floats[256]; /* its path */
+static const char *const llama_config =
+    "{\"model_type\": \"llama\", \"hidden_size\": 128, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "
+    "\"vocab_size\": 41, \"max_position_embeddings\": 64, \"intermediate_size\": 256, \"num_hidden_layers\": 2, "
+    "\"tie_word_embeddings\": true, \"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", "
+    "\"activation_scheme\": \"dynamic\", \"weight_block_size\": [64, 128]}}";
+
+static uint32_t
+draw(uint64_t at)
+{
+    uint32_t r[4];
+    spw_philox(17, 1, at, r);
+    return r[0];
+}
+
+static void
+add_numbers(folder *f, const char *name, uint64_t rows, uint64_t cols)
+{
+    const uint64_t shape[2] = {rows > 1 ? rows : cols, cols};
+    uint16_t *to = folder_add(f, name, "BF16", rows > 1 ? 2 : 1, shape, 2 * rows * cols)->data;
+    for (uint64_t i = 0; i < rows * cols; i++)
+        to[i] = spw_f32_to_bf16(rows == 1 ? 1.0f : (float)((int32_t)draw(i) >> 8) * 0x1p-27f);
+}
+
+/* Some codes are subnormal, and no block has all its greatest. */
+static void
+add_codes(folder *f, const char *name, uint64_t rows, uint64_t cols)
+{
+    const uint64_t shape[2] = {rows, cols}, blocks[2] = {(rows + 63) / 64, (cols + 127) / 128};
+    char scale[SPW_TENSOR_NAME_BYTES];
+    uint8_t *to = folder_add(f, name, "F8_E4M3", 2, shape, rows * cols)->data;
+    float *scales;
+    for (uint64_t i = 0; i < rows * cols; i++)
+        to[i] = (uint8_t)((draw(i + 7) & 0x80u) | draw(i) % (40 + draw(i / cols) % 87));
+    snprintf(scale, sizeof scale, "%s_scale_inv", name);
+    scales = folder_add(f, scale, "F32", 2, blocks, 4 * blocks[0] * blocks[1])->data;
+    for (uint64_t i = 0; i < blocks[0] * blocks[1]; i++)
+        scales[i] = 2e-4f + (float)(draw(i + 3) >> 8) * 0x1p-38f;
+}
+
+static int
+make_floats(void **state)
+{
+    static const struct {
+        const char *name;
+        uint64_t rows, cols;
+    } matrices[] = {{"self_attn.q_proj", 128, 128}, {"self_attn.k_proj", 64, 128}, {"self_attn.v_proj", 64, 128},
+                    {"self_attn.o_proj", 128, 128}, {"mlp.gate_proj", 256, 128},   {"mlp.up_proj", 256, 128},
+                    {"mlp.down_proj", 128, 256}};
+    folder *f = folder_make();
+    char name[SPW_TENSOR_NAME_BYTES];
+    (void)state;
+    snprintf(f->config, sizeof f->config, "%s", llama_config);
+    add_numbers(f, "model.embed_tokens.weight", 41, 128);
+    add_numbers(f, "model.norm.weight", 1, 128);
+    for (int l = 0; l < 2; l++) {
+        snprintf(name, sizeof name, "model.layers.%d.input_layernorm.weight", l);
+        add_numbers(f, name, 1, 128);
+        snprintf(name, sizeof name, "model.layers.%d.post_attention_layernorm.weight", l);
+        add_numbers(f, name, 1, 128);
+        for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
+            snprintf(name, sizeof name, "model.layers.%d.%s.weight", l, matrices[i].name);
+            add_codes(f, name, matrices[i].rows, matrices[i].cols);
+        }
+    }
+    folder_write(f);
+    snprintf(floats, sizeof floats, "%s", f->dir);
+    f->dir[0] = '\0';
+    for (uint32_t i = 0; i < f->count; i++)
+        free(f->tensors[i].data);
+    free(f);
+    return 0;
+}
+
+static int
+remove_floats(void **state)
+{
+    (void)state;
+    tiny_dir_remove(floats);
+    return 0;
+}
+
+/* ---------------------------------------------------------------- the same bits */
+
+static const char *const kimi = "tests/vectors/scaled/kimi_k25";
+
+static void
+from_folder(rig *r, const char *path)
+{
+    rig_need(r, spw_hf_config_load(&r->c.model, path, &r->err));
+    snprintf(r->c.model_path, sizeof r->c.model_path, "%s", path);
+    snprintf(r->c.run.frozen_codes, sizeof r->c.run.frozen_codes, "published");
+    r->from = path;
+}
+
+static void
+lora_everywhere(rig *r)
+{
+    rig_lora(r);
+    r->c.run.lora_targets.count = 1;
+    snprintf(r->c.run.lora_targets.item[0], sizeof r->c.run.lora_targets.item[0], "*_proj");
+}
+
+/* Experts of 4 bits, the rest is numbers. */
+static void
+kimi_lora(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, kimi);
+}
+
+static void
+floats_lora(rig *r)
+{
+    rig_lora(r);
+    from_folder(r, floats);
+}
+
+/* A scale of 8 bits for 16 and one for a matrix are one of 32 bits for 16. */
+static void
+nvfp4_lora(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, "tests/vectors/scaled/llama_nvfp4");
+}
+
+static void
+mxfp4_lora(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, "tests/vectors/scaled/llama_mxfp4");
+}
+
+/* Experts are kept, of 4 bits; the rest, of 8, is numbers. */
+static void
+experts_lora(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, "tests/vectors/scaled/qwen3_fp4");
+}
+
+/* All but norms and the embeddings is frozen. */
+static void
+floats_frozen(rig *r)
+{
+    rig_freeze(r, "*_proj.weight");
+    from_folder(r, floats);
+}
+
+/* Losses, norms and all state, frozen weights too, are those of the same run with numbers. */
+static void
+as_numbers(spw_state_format format, spw_tier tier, void (*change)(rig *r))
+{
+    rig kept, plain;
+    rig_config(&kept, SPW_FAMILY_LLAMA, format, tier);
+    rig_config(&plain, SPW_FAMILY_LLAMA, format, SPW_TIER_HOST);
+    change(&kept);
+    change(&plain);
+    snprintf(plain.c.run.frozen_codes, sizeof plain.c.run.frozen_codes, "none");
+    rig_open(&kept);
+    rig_open(&plain);
+    assert_int_not_equal(spw_codes_group(spw_engine_layout(kept.e)->code_form), 0);
+    rig_fill(&kept);
+    rig_fill(&plain);
+    rig_train(&kept, 0, RIG_STEPS);
+    rig_train(&plain, 0, RIG_STEPS);
+    assert_true(kept.losses[0] > 1 && kept.losses[0] < 10 && kept.losses[0] != kept.losses[RIG_STEPS - 1]);
+    assert_memory_equal(kept.losses, plain.losses, sizeof kept.losses);
+    assert_memory_equal(kept.norms, plain.norms, sizeof kept.norms);
+    rig_same_state(&kept, &plain, "state beside published codes");
+    rig_remove(&kept);
+    rig_remove(&plain);
+}
+
+static void
+test_as_numbers(void **state)
+{
+    (void)state;
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, kimi_lora);
+    as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, kimi_lora);
+    as_numbers(SPW_STATE_MIXED, SPW_TIER_DEVICE, kimi_lora);
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_HOST, floats_lora);
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, nvfp4_lora);
+    as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, nvfp4_lora);
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, mxfp4_lora);
+    as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, mxfp4_lora);
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, experts_lora);
+    as_numbers(SPW_STATE_FP32, SPW_TIER_NVME, floats_frozen);
+    as_numbers(SPW_STATE_MIXED, SPW_TIER_NVME, floats_frozen);
+}
+
+static void
+test_everywhere(void **state)
+{
+    (void)state;
+    rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, kimi_lora);
+    rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, floats_lora);
+}
+
+/* A checkpoint has the numbers, and codes are found in them again. */
+static void
+test_resumes(void **state)
+{
+    (void)state;
+    rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_LLAMA, SPW_TIER_NVME, kimi_lora);
+    rig_resumes(SPW_STATE_FP32, SPW_FAMILY_LLAMA, SPW_TIER_HOST, floats_frozen);
+}
+
+/* ---------------------------------------------------------------- bytes */
+
+/* Of each coded matrix its own; nothing else is coded. block: bytes of 128 weights; live: elements that the device has room for, so that some
+ * go and come back; 0: nothing is trained. */
+static void
+count(void (*change)(rig *r), const char *coded_name, uint64_t block, uint64_t live)
+{
+    rig r;
+    spw_store_stats before, after;
+    const spw_layout *l;
+    uint64_t all = 0, coded = 0, want = 0;
+    double moved, planned;
+    rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    change(&r);
+    r.c.zero.max_live_parameters = live > 0 ? live : r.c.zero.max_live_parameters;
+    rig_open(&r);
+    l = spw_engine_layout(r.e);
+    for (uint32_t i = 0; i < l->chunk_count; i++) {
+        const bool is = l->units[l->chunks[i].unit_idx].coded;
+        all += is ? spw_round_up(l->chunks[i].elems / 128 * block, 4096) : l->chunks[i].elems * 2;
+        coded += is ? l->chunks[i].elems : 0;
+    }
+    for (uint32_t id = 0; id < r.model->param_count; id++) {
+        const spw_param *p = &r.model->params[id];
+        const bool is = strstr(p->name, coded_name) != NULL && p->ndim == 2 && !p->adapter;
+        assert_true(l->units[l->places[id].unit_idx].coded == is);
+        want += is ? spw_round_up(p->rows * p->cols, 128) : 0;
+    }
+    assert_true(want > 0 && coded >= want && coded < want + 32 * 4096); /* experts begin at multiples of 4096 */
+    assert_int_equal(spw_engine_plan(r.e)->weight_host, all);
+    if (live > 0) {
+        rig_fill(&r);
+        rig_train(&r, 0, 2);
+        rig_need(&r, spw_engine_drain(r.e, &r.err));
+        spw_store_get_stats(spw_engine_store(r.e), &before);
+        rig_train(&r, 2, 3);
+        rig_need(&r, spw_engine_drain(r.e, &r.err));
+        spw_store_get_stats(spw_engine_store(r.e), &after);
+        moved = (double)(after.h2d_bytes - before.h2d_bytes);
+        planned = (double)spw_engine_plan(r.e)->traffic[SPW_PACE_DEFAULT].h2d;
+        assert_true(moved > 0.95 * planned && moved < 1.05 * planned); /* numbers would be nearly twice as much */
+    }
+    rig_remove(&r);
+}
+
+static void
+test_bytes(void **state)
+{
+    (void)state;
+    count(kimi_lora, ".experts.", 64 + 8 * 2, 0); /* a scale of 16 bits for each 16 */
+    count(floats_lora, "_proj.weight", 128 + 4, 200000);
+    count(nvfp4_lora, "_proj.weight", 64 + 8 * 4, 0);
+    count(mxfp4_lora, "_proj.weight", 64 + 4, 0);
+    count(experts_lora, ".experts.", 64 + 4, 0);
+}
+
+/* ---------------------------------------------------------------- what is not kept */
+
+static void
+refused(void (*change)(rig *r), spw_status want, const char *words)
+{
+    rig r;
+    spw_status st;
+    rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    change(&r);
+    st = rig_begin(&r);
+    if (st != want || strstr(r.err.message, words) == NULL)
+        fail_msg("%d, %s: not \"%s\"", (int)st, r.err.message, words);
+    rig_remove(&r);
+}
+
+static void
+without_folder(rig *r)
+{
+    rig_lora(r);
+    snprintf(r->c.run.frozen_codes, sizeof r->c.run.frozen_codes, "published");
+}
+
+/* Rows of 24 and 44 weights, and blocks of 16 x 10. */
+static void
+odd_blocks(rig *r)
+{
+    rig_lora(r);
+    from_folder(r, "tests/vectors/scaled/llama");
+}
+
+static void
+half_floats(rig *r)
+{
+    floats_lora(r);
+    r->c.run.state_format = SPW_STATE_MIXED_F16;
+}
+
+/* A scale for 32 rows of a column. */
+static void
+turned_groups(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, "tests/vectors/families/gpt_oss_mxfp4");
+}
+
+static void
+other_numbers(rig *r)
+{
+    kimi_lora(r);
+    r->from = NULL;
+}
+
+static void
+test_refused(void **state)
+{
+    (void)state;
+    refused(without_folder, SPW_ECONFIG, "needs model.path");
+    refused(odd_blocks, SPW_ECONFIG, "tests/vectors/scaled/llama has no matrices as codes that are kept");
+    refused(half_floats, SPW_ECONFIG, "is for weights in bf16 or fp32");
+    refused(turned_groups, SPW_ECONFIG, "has no matrices as codes that are kept");
+    refused(other_numbers, SPW_EINVAL, "these weights are not what codes of 4 bits with a scale for each 16 decode to");
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_as_numbers), cmocka_unit_test(test_everywhere), cmocka_unit_test(test_resumes),
+        cmocka_unit_test(test_bytes),      cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests_name("published", tests, make_floats, remove_floats);
+}
