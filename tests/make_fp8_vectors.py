@@ -117,3 +117,48 @@ def beside_fp4():
 
 
 beside_fp4()
+
+
+# DeepSeek-V4 itself, with its own names of tensors.
+def deepseek_v4():
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+    import tempfile
+    with open(os.path.join("tests", "vectors", "families", "deepseek_v4_all", "config.json")) as f:
+        config = json.load(f)
+    config |= dict(hidden_size=32, moe_intermediate_size=32, num_hidden_layers=1, n_routed_experts=2, num_experts_per_tok=2, num_hash_layers=0, num_attention_heads=2,
+                   head_dim=8, q_lora_rank=8, o_lora_rank=4, o_groups=2, qk_rope_head_dim=4, compress_ratios=[0, 0], dtype="bfloat16", num_nextn_predict_layers=0)
+    config.pop("transformers_version")
+    with tempfile.TemporaryDirectory() as at:
+        with open(os.path.join(at, "config.json"), "w") as f:
+            json.dump(config, f)
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(at)).bfloat16().save_pretrained(at)
+        from safetensors.torch import load_file
+        saved = load_file(os.path.join(at, "model.safetensors"))
+        with open(os.path.join(at, "config.json")) as f:
+            config = json.load(f)
+    tensors, expect = {}, {}
+    for name, t in saved.items():
+        here = name.replace(".ffn.", ".mlp.").replace(".attn.wo_b.", ".self_attn.o_b_proj.")
+        if ".experts." in name:
+            codes = torch.randint(-128, 128, (t.shape[0], t.shape[1] // 2), dtype=torch.int8)
+            scale = torch.randint(119, 124, (t.shape[0], t.shape[1] // 32), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+        elif ".wo_b." in name:
+            codes, scale = (torch.randn(t.shape) * 100).to(FP8), torch.randint(112, 117, (1, 1), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+        else:
+            tensors[name] = t.contiguous()
+            continue
+        name = name.removeprefix("model.")  # as published
+        tensors[name], tensors[name.removesuffix(".weight") + ".scale"] = codes, scale
+        expect[here] = Fp8Dequantize(None)._dequantize_one(codes, scale, torch.float32)
+    folder = os.path.join(OUT, "deepseek_v4")
+    os.makedirs(folder, exist_ok=True)
+    save_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    save_file(expect, os.path.join(folder, "expect.safetensors"))
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump(config | {"expert_dtype": "fp4", "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0",
+                                                                           "weight_block_size": [128, 128]}}, f, indent=2)
+        f.write("\n")
+
+
+deepseek_v4()
