@@ -51,6 +51,8 @@ draw_model(uint64_t run, spw_config *c, spw_model_config *m)
     if (m->linear_heads > 0) {
         m->full_every = 1 + random_pick(run, 12, 5);
         m->linear_taps = 1 + random_pick(run, 13, SPW_TAPS_MAX);
+    }
+    if (m->linear_heads > 0 && !m->linear_conv) { /* a convolution's row is one head */
         m->linear_value_dim = 8ull << random_pick(run, 14, 3);
         m->linear_key_dim = 8 + 8 * random_pick(run, 15, 4);
     }
