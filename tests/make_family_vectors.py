@@ -59,9 +59,9 @@ def draw(model, dtype):
 # The gradient of each expert's weights by the name that they have in files.
 def gradients(model, config):
     for name, p in model.named_parameters():
-        grad, mixtral = p.grad, config.model_type in ("mixtral", "minimax_m2", "deepseek_v4")
+        grad, mixtral = p.grad, config.model_type in ("mixtral", "minimax_m2", "deepseek_v4", "lfm2_moe")
         if grad is None and config.model_type == "deepseek_v4" and ".indexer." not in name:  # of keys that no sequence is long enough for
-            grad = torch.zeros_like(p, "lfm2_moe")
+            grad = torch.zeros_like(p)
         if grad is None:  # of what reads images
             continue
         name = name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name  # as its files have it
