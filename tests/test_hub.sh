@@ -44,6 +44,8 @@ check "the same" cmp "$dir/merged/model.safetensors" "$dir/merged-held/model.saf
 printf ef56 >"$model/refs/main" && mkdir "$model/snapshots/ef56"
 check "main may be another one since" run export "$dir/alone" --to "$dir/merged-since"
 check "and they are merged into theirs" cmp "$dir/merged/model.safetensors" "$dir/merged-since/model.safetensors"
+mv "$model/snapshots/ab12" "$dir/ab12" && cp -r "$dir/copy/." "$model/snapshots/ef56"
+check "without theirs they are refused, whatever main is" refuses "no weights of that model: --model FOLDER" export "$dir/alone" --to "$dir/merged-gone"
 mkdir -p "$dir/owner/name" && spw=$(realpath "$spw") && cd "$dir" || exit 1
 check "what lies at the path itself is meant by it" refuses "owner/name/config.json" train start.json --set 'model={"path":"owner/name"}'
 echo "1..$n"

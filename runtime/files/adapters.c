@@ -248,7 +248,7 @@ spw__adapters_alone(const char *folder)
            !spw_foreign_find(folder, found, sizeof found);
 }
 
-/* The folder that it names here, at its path or as a model of the hub, of the revision that it names. */
+/* The folder that it names here, at its path or as a model of the hub, of the revision that it names and no other. */
 static const char *
 base_in_config(const json_t *root, char of_hub[SPW_HUB_PATH_BYTES])
 {
@@ -258,7 +258,7 @@ base_in_config(const json_t *root, char of_hub[SPW_HUB_PATH_BYTES])
     if (named == NULL)
         return NULL;
     snprintf(name, sizeof name, "%.250s%s%.250s", named, revision != NULL ? "@" : "", revision != NULL ? revision : "");
-    return (access(named, F_OK) != 0 && spw_hub_find(of_hub, name)) || spw_hub_find(of_hub, named) ? of_hub : named;
+    return access(named, F_OK) != 0 && spw_hub_find(of_hub, name) ? of_hub : named;
 }
 
 spw_status

@@ -8,11 +8,7 @@
 #include <math.h>
 #include <stdio.h>
 
-enum {
-    INDEXER_PARAMS = 6,
-    SCORES_MAX = 16 << 20, /* at a time, of rows that are not too few for products */
-    ROWS_LEAST = 64
-};
+enum { INDEXER_PARAMS = 6 };
 
 static spw_streams
 streams_of(const spw_model_config *c, bool head)
@@ -163,18 +159,6 @@ choose_rows(const spw_call *call, spw_tape *p, spw_value *const *w, const spw_va
                             scratch, &s);
 }
 
-/* Of so many rows that are left, those from row `first` on that are taken together: whole sequences, or some of one. */
-static uint64_t
-rows_together(const spw_call *call, uint64_t first, uint64_t left)
-{
-    uint64_t T = call->batch->positions, most = SCORES_MAX / (32 * call->choice.words), at = first % T;
-    most = most < ROWS_LEAST ? ROWS_LEAST : most;
-    most = most < left ? most : left;
-    if (at == 0 && T <= most)
-        return most / T * T;
-    return most < T - at ? most : T - at;
-}
-
 /* Forward alone, on a tape of its own: nothing of an indexer has a gradient. */
 static void
 choose(const spw_call *call, spw_value *const *w, const spw_value *h, const spw_value *latent)
@@ -187,7 +171,7 @@ choose(const spw_call *call, spw_value *const *w, const spw_value *h, const spw_
         return;
     spw__tape_catch_up(t);
     for (uint64_t at = 0, rows, keys_to = 0; at < h->rows && t->status == SPW_OK; at += rows) {
-        rows = rows_together(call, at, h->rows - at);
+        rows = spw__nn_rows_chosen(call, at, h->rows - at);
         for (; keys_to < at + rows && p->status == SPW_OK; keys_to += T) {
             spw__tape_reset_inner(t, false);
             p->is_tile = false;

@@ -54,9 +54,8 @@ spw__nn_begin_choice(const spw_call *call)
     return c;
 }
 
-/* Of so many rows that are left, those from row `first` of the batch on that are taken together: whole sequences, or some of one. */
-static uint64_t
-rows_together(const spw_call *call, uint64_t first, uint64_t left)
+uint64_t
+spw__nn_rows_chosen(const spw_call *call, uint64_t first, uint64_t left)
 {
     uint64_t T = call->batch->positions, most = SCORES_MAX / (32 * call->choice.words), at = first % T;
     most = most < ROWS_LEAST ? ROWS_LEAST : most;
@@ -122,7 +121,7 @@ spw__nn_choose(const spw_call *call, uint32_t first_param, const spw_value *h, c
         return;
     spw__tape_catch_up(t);
     for (uint64_t from = 0, rows; from < h->rows && t->status == SPW_OK; from += rows) {
-        rows = rows_together(call, t->first_row + from, h->rows - from);
+        rows = spw__nn_rows_chosen(call, t->first_row + from, h->rows - from);
         spw__tape_reset_inner(t, false);
         p->first_row = t->first_row + from;
         p->places = t->places != NULL ? t->places + from : NULL;

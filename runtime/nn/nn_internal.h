@@ -58,6 +58,8 @@ spw_value *spw__nn_add_half(const spw_call *call, spw_value *onto, spw_value *x,
  * an indexer, whose parameters begin there in the block's list, by what the layer's queries and keys are made of and what its queries are; and these parameters.
  */
 spw_choice spw__nn_begin_choice(const spw_call *call);
+/* Of so many rows that are left, those from row `first` of the batch on that choose together: whole sequences, or some of one. */
+uint64_t spw__nn_rows_chosen(const spw_call *call, uint64_t first, uint64_t left);
 void spw__nn_choose(const spw_call *call, uint32_t first_param, const spw_value *h, const spw_value *latent);
 void spw__nn_own_indexer(spw_model *m, spw_block *b, const char *prefix);
 /*
