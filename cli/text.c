@@ -39,9 +39,7 @@ cli_text_find(char *out, const spw_weights *w, const char *asked)
     bool is_bytes = asked == NULL && is_named && said == NULL;
     if (path == NULL && said != NULL && said[0] == '/' && made_by(said, w))
         path = said; /* older checkpoints hold the model's, whatever was said */
-    if (path == NULL && !is_bytes &&
-        (spw_dir_has(w->path, "tokenizer.json") ||
-         (spw_dir_has(w->path, "vocab.json") && spw_dir_has(w->path, "merges.txt"))))
+    if (path == NULL && !is_bytes && spw_tokenizer_is_in(w->path))
         path = w->path;
     if (path == NULL)
         path = spw_config_tokenizer(&w->config);
@@ -55,10 +53,11 @@ cli_text_open(cli_text *t, const spw_weights *w, const char *asked, spw_error *e
     char path[SPW_PATH_BYTES];
     *t = (cli_text){.vocab = w->config.model.vocab, .end = -1};
     if (!cli_text_find(path, w, asked))
-        return SPW_RAISE(err, SPW_ENOENT,
-                         "%s has no tokenizer.json, and no vocab.json with merges.txt, for its vocabulary of %llu; "
-                         "--tokenizer DIR names another folder that has",
-                         w->path, (unsigned long long)w->config.model.vocab);
+        return SPW_RAISE(
+            err, SPW_ENOENT,
+            "%s has no tokenizer.json, no vocab.json with merges.txt and no tiktoken.model for its vocabulary of %llu; "
+            "--tokenizer DIR names another folder that has",
+            w->path, (unsigned long long)w->config.model.vocab);
     if (path[0] == '\0')
         return SPW_OK;
     SPW_TRY(spw_tokenizer_open(&t->tokenizer, path, err));

@@ -12,10 +12,7 @@ spw_config_tokenizer(const spw_config *c)
 {
     if (strcmp(c->data.tokenizer, "auto") != 0)
         return strcmp(c->data.tokenizer, "bytes") == 0 ? NULL : c->data.tokenizer;
-    return c->model_path[0] != '\0' &&
-                   (spw_dir_has(c->model_path, "tokenizer.json") || spw_dir_has(c->model_path, "vocab.json"))
-               ? c->model_path
-               : NULL;
+    return c->model_path[0] != '\0' && spw_tokenizer_is_in(c->model_path) ? c->model_path : NULL;
 }
 
 const char *

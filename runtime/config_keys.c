@@ -388,9 +388,10 @@ const key_row spw__config_rows[] = {
     PATH("data.cache_dir", data.cache_dir, "\"\"",
          "folder for tokens of JSON lines, made once; empty: spillway/tokens below $XDG_CACHE_HOME or ~/.cache"),
     PATH("data.tokenizer", data.tokenizer, "\"auto\"",
-         "of text and JSON lines: bytes; a tokenizer.json, or a folder with it or with vocab.json and merges.txt; "
-         "auto: the "
-         "one in model.path's folder, else bytes; checkpoints hold the one that is named, else the folder's, of bytes "
+         "of text and JSON lines: bytes; a tokenizer.json, or a folder with it, with vocab.json and merges.txt or with "
+         "Kimi's "
+         "tiktoken.model; auto: the one in model.path's folder, else bytes; checkpoints hold the one that is named, "
+         "else the folder's, of bytes "
          "none"),
     U64("data.seq_length", NULL, data.seq_length, 1, 1e7, NULL,
         "tokens per sequence; default: the model's positions, at most 1024"),

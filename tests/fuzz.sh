@@ -15,9 +15,10 @@ cp examples/demo.json build/fuzz/corpus/
 for c in llama3 qwen3_bias gpt2 gemma3 gemma3_new gemma2_full phi3_long qwen2_5_vl_images qwen3_5_moe_images qwen3_next; do cp tests/vectors/families/$c/config.json build/fuzz/corpus/$c.json; done
 cp tests/vectors/scaled/llama/config.json build/fuzz/corpus/fp8.json
 cp tests/vectors/scaled/kimi_k25/config.json build/fuzz/corpus/kimi.json
-mkdir -p build/fuzz/tokenizer-corpus # first byte: 0 members of tokenizer.json, 1 a pattern and text, 2 and 3 text; from 0xc0 on characters
+mkdir -p build/fuzz/tokenizer-corpus # first byte: 0 members of tokenizer.json, 1 a pattern and text, 2 and 3 text; from 0xa0 on lines of tiktoken.model, from 0xc0 on characters
 { printf 2; head -c 3000 tests/vectors/tok_text.txt; } >build/fuzz/tokenizer-corpus/text
 { printf 3; tail -c 3000 tests/vectors/tok_text.txt; } >build/fuzz/tokenizer-corpus/special
+{ printf '\240'; sed -n '257,400p' tests/vectors/tok_kimi/tiktoken.model; } >build/fuzz/tokenizer-corpus/ranks
 { printf '\377'; head -c 3000 tests/vectors/tok_text.txt; } >build/fuzz/tokenizer-corpus/characters
 for t in ${*:-safetensors config hf aio tokens tokenizer manifest torch}; do
     clang $flags $inc tests/fuzz_$t.c $lib $libs -o build/fuzz/$t
@@ -26,4 +27,4 @@ for t in ${*:-safetensors config hf aio tokens tokenizer manifest torch}; do
     build/fuzz/$t -max_total_time="${FUZZ_SECONDS:-30}" -timeout=100 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/ \
         build/fuzz/$t-corpus build/fuzz/corpus tests/corpus/$t
 done
-rm -rf "${TMPDIR:-/tmp}"/spw-fuzz-aio-* "${TMPDIR:-/tmp}"/spw-fuzz-torch-* "${TMPDIR:-/tmp}"/spw-fuzz-hf-* "${TMPDIR:-/tmp}"/spw-fuzz-tokenizer-*
+rm -rf "${TMPDIR:-/tmp}"/spw-fuzz-aio-* "${TMPDIR:-/tmp}"/spw-fuzz-torch-* "${TMPDIR:-/tmp}"/spw-fuzz-hf-* "${TMPDIR:-/tmp}"/spw-fuzz-tokenizer-* "${TMPDIR:-/tmp}"/spw-fuzz-ranks-*

@@ -1,12 +1,13 @@
 /*
  * libFuzzer target for tokenizers. The first byte picks what the rest is: members that replace those of a small
- * tokenizer.json; a pattern and, after a zero, text for it; or text for tokenizers with and without NFC, and by
- * characters. What is accepted encodes, and what was encoded comes back; without NFC and with tokens that keep white space
+ * tokenizer.json; a pattern and, after a zero, text for it; lines behind those of a small tiktoken.model; or text for tokenizers with and
+ * without NFC, and by characters. What is accepted encodes, and what was encoded comes back; without NFC and with tokens that keep white space
  * it is the same bytes.
  */
 #include "tokenizer_internal.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
@@ -186,6 +187,36 @@ try_characters(const char *text, size_t bytes)
     spw_tokens_free(&at_once);
 }
 
+/* Behind the lines of 256 bytes; what is read encodes the text too, and gives it back. */
+static void
+try_ranks(const char *text, size_t bytes)
+{
+    static const char sixes[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    static char path[300];
+    char file[340];
+    spw_tokenizer *t = NULL;
+    spw_error err = {0};
+    FILE *f;
+    if (path[0] == '\0') {
+        snprintf(path, sizeof path, "%s/spw-fuzz-ranks-%ld", getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp",
+                 (long)getpid());
+        must(mkdir(path, 0700) == 0);
+        snprintf(file, sizeof file, "%s/tokenizer_config.json", path);
+        must((f = fopen(file, "w")) != NULL);
+        must(fputs("{\"tokenizer_class\": \"TikTokenTokenizer\"}", f) >= 0 && fclose(f) == 0);
+    }
+    snprintf(file, sizeof file, "%s/tiktoken.model", path);
+    must((f = fopen(file, "w")) != NULL);
+    for (unsigned b = 0; b < 256; b++)
+        fprintf(f, "%c%c== %u\n", sixes[b >> 2], sixes[(b & 3) << 4], b);
+    must(fwrite(text, 1, bytes, f) == bytes && fclose(f) == 0);
+    if (spw_tokenizer_open(&t, path, &err) == SPW_OK)
+        try_text(t, text, bytes, false, true);
+    else
+        must(t == NULL && strstr(err.message, path) != NULL);
+    spw_tokenizer_close(t);
+}
+
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
@@ -197,6 +228,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     text[bytes - 1] = '\0';
     if (data[0] >= 0xc0)
         try_characters(text, bytes - 1);
+    else if (data[0] >= 0xa0)
+        try_ranks(text, strlen(text));
     else if (data[0] % 4 == 0)
         try_members(text, bytes - 1);
     else if (data[0] % 4 == 1)

@@ -52,6 +52,10 @@ def turn(role, more=""):
     return ("<|turn>" + role + "\n" + more, "<turn|>", "\n")
 
 
+def kimi(role):
+    return ("<|im_" + role + "|>" + role + "<|im_middle|>", "<|im_end|>", "")
+
+
 def zephyr(role):
     return ("<|" + role + "|>\n", "</s>", "\n")
 
@@ -90,6 +94,11 @@ LAYOUTS = [
         "", two(sep("user")), sep("assistant"), system=two(sep("system")))),
     ("deepseek", "qwen2", new("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>") + new("<｜User｜>", "<｜Assistant｜>", special=False), turns(
         "<｜begin▁of▁sentence｜>", ("<｜User｜>", ""), ("<｜Assistant｜>", "<｜end▁of▁sentence｜>", ""), system=("", ""))),
+    ("kimi", "o200k", new("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"), turns(
+        "", two(kimi("user")), kimi("assistant"), system=two(kimi("system")))),
+    ("examples/chat_kimi_no_thinking.json", "o200k", new("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>") + new(
+        "<think>", "</think>", special=False), turns("", two(kimi("user")), (kimi("assistant")[0] + "<think></think>",) + kimi("assistant")[1:],
+                                                     system=two(kimi("system")))),
     ("zephyr", "mistral", [], turns("", two(zephyr("user")), zephyr("assistant"), system=two(zephyr("system")))),
 ]
 

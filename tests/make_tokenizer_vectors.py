@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2, Qwen3.5, gpt-oss and two more, with DeepSeek-V3's patterns and V2's, and of Llama 2,
-Mistral, Gemma 3 and Gemma 4, trained on the text below, and what the tokenizers library makes of a text that is meant to be hard. Run from the repository's root:
+Mistral, Gemma 3 and Gemma 4, trained on the text below, and what the tokenizers library makes of a text that is meant to be hard; of Kimi-K2's, by
+its tiktoken.model, what tiktoken does. Run from the repository's root:
 
     python3 tests/make_tokenizer_vectors.py
 
@@ -8,9 +9,12 @@ tok_text.txt   the cases, separated by 0x1e
 tok_NAME.json  a tokenizer.json
 tok_NAME.ids   uint16, for each case: count and ids with special tokens recognised, count and ids without
 """
+import base64
 import json
+import os
 import random
 import struct
+import tiktoken
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 OUT = "tests/vectors/"
@@ -20,6 +24,8 @@ LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[
 O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
          r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
          r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+NO_HAN = O200K.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace("[\\r\\n/]", "[\\r\\n]")
+KIMI = r"[\p{Han}]+|" + NO_HAN
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 QWEN3_5 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"\s\p{L}", r"\s\p{L}\p{M}")
 
@@ -223,3 +229,46 @@ for name, tok in tokenizers.items():
                 tok.encode_special_tokens = as_text
                 ids = tok.encode(case, add_special_tokens=False).ids
                 f.write(struct.pack(f"<{1 + len(ids)}H", len(ids), *ids))
+
+
+def kimi(folder):
+    """A vocabulary of 256 bytes and what merging makes of the text above, by rank; some of its 256 added tokens have names."""
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer = pre_tokenizers.Sequence([split(KIMI), plain])
+    tok.train_from_iterator(TRAINING, trainers.BpeTrainer(vocab_size=900, show_progress=False, min_frequency=2, initial_alphabet=BYTE.alphabet()))
+    trained = json.loads(tok.to_str())["model"]
+    to_byte = {c: b for b, c in bytes_to_unicode().items()}
+    ranks = {bytes([b]): i for i, b in enumerate(random.Random(5).sample(range(256), 256))}
+    # what no merge of the training leads to: a piece that is a token, two ways to the same token
+    for token in ["".join(m) for m in trained["merges"]] + ["Ġspillway", "hello", "Ġwaters", "ther", "erthe"]:
+        ranks.setdefault(bytes(to_byte[c] for c in token), len(ranks))
+    names = {0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 3: "<|im_user|>", 4: "<|im_assistant|>", 10: "<|im_system|>", 17: "<|im_middle|>",
+             22: "<think>", 23: "</think>", 200: "<tool_call>", 254: "[UNK]", 255: "[PAD]"}
+    plain_text = ("<think>", "</think>", "<tool_call>")
+    config = {"added_tokens_decoder": {str(len(ranks) + i): {"content": n, "lstrip": False, "normalized": False, "rstrip": False,
+                                                            "single_word": False, "special": n not in plain_text} for i, n in names.items()},
+              "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}, "bos_token": "[BOS]", "eos_token": "[EOS]",
+              "model_max_length": 1000000000000000019884624838656, "pad_token": "[PAD]", "tokenizer_class": "TikTokenTokenizer", "unk_token": "[UNK]"}
+    os.makedirs(folder, exist_ok=True)
+    with open(folder + "/tiktoken.model", "w", encoding="ascii") as f:
+        f.writelines(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
+    with open(folder + "/tokenizer_config.json", "w", encoding="ascii") as f:
+        json.dump(config, f, separators=(",", ":"))
+        f.write("\n")
+    special = {names.get(i, f"<|reserved_token_{len(ranks) + i}|>"): len(ranks) + i for i in range(256)}
+    encoding = tiktoken.Encoding("kimi", pat_str=KIMI, mergeable_ranks=ranks, special_tokens=special)
+    with open(f"{folder}.ids", "wb") as f:
+        for case in cases:
+            for allowed in ("all", set(plain_text)):
+                ids = encoding.encode(case, allowed_special=allowed, disallowed_special=())
+                f.write(struct.pack(f"<{1 + len(ids)}H", len(ids), *ids))
+
+
+def bytes_to_unicode():
+    """The byte alphabet, by counting from U+0100 those that cannot be seen."""
+    seen = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
+    hidden = [b for b in range(256) if b not in seen]
+    return {b: chr(b) for b in seen} | {b: chr(0x100 + i) for i, b in enumerate(hidden)}
+
+
+kimi(OUT + "tok_kimi")

@@ -72,10 +72,12 @@ PY
 echo '{"a": 1}' >"$dir/x3/tokenizer.json"
 echo '{{ messages }}' >"$dir/x3/chat_template.jinja"
 echo x >"$dir/x3/tokenizer.model"
+echo "YQ== 0" >"$dir/x3/tiktoken.model"
 check "to bf16, with companions" run export "$dir/x3" --to "$dir/x4" --dtype bf16
 check "the tokenizer came along" cmp -s "$dir/x3/tokenizer.json" "$dir/x4/tokenizer.json"
 check "so did the chat template" cmp -s "$dir/x3/chat_template.jinja" "$dir/x4/chat_template.jinja"
 check "and SentencePiece's model" cmp -s "$dir/x3/tokenizer.model" "$dir/x4/tokenizer.model"
+check "and Kimi's vocabulary" cmp -s "$dir/x3/tiktoken.model" "$dir/x4/tiktoken.model"
 check "config.json names the type" grep -q '"torch_dtype": "bfloat16"' "$dir/x4/config.json"
 check "to fp16" run export "$dir/x3" --to "$dir/x5" --dtype fp16
 # What fp16 cannot hold would be infinity, and all that is computed with it no number.
@@ -97,7 +99,7 @@ check "one beyond is made" beyond -65520
 expect 1 "ln_f.weight, element 3, is -65520, and fp16 ends at 65504" "and does not" export "$dir/large" --to "$dir/large16b" --dtype fp16
 check "nothing is left of it" test ! -e "$dir/large16b" -a ! -e "$dir/large16b.partial"
 check "bf16 has it" run export "$dir/large" --to "$dir/large16b" --dtype bf16
-rm "$dir/x5/tokenizer.json" "$dir/x5/tokenizer.model"
+rm "$dir/x5/tokenizer.json" "$dir/x5/tokenizer.model" "$dir/x5/tiktoken.model"
 check "trains from it" run train "$c" --set "$(folder "$dir/x5")" $still --set spillway.checkpoint_dir=
 
 # GPT-2's masks, as old files have them beside the weights: of a type that nothing here computes with, and first in the file.

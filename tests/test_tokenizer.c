@@ -11,11 +11,12 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <cmocka.h>
 #include <utf8proc.h>
 
 static const char *const names[] = {"gpt2", "llama3", "qwen2", "mixed", "llama2",  "mistral", "across",
-                                    "bare", "gemma",  "o200k", "alone", "qwen3_5", "gemma4"};
+                                    "bare", "gemma",  "o200k", "alone", "qwen3_5", "gemma4",  "kimi"};
 #define BOT "{\"SpecialToken\": {\"id\": \"<|begin_of_text|>\", \"type_id\": 0}}" /* in a template */
 enum { NAMES = sizeof names / sizeof names[0], TEXT_MAX = 1 << 20 };
 
@@ -45,13 +46,21 @@ begin_of(const spw_tokenizer *t)
     return b.count == 1 ? b.ids[0] : -1;
 }
 
+static void
+path_of(char path[300], const char *name)
+{
+    snprintf(path, 300, "tests/vectors/tok_%s.json", name);
+    if (access(path, F_OK) != 0) /* a folder */
+        snprintf(path, 300, "tests/vectors/tok_%s", name);
+}
+
 static spw_tokenizer *
 open_named(const char *name)
 {
     char path[300];
     spw_tokenizer *t;
     spw_error err = {0};
-    snprintf(path, sizeof path, "tests/vectors/tok_%s.json", name);
+    path_of(path, name);
     if (spw_tokenizer_open(&t, path, &err) != SPW_OK)
         fail_msg("%s", err.message);
     return t;
@@ -555,11 +564,41 @@ test_refusals(void **state)
         {"llama3", "added_tokens.1.content", "\"<|begin_of_text|>\"",
          "added_tokens: \"<|begin_of_text|>\" is there twice", SPW_ECORRUPT},
     };
-    static const char *const patterns[] = {
-        "^a",      "\\bA",  "\\w+",    "[[:alpha:]]+", "[a&&b]", "(?m:a)", "\\p{Han}", "\\p{L",
-        "a{,3}",   "a{2}+", "(?<n>a)", "\\h",          "\\x41",  "[]a]",   "(?i:ss)",  "(?i:[a])",
-        "(?i:a",   "a\\",   "(a",      "a)",           "[a",     "*a",     "a*",       "(?#a)",
-        "\\Qa\\E", "[\\S]", "\\1(a)",  "(?=a)",        "\\K",    "\\R",    "a{"};
+    static const char *const patterns[] = {"^a",
+                                           "\\bA",
+                                           "\\w+",
+                                           "[[:alpha:]]+",
+                                           "[a&&b]",
+                                           "(?m:a)",
+                                           "\\p{Hira}",
+                                           "[^a&&[^\\p{Han}]]",
+                                           "[a&&[^\\p{Han}]b]",
+                                           "[a&&b&&[^\\p{Han}]]",
+                                           "\\P{Han}",
+                                           "\\p{L",
+                                           "a{,3}",
+                                           "a{2}+",
+                                           "(?<n>a)",
+                                           "\\h",
+                                           "\\x41",
+                                           "[]a]",
+                                           "(?i:ss)",
+                                           "(?i:[a])",
+                                           "(?i:a",
+                                           "a\\",
+                                           "(a",
+                                           "a)",
+                                           "[a",
+                                           "*a",
+                                           "a*",
+                                           "(?#a)",
+                                           "\\Qa\\E",
+                                           "[\\S]",
+                                           "\\1(a)",
+                                           "(?=a)",
+                                           "\\K",
+                                           "\\R",
+                                           "a{"};
     char dir[256];
     spw_tokenizer *t;
     (void)state;
@@ -849,6 +888,100 @@ test_pair_of_opt(void **state)
     tiny_dir_remove(dir);
 }
 
+/* A folder with a tiktoken.model of the 256 bytes, "ab" and what `more` says; config: members of its tokenizer_config.json. */
+static spw_status
+open_tiktoken(const char *dir, const char *more, const char *config, spw_tokenizer **t, spw_error *err)
+{
+    static const char sixes[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    char text[8192], whole[1024];
+    size_t used = 0;
+    for (unsigned b = 0; b < 256; b++)
+        used += (size_t)sprintf(text + used, "%c%c== %u\n", sixes[b >> 2], sixes[(b & 3) << 4], b);
+    sprintf(text + used, "YWI= 256\r\n%s", more);
+    write_text(dir, "tiktoken.model", text);
+    snprintf(whole, sizeof whole, "{%s}", config);
+    write_text(dir, "tokenizer_config.json", whole);
+    return spw_tokenizer_open(t, dir, err);
+}
+
+#define TIKTOKEN                                                                                                       \
+    "\"tokenizer_class\": \"TikTokenTokenizer\", \"eos_token\": \"[EOS]\", \"auto_map\": "                             \
+    "{\"AutoTokenizer\": [\"program.TikTokenTokenizer\", null]}, \"added_tokens_decoder\": "
+
+/* Kimi's folders: ids without a name are reserved ones, what ends a text is said by name. */
+static void
+test_tiktoken(void **state)
+{
+    static const char text[] = "ab<|reserved_token_257|>[EOS]a";
+    char dir[256], *back;
+    spw_tokenizer *t;
+    spw_tokens ids = {0};
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    if (open_tiktoken(dir, "", TIKTOKEN "{\"258\": {\"content\": \"[EOS]\", \"special\": true}}", &t, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    assert_int_equal(spw_tokenizer_vocab(t), 513);
+    assert_int_equal(spw_tokenizer_vocab_own(t), 257);
+    assert_int_equal(spw_tokenizer_end(t), 258);
+    assert_int_equal(begin_of(t), -1);
+    encode(t, text, sizeof text - 1, true, &ids);
+    assert_same_ids("tiktoken", 0, &ids, &(spw_tokens){(int32_t[]){256, 257, 258, 'a'}, 4, 4});
+    assert_int_equal(decode(t, &ids, &back), sizeof text - 1);
+    assert_memory_equal(back, text, sizeof text - 1);
+    free(back);
+    encode(t, "[EOS]", 5, false, &ids);
+    assert_int_equal(ids.count, 5);
+    spw_tokens_free(&ids);
+    spw_tokenizer_close(t);
+    tiny_dir_remove(dir);
+}
+
+/* What is no such file is refused by its line; the folder's program is not run, but has to have the pattern that is known. */
+static void
+test_tiktoken_refusals(void **state)
+{
+    static const struct {
+        const char *more, *decoder, *message;
+    } bad[] = {{"YWI= 257\n", "{}", "line 258: a token that is there twice"},
+               {"YWJj\n", "{}", "line 258: not a token in base64"},
+               {"YW*= 257\n", "{}", "line 258: not a token in base64"},
+               {"YWJ 257\n", "{}", "line 258: not a token in base64"},
+               {"==== 257\n", "{}", "line 258: not a token in base64"},
+               {"YWJj -1\n", "{}", "line 258: what follows the token is not its number"},
+               {"YWJj 257x\n", "{}", "line 258: what follows the token is not its number"},
+               {"YWJj 16777216\n", "{}", "line 258: what follows the token is not its number"},
+               {"YWJj 256\n", "{}", "id 256 is"},
+               {"YWJj 300\n", "{}", "added_tokens[42].id: 300 and"}, /* an id is left out */
+               {"", "{\"256\": {\"content\": \"[BOS]\"}}", "added_tokens_decoder.256 is none of the 256 ids behind"},
+               {"", "{\"513\": {\"content\": \"[BOS]\"}}", "added_tokens_decoder.513 is none of the 256 ids behind"}};
+    char dir[256], config[1024], program[4096] = "class TikTokenTokenizer:\n";
+    spw_tokenizer *t;
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        snprintf(config, sizeof config, TIKTOKEN "%s", bad[i].decoder);
+        err = (spw_error){0};
+        if (open_tiktoken(dir, bad[i].more, config, &t, &err) != SPW_ECORRUPT ||
+            strstr(err.message, bad[i].message) == NULL)
+            fail_msg("%zu: %s", i, err.message);
+    }
+    assert_int_equal(open_tiktoken(dir, "", "\"tokenizer_class\": \"QWenTokenizer\"", &t, &err), SPW_EUNSUPPORTED);
+    assert_non_null(strstr(err.message, "QWenTokenizer"));
+    for (size_t i = 0; spw__tok_kimi_parts[i + 1] != NULL; i++) { /* the last is a part of the one before */
+        write_text(dir, "program.py", program);
+        assert_int_equal(open_tiktoken(dir, "", TIKTOKEN "{}", &t, &err), SPW_EUNSUPPORTED);
+        assert_non_null(strstr(err.message, "program.py cuts texts by another pattern than Kimi-K2's"));
+        snprintf(program + strlen(program), sizeof program - strlen(program), "r\"%s\",\n", spw__tok_kimi_parts[i]);
+    }
+    write_text(dir, "program.py", program);
+    if (open_tiktoken(dir, "", TIKTOKEN "{}", &t, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    spw_tokenizer_close(t);
+    tiny_dir_remove(dir);
+}
+
 /* Tokens by text and back; the tokens that begin and end a text; decoding what is no token. */
 static void
 test_lookup(void **state)
@@ -1053,7 +1186,7 @@ test_no_memory(void **state)
     for (int n = 0; n < NAMES; n++) {
         char path[300];
         through = false;
-        snprintf(path, sizeof path, "tests/vectors/tok_%s.json", names[n]);
+        path_of(path, names[n]);
         for (unsigned k = 1; !through; k++) {
             spw_error err = {0};
             spw_tokenizer *t = NULL;
@@ -1173,6 +1306,8 @@ main(void)
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_pair),
         cmocka_unit_test(test_pair_of_opt),
+        cmocka_unit_test(test_tiktoken),
+        cmocka_unit_test(test_tiktoken_refusals),
         cmocka_unit_test(test_lookup),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_threads),

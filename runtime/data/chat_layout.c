@@ -41,6 +41,11 @@ enum {
         "<|" role "|>\n", "</s>\n"                                                                                     \
     }
 
+#define KIMI(role)                                                                                                     \
+    {                                                                                                                  \
+        "<|im_" role "|>" role "<|im_middle|>", "<|im_end|>"                                                           \
+    }
+
 static const chat_layout layouts[] = {
     /* Qwen2, Qwen2.5, Qwen3, SmolLM2 */
     {.name = "chatml",
@@ -113,6 +118,12 @@ static const chat_layout layouts[] = {
      .end = "",
      .turns = {{"", ""}, {"<｜User｜>", ""}, {"<｜Assistant｜>", "<｜end▁of▁sentence｜>"}, {NULL, NULL}},
      .tokens = {"<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"}},
+    /* Kimi-K2 to K2.6, Kimi Linear, Moonlight. */
+    {.name = "kimi",
+     .begin = "",
+     .end = "",
+     .turns = {KIMI("system"), KIMI("user"), KIMI("assistant"), {NULL, NULL}},
+     .tokens = {"<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"}},
     {.name = "zephyr",
      .begin = "",
      .end = "",
@@ -125,8 +136,8 @@ enum { LAYOUTS = sizeof layouts / sizeof layouts[0] };
 const char *
 spw_chat_names(void)
 {
-    return "chatml, llama3, mistral, mistral-tekken, mistral-v7, mistral-v1, gemma, gemma4, phi3, phi4, deepseek or "
-           "zephyr";
+    return "chatml, llama3, mistral, mistral-tekken, mistral-v7, mistral-v1, gemma, gemma4, phi3, phi4, deepseek, "
+           "kimi or zephyr";
 }
 
 /* ---------------------------------------------------------------- of the table */

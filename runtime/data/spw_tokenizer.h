@@ -2,7 +2,7 @@
  * spw_tokenizer.h - BPE tokenizers, byte-level as GPT-2, Llama 3 and Qwen2/2.5/3 have them, or by characters with bytes for
  * those that have no token, as SentencePiece makes them (Llama 2, Mistral, Mixtral): text in, ids out, and back.
  *
- * Read are Hugging Face's tokenizer.json, and vocab.json with merges.txt. Whatever else such a
+ * Read are Hugging Face's tokenizer.json, vocab.json with merges.txt, and the tiktoken.model of Kimi's folders. Whatever else such a
  * file asks for is refused with the name of file and field, never left out in silence. Any bytes can be encoded, not
  * UTF-8 alone: a stretch of bytes that is not UTF-8 is a piece of its own, which no pattern looks at, and what stands
  * before and after it is pre-tokenized as if the text ended and began there. decode(encode(x)) is x for every x,
@@ -36,7 +36,8 @@ void spw_tokens_free(spw_tokens *tokens);
 
 /*
  * spw_tokenizer_open - reads a tokenizer.
- *   path   a tokenizer.json; or a vocab.json, with merges.txt beside it; or a folder that holds one or the other.
+ *   path   a tokenizer.json; or a vocab.json, with merges.txt beside it; or a tiktoken.model, with tokenizer_config.json; or a folder that
+ *          holds one of them.
  *
  * tokenizer_config.json in the same folder, if there is one, adds the eos_token, and of Llama's, Gemma's, Cohere's and GPT-NeoX's classes says by
  * add_bos_token whether bos_token comes before a text; where it does not, as transformers' classes do: of GPT-NeoX's none, of the others theirs (of Gemma 4's tuned models, too, whose
@@ -50,7 +51,8 @@ void spw_tokens_free(spw_tokens *tokens);
  *         SPW_ENOMEM, SPW_ESYS. All name the file, and the field or line.
  */
 spw_status spw_tokenizer_open(spw_tokenizer **out, const char *path, spw_error *err);
-void spw_tokenizer_close(spw_tokenizer *t); /* NULL is fine */
+void spw_tokenizer_close(spw_tokenizer *t);   /* NULL is fine */
+bool spw_tokenizer_is_in(const char *folder); /* whether it has the files of one */
 
 /* The highest id plus 1. */
 uint64_t spw_tokenizer_vocab(const spw_tokenizer *t);

@@ -124,13 +124,21 @@ typedef struct tok_run {
 
 /* tokenizer_json.c: everything that is read from files. t is zeroed but for its lock. */
 spw_status spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err);
+/* "added_tokens_decoder" of tokenizer_config.json, {"50256": {...}}, as the list that tokenizer.json has. */
+spw_status spw__tok_added_of_config(json_t **out, const json_t *config, const char *path, spw_error *err);
+
+/* tokenizer_tiktoken.c: t->path is a tiktoken.model; config, NULL or the tokenizer_config.json beside it. */
+spw_status spw__tok_tiktoken_load(spw_tokenizer *t, const json_t *config, const char *config_path, spw_error *err);
 
 /* tokenizer_vocab.c: vocabulary, merges, what a token is. */
 spw_status spw__tok_vocab_build(spw_tokenizer *t, json_t *vocab, json_t *added, const char *added_path, spw_error *err);
 spw_status
 spw__tok_merges_build(spw_tokenizer *t, json_t *vocab, json_t *merges, const char *path, bool lines, spw_error *err);
+spw_status
+spw__tok_merges_of_ranks(spw_tokenizer *t, spw_error *err); /* two tokens that are one together merge, by its id */
 uint64_t
 spw__tok_bytes_of(const char *spelled, char *bytes); /* byte alphabet to bytes; UINT64_MAX: not spelled in it */
+void spw__tok_spell(const unsigned char *bytes, uint64_t count, char *spelled); /* and back; spelled (2 count + 1) */
 int32_t spw__tok_by_text(const spw_tokenizer *t, const char *text, uint64_t bytes);
 
 /*
@@ -158,6 +166,7 @@ bool spw__tok_may_cut(const char *text, uint64_t bytes, uint64_t at);
 bool spw__tok_ends_word(const char *text, uint64_t at);
 extern const char *const spw__tok_gpt2_pattern, *const spw__tok_llama3_pattern, *const spw__tok_qwen2_pattern,
                                                                                     *const spw__tok_qwen3_5_pattern;
+extern const char *const spw__tok_kimi_parts[]; /* up to NULL; the pattern has bars between them */
 
 /* tokenizer_added.c: added tokens in text. */
 spw_status spw__tok_added_build(spw_tokenizer *t, spw_error *err);

@@ -1,5 +1,5 @@
 /*
- * Reading a tokenizer's files: tokenizer.json, or vocab.json with merges.txt, and tokenizer_config.json beside them. Every
+ * Reading a tokenizer's files: tokenizer.json, or vocab.json with merges.txt, or tiktoken.model, and tokenizer_config.json beside them. Every
  * field is known, or the file is refused with its name: a field that is skipped would be ids that are quietly others
  * than the model was trained on. Tables are left to tokenizer_vocab.c, patterns to tokenizer_split.c.
  */
@@ -330,9 +330,8 @@ load_tokenizer_json(spw_tokenizer *t, const json_t *root, const char *path, spw_
 
 /* ---------------------------------------------------------------- vocab.json and merges.txt */
 
-/* "added_tokens_decoder" of tokenizer_config.json, {"50256": {...}}, as the list that tokenizer.json has. */
-static spw_status
-added_of_config(json_t **out, const json_t *config, const char *path, spw_error *err)
+spw_status
+spw__tok_added_of_config(json_t **out, const json_t *config, const char *path, spw_error *err)
 {
     json_t *decoder = json_object_get(config, "added_tokens_decoder"), *v;
     const char *key;
@@ -432,7 +431,7 @@ load_pair(spw_tokenizer *t, json_t *vocab, const json_t *config, const char *con
     t->nfc = class->nfc;
     SPW_TRY(spw__tok_pattern_add(t, *class->pattern, TOK_REGEX, t->path, "pattern", err));
     t->cuts = true;
-    st = added_of_config(&added, config, config_path, err);
+    st = spw__tok_added_of_config(&added, config, config_path, err);
     if (st == SPW_OK)
         st = add_named_tokens(added, vocab, config, err);
     if (st == SPW_OK)
@@ -521,15 +520,79 @@ choose_end(spw_tokenizer *t, const json_t *config)
         t->end = added_id(t, names[i]);
 }
 
+/* Which file has the vocabulary, and what kind of a tokenizer it is. */
+typedef enum tok_kind { KIND_JSON, KIND_PAIR, KIND_TIKTOKEN } tok_kind;
+typedef struct tok_files {
+    tok_kind kind;
+    char merges[TOK_PATH_BYTES], config[TOK_PATH_BYTES];
+} tok_files;
+
+static const char *const kind_names[] = {"tokenizer.json", "vocab.json", "tiktoken.model"}; /* by tok_kind */
+enum { KINDS = sizeof kind_names / sizeof kind_names[0] };
+
+/* Of a folder the first of these that is there; a file's kind is in its name. t->path out. */
+static spw_status
+find_files(tok_files *out, spw_tokenizer *t, const char *path, bool is_folder, spw_error *err)
+{
+    char folder[TOK_PATH_BYTES], *slash;
+    int kind = 0;
+    snprintf(folder, sizeof folder, "%s", path);
+    snprintf(t->path, sizeof t->path, "%s", path);
+    if (is_folder) {
+        while (kind < KINDS && (!join(t->path, folder, kind_names[kind]) || !exists(t->path)))
+            kind++;
+        if (kind == KINDS)
+            return SPW_RAISE(err, SPW_ENOENT,
+                             "tokenizer %s: neither tokenizer.json nor vocab.json nor tiktoken.model "
+                             "is there",
+                             path);
+        out->kind = (tok_kind)kind;
+    } else {
+        slash = strrchr(folder, '/');
+        out->kind = KIND_JSON;
+        for (kind = KIND_PAIR; kind < KINDS; kind++) {
+            if (strcmp(slash != NULL ? slash + 1 : folder, kind_names[kind]) == 0)
+                out->kind = (tok_kind)kind;
+        }
+        if (slash == folder)
+            slash++;
+        *(slash != NULL ? slash : folder) = '\0';
+    }
+    return join(out->merges, folder, "merges.txt") && join(out->config, folder, "tokenizer_config.json")
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_EINVAL, "the path of tokenizer %s is too long", path);
+}
+
+static spw_status
+load_kind(spw_tokenizer *t, const tok_files *f, const json_t *config, spw_error *err)
+{
+    json_t *root;
+    spw_status st;
+    if (f->kind == KIND_TIKTOKEN)
+        return spw__tok_tiktoken_load(t, config, f->config, err);
+    SPW_TRY(read_json(t, &root, t->path, 0, err));
+    st = f->kind == KIND_PAIR ? load_pair(t, root, config, f->config, f->merges, err)
+                              : load_tokenizer_json(t, root, t->path, err);
+    json_decref(root);
+    return st;
+}
+
+bool
+spw_tokenizer_is_in(const char *folder)
+{
+    return spw_dir_has(folder, "tokenizer.json") ||
+           (spw_dir_has(folder, "vocab.json") && spw_dir_has(folder, "merges.txt")) ||
+           spw_dir_has(folder, "tiktoken.model");
+}
+
 spw_status
 spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err)
 {
-    char folder[TOK_PATH_BYTES], merges_path[TOK_PATH_BYTES], config_path[TOK_PATH_BYTES], of_hub[SPW_HUB_PATH_BYTES];
-    json_t *root = NULL, *config = NULL;
+    char of_hub[SPW_HUB_PATH_BYTES];
+    tok_files f;
+    json_t *config = NULL;
     struct stat info;
-    spw_status st;
-    bool pair = false;
-    char *slash;
+    spw_status st = SPW_OK;
     path = spw_hub_find(of_hub, path) ? of_hub : path;
     if (strlen(path) + 32 > TOK_PATH_BYTES)
         return SPW_RAISE(err, SPW_EINVAL, "the path of a tokenizer is longer than %d bytes", TOK_PATH_BYTES - 32);
@@ -540,32 +603,15 @@ spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err)
             SPW_TRY(spw_hf_check_folder(path, err));
         return SPW_RAISE_SYS(err, errnum, "tokenizer %s", path);
     }
-    snprintf(folder, sizeof folder, "%s", path);
-    snprintf(t->path, sizeof t->path, "%s", path);
-    if (S_ISDIR(info.st_mode)) {
-        pair = !join(t->path, folder, "tokenizer.json") || !exists(t->path);
-        if (pair && (!join(t->path, folder, "vocab.json") || !exists(t->path)))
-            return SPW_RAISE(err, SPW_ENOENT, "tokenizer %s: neither tokenizer.json nor vocab.json is there", path);
-    } else {
-        slash = strrchr(folder, '/');
-        pair = strcmp(slash != NULL ? slash + 1 : folder, "vocab.json") == 0;
-        if (slash == folder)
-            slash++;
-        *(slash != NULL ? slash : folder) = '\0';
-    }
-    if (!join(merges_path, folder, "merges.txt") || !join(config_path, folder, "tokenizer_config.json"))
-        return SPW_RAISE(err, SPW_EINVAL, "the path of tokenizer %s is too long", path);
-    st = read_json(t, &root, t->path, 0, err);
-    if (st == SPW_OK && exists(config_path))
-        st = read_json(t, &config, config_path, JSON_DECODE_INT_AS_REAL, err); /* "model_max_length": 10^30 */
+    SPW_TRY(find_files(&f, t, path, S_ISDIR(info.st_mode), err));
+    if (exists(f.config))
+        st = read_json(t, &config, f.config, JSON_DECODE_INT_AS_REAL, err); /* "model_max_length": 10^30 */
     if (st == SPW_OK)
-        st = pair ? load_pair(t, root, config, config_path, merges_path, err)
-                  : load_tokenizer_json(t, root, t->path, err);
+        st = load_kind(t, &f, config, err);
     if (st == SPW_OK) {
-        choose_begin(t, config, pair);
+        choose_begin(t, config, f.kind == KIND_PAIR);
         choose_end(t, config);
     }
-    json_decref(root);
     json_decref(config);
     return st;
 }

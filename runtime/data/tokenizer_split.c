@@ -28,6 +28,18 @@ const char *const spw__tok_qwen3_5_pattern =
 static const char o200k_pattern[] =
     BEFORE UPPER "*" LOWER "+" SHORT "?|" BEFORE UPPER "+" LOWER "*" SHORT "?|\\p{N}{1,3}" SLASHES;
 static const char tekken_pattern[] = BEFORE UPPER "*" LOWER "+|" BEFORE UPPER "+" LOWER "*|\\p{N}" SLASHES;
+#define NO_HAN(class) "[" class "&&[^\\p{Han}]]"
+#define KIMI_UPPER    NO_HAN("\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}")
+#define KIMI_LOWER    NO_HAN("\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}")
+const char *const spw__tok_kimi_parts[] = {"[\\p{Han}]+",
+                                           BEFORE KIMI_UPPER "*" KIMI_LOWER "+" SHORT "?",
+                                           BEFORE KIMI_UPPER "+" KIMI_LOWER "*" SHORT "?",
+                                           "\\p{N}{1,3}",
+                                           " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*",
+                                           "\\s*[\\r\\n]+",
+                                           "\\s+(?!\\S)",
+                                           "\\s+",
+                                           NULL};
 static const char *const deepseek_patterns[] = {
     "\\p{N}{1,3}", "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+",
     ("[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "
@@ -62,7 +74,15 @@ is_word(char c)
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* A general category: L, Lu and so on. Scripts are left out: PCRE2 means Script_Extensions by them. */
+/* A script that patterns name. PCRE2 means Script_Extensions by a plain name, since 10.40, others Script. */
+#if PCRE2_MAJOR > 10 || PCRE2_MINOR >= 40
+#define SCRIPT_HAN "\\p{sc:Han}"
+#else
+#define SCRIPT_HAN "\\p{Han}"
+#endif
+static const char han[] = "\\p{Han}", but_han[] = "&&[^\\p{Han}]";
+
+/* A general category: L, Lu and so on. */
 static bool
 is_category(const char *name, uint64_t bytes)
 {
@@ -81,10 +101,15 @@ escape(translation *w, bool in_class)
 {
     const char *p = w->in + w->at, *end;
     char c = p[1];
+    if (strncmp(p, han, strlen(han)) == 0) {
+        put(w, SCRIPT_HAN, strlen(SCRIPT_HAN));
+        w->at += strlen(han);
+        return;
+    }
     if (c == 'p' || c == 'P') {
         end = p[2] == '{' ? strchr(p, '}') : NULL;
         if (end == NULL || !is_category(p + 3, (uint64_t)(end - p - 3))) {
-            w->why = "has a \\p{...} that is not a general category";
+            w->why = "has a \\p{...} that is neither a general category nor \\p{Han}";
             return;
         }
         put(w, p, (uint64_t)(end + 1 - p));
@@ -106,9 +131,23 @@ escape(translation *w, bool in_class)
     w->at += 2;
 }
 
+/* Whether the class that begins here leaves Han out at its end: [...&&[^\p{Han}]], the one intersection that is known. */
+static bool
+is_without_han(const translation *w)
+{
+    const char *p = w->in + w->at + 1;
+    while (*p != '\0' && *p != ']' && strncmp(p, but_han, strlen(but_han)) != 0)
+        p += p[0] == '\\' && p[1] != '\0' ? 2 : 1;
+    return *p == '&' && p[strlen(but_han)] == ']' && w->in[w->at + 1] != '^';
+}
+
 static void
 class_of_characters(translation *w)
 {
+    static const char not_han[] = "(?:(?!" SCRIPT_HAN ")"; /* PCRE2 has no intersections */
+    bool without = is_without_han(w);
+    if (without)
+        put(w, not_han, strlen(not_han));
     put(w, "[", 1);
     w->at++;
     if (w->in[w->at] == '^') {
@@ -125,14 +164,16 @@ class_of_characters(translation *w)
             w->why = "has a class without an end";
         else if (c == '[')
             w->why = "has a class in a class";
+        else if (without && strncmp(&w->in[w->at], but_han, strlen(but_han)) == 0)
+            w->at += strlen(but_han);
         else if (c == '&' && w->in[w->at + 1] == '&')
-            w->why = "has an intersection of classes";
+            w->why = "has an intersection of classes that is not built";
         else if (c == '\\')
             escape(w, true);
         else
             put(w, &w->in[w->at++], 1);
     }
-    put(w, "]", 1);
+    put(w, without ? "])" : "]", without ? 2 : 1);
     w->at++;
 }
 
@@ -285,6 +326,19 @@ spw__tok_pattern_add(spw_tokenizer *t, const char *text, int kind, const char *p
 
 /* ---------------------------------------------------------------- pieces */
 
+/* From `at` on. A repeated group keeps its steps on the compiled matcher's stack; the interpreter has the heap for those of a long piece. */
+static int
+next_match(const tok_run *r, const tok_pattern *p, const char *text, uint64_t bytes, uint64_t at)
+{
+    int rc = PCRE2_ERROR_JIT_STACKLIMIT;
+    if (p->jit)
+        rc = pcre2_jit_match(p->code, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK, r->s->match, r->s->context);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
+        rc = pcre2_match(p->code, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, r->s->match,
+                         r->s->context);
+    return rc;
+}
+
 static spw_status
 split_by(const tok_run *r, uint32_t level, const char *text, uint64_t bytes)
 {
@@ -295,8 +349,7 @@ split_by(const tok_run *r, uint32_t level, const char *text, uint64_t bytes)
     while (at < bytes) {
         const PCRE2_SIZE *found = pcre2_get_ovector_pointer(r->s->match);
         uint64_t begin, end;
-        int rc = (p->jit ? pcre2_jit_match : pcre2_match)(p->code, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK,
-                                                          r->s->match, r->s->context);
+        int rc = next_match(r, p, text, bytes, at);
         if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) {
             char why[128];
             if (rc == PCRE2_ERROR_NOMEMORY)

@@ -34,6 +34,23 @@ spw__tok_bytes_of(const char *spelled, char *bytes)
     return used;
 }
 
+void
+spw__tok_spell(const unsigned char *bytes, uint64_t count, char *spelled)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t b = bytes[i], cp = b;
+        if (byte_of(b) < 0)
+            cp = b < 0x21 ? 0x100 + b : b == 0xad ? 0x143 : 0x121 + (b - 0x7f);
+        if (cp < 0x80) {
+            *spelled++ = (char)cp;
+        } else {
+            *spelled++ = (char)(0xc0 | cp >> 6);
+            *spelled++ = (char)(0x80 | (cp & 0x3f));
+        }
+    }
+    *spelled = '\0';
+}
+
 /* ---------------------------------------------------------------- vocabulary */
 
 int32_t
@@ -337,24 +354,63 @@ add_lines(merge_list *m, const char *text, spw_error *err)
     return SPW_OK;
 }
 
-/* merges: model.merges, or with lines one JSON string that holds merges.txt. Of a pair that is there twice the last counts. */
-spw_status
-spw__tok_merges_build(spw_tokenizer *t, json_t *vocab, json_t *merges, const char *path, bool lines, spw_error *err)
+/* Room for so many merges. */
+static spw_status
+pairs_create(spw_tokenizer *t, const char *path, uint64_t count, spw_error *err)
 {
-    merge_list m = {.t = t, .vocab = vocab, .path = path, .lines = lines};
-    const char *text = lines ? json_string_value(merges) : "";
-    uint64_t count = json_array_size(merges) + 1, slots;
-    spw_status st;
-    for (; *text != '\0'; text++)
-        count += *text == '\n';
-    slots = power_of_two(2 * count);
+    uint64_t slots = power_of_two(2 * count);
     t->pairs = spw_mem_calloc(slots, sizeof *t->pairs);
     if (t->pairs == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "%s: %llu merges", path, (unsigned long long)count);
     for (uint64_t i = 0; i < slots; i++)
         t->pairs[i].key = UINT64_MAX;
     t->pair_mask = slots - 1;
+    return SPW_OK;
+}
+
+/* merges: model.merges, or with lines one JSON string that holds merges.txt. Of a pair that is there twice the last counts. */
+spw_status
+spw__tok_merges_build(spw_tokenizer *t, json_t *vocab, json_t *merges, const char *path, bool lines, spw_error *err)
+{
+    merge_list m = {.t = t, .vocab = vocab, .path = path, .lines = lines};
+    const char *text = lines ? json_string_value(merges) : "";
+    uint64_t count = json_array_size(merges) + 1;
+    spw_status st;
+    for (; *text != '\0'; text++)
+        count += *text == '\n';
+    SPW_TRY(pairs_create(t, path, count, err));
     st = lines ? add_lines(&m, json_string_value(merges), err) : add_array(&m, merges, err);
     spw_mem_free(m.text);
     return st;
+}
+
+/* The ways of cutting token id into two: how many, and with set, each of them a merge. */
+static uint64_t
+cuts_of(spw_tokenizer *t, uint64_t id, bool set)
+{
+    const tok_token *k = &t->tokens[id];
+    const char *text = t->pool + k->offset;
+    uint64_t count = 0;
+    for (uint32_t at = 1; (k->flags & TOK_PRESENT) && !(k->flags & TOK_ADDED) && at < k->bytes; at++) {
+        int32_t left = spw__tok_by_text(t, text, at);
+        int32_t right = left >= 0 ? spw__tok_by_text(t, text + at, k->bytes - at) : -1;
+        if (right < 0)
+            continue;
+        count++;
+        if (set)
+            spw__tok_pair_set(t, (uint32_t)left, (uint32_t)right, (uint32_t)id, (int32_t)id);
+    }
+    return count;
+}
+
+spw_status
+spw__tok_merges_of_ranks(spw_tokenizer *t, spw_error *err)
+{
+    uint64_t count = 0;
+    for (uint64_t id = 0; id < t->vocab; id++)
+        count += cuts_of(t, id, false);
+    SPW_TRY(pairs_create(t, t->path, count + 1, err));
+    for (uint64_t id = 0; id < t->vocab; id++)
+        (void)cuts_of(t, id, true);
+    return SPW_OK;
 }

@@ -93,7 +93,8 @@ copy_file(const char *source, const char *target, spw_error *err)
 #define GENERATION "generation_config.json"
 static const char *const companions[] = {"tokenizer.json",    "tokenizer_config.json", "vocab.json",
                                          "merges.txt",        "tokenizer.model",       "special_tokens_map.json",
-                                         "added_tokens.json", "chat_template.jinja",   GENERATION};
+                                         "added_tokens.json", "chat_template.jinja",   GENERATION,
+                                         "tiktoken.model",    "tokenization_kimi.py",  "tool_declaration_ts.py"};
 enum { COMPANIONS = sizeof companions / sizeof companions[0] };
 
 /* A file, as name in the folder; nothing where there is none. */
@@ -135,7 +136,7 @@ spw_hf_copy_companions(const char *model, const char *tokenizer, const char *to,
         return copy_from(folder, false, to, err);
     name = strrchr(folder, '/');
     *name++ = '\0';
-    if (strcmp(name, "tokenizer.json") == 0 || strcmp(name, "vocab.json") == 0)
+    if (strcmp(name, "tokenizer.json") == 0 || strcmp(name, "vocab.json") == 0 || strcmp(name, "tiktoken.model") == 0)
         return copy_from(folder, false, to, err);
     SPW_TRY(copy_to(tokenizer, to, "tokenizer.json", err)); /* by another name, beside whatever */
     for (size_t i = 0; i < sizeof read_beside / sizeof read_beside[0]; i++) {
