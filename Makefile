@@ -56,12 +56,14 @@ AVX512_FLAGS := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -
 endif
 
 # The cuda device is a plugin that nothing links: built where nvcc is (CUDA=0 skips it), for CUDA_ARCHS, with PTX of the first
-# for what comes after them; of the checked build only where there is a GPU to run it. The emulated plugin is the same sources as C++ for the CPU, for tests without a GPU; sanitizers watch that one.
+# for what comes after them; of the checked build, and for the demos, only where there is a GPU to run it. The emulated plugin is the same sources as C++ for the CPU, for tests without a GPU; sanitizers watch that one.
 CXX        ?= g++
 NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 NVCC_HERE  := $(if $(NVCC),$(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p'))
 NVCC_OLD   := $(filter 7 8 9 10 11,$(firstword $(subst ., ,$(NVCC_HERE))))
-CUDA       ?= $(if $(NVCC),$(if $(NVCC_OLD)$(filter asan tsan,$(VARIANT))$(if $(filter checked,$(VARIANT)),$(if $(wildcard /dev/nvidiactl),,1)),0,1),0)
+NO_GPU     := $(if $(wildcard /dev/nvidiactl /dev/dxg),,1)
+NO_USE     := $(if $(NO_GPU),$(filter demo demo-llama,$(MAKECMDGOALS))$(filter checked,$(VARIANT)))
+CUDA       ?= $(if $(NVCC),$(if $(NVCC_OLD)$(filter asan tsan,$(VARIANT))$(NO_USE),0,1),0)
 CUDA_HOME  ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 ARCHS_ALL  := $(if $(filter release,$(VARIANT)),80 86 89 90 100 120,80)
 ifeq ($(CUDA),1)
@@ -116,10 +118,10 @@ GPU_KIT := build/gpu-kit
 .PHONY: gpu-kit gpu-test gpu-bench all deps test-deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-checkpoint bench-network bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz mutants races format lint install clean help tests tsan-tests
 
 all: deps
-	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
+	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT) CUDA=$(CUDA)
 	@ln -sf $(BUILD)/spillway spillway
 	@cp -f $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(MPI_PLUGIN) .
-	@$(if $(CUDA_PLUGIN),,echo "no cuda device: $(if $(NVCC),$(if $(NVCC_OLD),nvcc $(NVCC_HERE) is too old$(comma) 12 is needed,CUDA=0),no nvcc here; to add it install the CUDA toolkit$(comma) 12 or later)")
+	@$(if $(CUDA_PLUGIN),,echo "no cuda device: $(if $(NVCC),$(if $(NVCC_OLD),nvcc $(NVCC_HERE) is too old$(comma) 12 is needed,$(if $(NO_USE),no GPU is here$(comma) and make builds it for others,CUDA=0)),no nvcc here; to add it install the CUDA toolkit$(comma) 12 or later)")
 
 # A file of its own, so that the program starts where there is no MPI; without headers for it there is none.
 ifeq ($(MPI),1)
