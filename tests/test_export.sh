@@ -228,6 +228,9 @@ check "auto_map stays behind" test "$(grep -c auto_map tests/vectors/families/ph
 cp -r tests/vectors/families/deepseek_v3 "$dir/kimi"
 sed -i 's/"model_type": "deepseek_v3"/"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}/' "$dir/kimi/config.json"
 check "Kimi's, whose class is one's in that file" run export "$dir/kimi" --to "$dir/kimi-out"
+cp tests/vectors/tok_kimi/* "$dir/kimi"
+expect 2 "data.tokenizer $dir/kimi has tokens up to 904, the model's vocab_size is 41" "its tiktoken.model is what text goes through" \
+    train examples/lora.json --set model.path="$dir/kimi" --set data.path=README.md --set data.chat= --set data.seq_length=16 --set spillway.checkpoint_dir=
 check "is DeepSeek-V3" test "$(grep -cE '"model_type": "deepseek_v3"|auto_map|kimi' "$dir/kimi-out/config.json")" = 1
 
 # Refusals.
