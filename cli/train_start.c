@@ -57,16 +57,34 @@ bring_config(train_run *r, char **text, spw_error *err)
     return spw_broadcast(r->talk, *text, bytes, 0, err);
 }
 
-/* Some ranks would read weights and the others draw them: what model.path says may be another folder on each host. */
+typedef struct start_word {
+    uint64_t fingerprint; /* of the weights that are read; of those that cannot be, and of none, 0 */
+    uint64_t reads;
+} start_word;
+
+/*
+ * Some ranks would read weights and the others draw them, or other ones: what model.path says may be another folder on each host, and what
+ * main is of a model of the hub another commit.
+ */
 static spw_status
 compare_start(train_run *r, uint32_t *count, spw_error *err)
 {
-    bool reads = !r->resumed && spw_config_start_folder(&r->config) != NULL, first = reads;
+    const char *folder = r->resumed ? NULL : spw_config_start_folder(&r->config);
+    start_word own = {.reads = folder != NULL}, first;
+    char line[SPW_PATH_BYTES + 64];
+    spw_error ignored = {0};
+    if (folder != NULL) /* what is wrong with it is said where it is read */
+        (void)spw_hf_fingerprint(folder, &own.fingerprint, &ignored);
+    first = own;
     SPW_TRY(spw_broadcast(r->talk, &first, sizeof first, 0, err));
-    if (first == reads)
+    if (memcmp(&first, &own, sizeof own) == 0)
         return SPW_OK;
-    print_rank_difference(r, first ? "model.path: weights on rank 0, none here"
-                                   : "model.path: no weights on rank 0, some here");
+    if (first.reads == 0 || folder == NULL)
+        snprintf(line, sizeof line, "model.path: %s",
+                 folder == NULL ? "weights on rank 0, none here" : "no weights on rank 0, some here");
+    else
+        snprintf(line, sizeof line, "model.path: %s has other weights here than rank 0 reads", folder);
+    print_rank_difference(r, line);
     ++*count;
     return SPW_OK;
 }

@@ -204,6 +204,9 @@ differs "checkpoint to go on from" "--resume $dir/r/step-2" "step of the checkpo
 "$spw" export "$dir/r/step-3" --to "$dir/weights" >"$dir/out" 2>"$dir/err" && mkdir "$dir/none" && cp "$dir/weights/config.json" "$dir/none"
 check "a folder of weights, and one without" test -e "$dir/weights/model.safetensors" -a -e "$dir/none/config.json"
 differs "folder of the model, without weights" "--set model={\"path\":\"$dir/none\"}" "model.path: weights on rank 0, none here" --set model="{\"path\":\"$dir/weights\"}"
+"$spw" export "$dir/r/step-2" --to "$dir/earlier" >"$dir/out" 2>"$dir/err"
+differs "folder's weights" "--set model={\"path\":\"$dir/earlier\"}" "model.path: $dir/earlier has other weights here than rank 0 reads" \
+    --set model="{\"path\":\"$dir/weights\"}"
 # What may be another thing on each host.
 cp "$dir/text.txt" "$dir/copy.txt"
 mkdir "$dir/swap2"

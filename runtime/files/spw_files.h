@@ -223,6 +223,11 @@ void spw_hf_reader_close(spw_hf_reader *r); /* NULL is fine */
 uint32_t spw_hf_reader_count(const spw_hf_reader *r);
 /* Tensor i, shard by shard in the order of the files' bytes; NULL past the last. file (may be NULL): where it lies. */
 const spw_tensor_info *spw_hf_reader_tensor(const spw_hf_reader *r, uint32_t i, const char **file);
+/*
+ * What the weights of a folder are known by, of any name and cut into files in any way: a sum over names, types, shapes and some bytes of
+ * all tensors. Reads a KiB of each. Errors as of spw_hf_reader_open().
+ */
+spw_status spw_hf_fingerprint(const char *folder, uint64_t *out, spw_error *err);
 /* Bytes of tensor i as they are in the file. */
 spw_status spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
 /* Whether the folder has one of these four; it may still be damaged. */
