@@ -352,9 +352,11 @@ typedef struct spw_attention_shape {
     /*
      * Each sequence has so many keys in front of its rows', (B, front + T) rows of key and value then, which stand for front_each rows each
      * (spw_gpu_compress): row t reads the first (t + 1) / front_each of them, whatever the window, and chosen is of these alone, its word 0 that of the
-     * first. There are neither documents nor a cap nor a cache then, and one head of keys. 0: none
+     * first. With documents it reads those of its own, from begin / front_each on the first (t + 1 - begin) / front_each. There are neither a cap nor a
+     * cache then, and one head of keys. 0: none
      */
     uint64_t front, front_each;
+    const int32_t *front_rows; /* (B, front) with documents: by spw_gpu_windows() */
 } spw_attention_shape;
 void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
                        const spw_attention_shape *shape);
@@ -395,7 +397,8 @@ void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, cons
  *   new_key  (B T, D) with a cache: put there first; NULL without
  *   scratch  spw_gpu_choose_scratch() fp32
  * Row t of sequence b is at position p = first + t, with a cache at starts[b] + first + t, and may read keys up to that, from begins[b T + t] on. Where keys stand for
- * `each` rows (spw_gpu_compress) it may read the first (p + 1) / each, perhaps none; then there are neither begins nor a cache, and key is (B, key_rows, D).
+ * `each` rows (spw_gpu_compress) it may read the first (p + 1) / each, perhaps none, or with begins those of its own document, as attention does; then there is no
+ * cache, and key is (B, key_rows, D).
  * Sequences, and rows, have the same bits whatever else is in the call.
  */
 typedef struct spw_choice_shape {
@@ -417,11 +420,21 @@ uint64_t spw_gpu_choose_scratch(const spw_choice_shape *shape); /* elements: a s
  * whole one are in none. In each column by itself
  *   y = sum of p kv,  p = softmax(gate + bias)  over the window's rows, of the last D columns, and where `overlaps`, which makes parts 2, over those
  * of the window before besides, of the first D: the first window has none before. In fp32, rows in their order, and rounded once.
+ *
+ * With documents each has its own windows, from its first row on: those of one that begins at row b of its sequence are b / rate, b / rate + 1 and so on, so
+ * that no two documents' are the same, and there are as many as ever. Some may be nobody's: y is 0 there.
  */
 typedef struct spw_compress_shape {
     uint64_t B, T, D, rate;
     bool overlaps;
+    const int32_t *begins; /* (B T) as in spw_attention_shape; NULL: a sequence is one document */
+    const int32_t *firsts; /* (B, T / rate) by spw_gpu_windows(), with those; or NULL */
 } spw_compress_shape;
+/*
+ * firsts (B, T / rate): which row of its sequence is a window's first; of one that is nobody's T - 1, with which no window begins. begins NULL: a
+ * sequence is one document.
+ */
+void spw_gpu_windows(spw_gpu_queue *q, int32_t *firsts, const int32_t *begins, uint64_t B, uint64_t T, uint64_t rate);
 void spw_gpu_compress(spw_gpu_queue *q, act *y, const act *kv, const act *gate, const act *bias,
                       const spw_compress_shape *shape);
 /* dkv and dgate are written, zeros where nothing reads; dbias (rate, parts D) fp32 is added to, or NULL: dgate, as rounded, summed over the windows. */

@@ -387,19 +387,11 @@ make_traces(spw_engine *e, const spw_engine_options *o, uint32_t accumulation, s
 static spw_status
 check_fronts(const spw_engine *e, spw_error *err)
 {
-    if (!e->model->config.keys_are_values)
+    if (!e->model->config.keys_are_values || e->cache_slots == 0)
         return SPW_OK;
-    if (e->cache_slots > 0)
-        return SPW_RAISE(err, SPW_EUNSUPPORTED,
-                         "not supported yet: generation of %s, whose keys stand for several tokens; export writes the "
-                         "model for programs that have it",
-                         spw_family_name(e->model->config.family));
-    return spw__documents_bytes(e) == 0
-               ? SPW_OK
-               : SPW_RAISE(
-                     err, SPW_EUNSUPPORTED,
-                     "not supported yet: data.documents of %s, whose keys stand for several tokens of a sequence; "
-                     "\"packed\" and \"mask\" are",
+    return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                     "not supported yet: generation of %s, whose keys stand for several tokens; export writes the "
+                     "model for programs that have it",
                      spw_family_name(e->model->config.family));
 }
 

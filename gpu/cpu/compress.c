@@ -21,16 +21,31 @@ begin(spw_gpu_queue *q, const spw_compress_shape *s)
     return (compress){.k = spw__cpu_kernels(q), .s = *s, .parts = s->overlaps ? 2 : 1, .windows = s->T / s->rate};
 }
 
+/* The first row of a window, in its sequence. */
+static uint64_t
+first_of(const compress *a, uint64_t b, uint64_t w)
+{
+    return a->s.firsts != NULL ? (uint64_t)a->s.firsts[b * a->windows + w] : w * a->s.rate;
+}
+
+/* Whether a window is a document's; without documents each is. */
+static bool
+is_there(const compress *a, uint64_t b, uint64_t w)
+{
+    return first_of(a, b, w) + a->s.rate <= a->s.T;
+}
+
 /* Where element 0 of a window's slot is, which belongs to row *row of the bias too; false: there is none. */
 static bool
 slot_at(const compress *a, uint64_t b, uint64_t w, uint64_t slot, uint64_t *at, uint64_t *bias_at)
 {
     const spw_compress_shape *s = &a->s;
-    const uint64_t width = a->parts * s->D, i = slot % s->rate;
+    const uint64_t width = a->parts * s->D, i = slot % s->rate, first = first_of(a, b, w);
+    const uint64_t document = s->begins != NULL ? (uint64_t)s->begins[b * s->T + first] : 0;
     const bool before = s->overlaps && slot < s->rate;
-    if (before && w == 0)
+    if (before && first < document + s->rate)
         return false;
-    *at = (b * s->T + (w - before) * s->rate + i) * width + (s->overlaps && !before ? s->D : 0);
+    *at = (b * s->T + first - (before ? s->rate : 0) + i) * width + (s->overlaps && !before ? s->D : 0);
     *bias_at = i * width + (s->overlaps && !before ? s->D : 0);
     return true;
 }
@@ -61,11 +76,13 @@ static void
 compress_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const compress *a = ctx;
+    const uint64_t b = part_idx / a->windows, w = part_idx % a->windows;
     float max[COLS], sum[COLS];
     (void)worker_idx;
-    for (uint64_t c = 0; c < a->s.D; c += COLS)
-        soften(a, part_idx / a->windows, part_idx % a->windows, c, min_u64(COLS, a->s.D - c), max, sum,
-               a->out + part_idx * a->s.D + c);
+    if (!is_there(a, b, w))
+        memset(a->out + part_idx * a->s.D, 0, a->s.D * sizeof(float));
+    for (uint64_t c = 0; is_there(a, b, w) && c < a->s.D; c += COLS)
+        soften(a, b, w, c, min_u64(COLS, a->s.D - c), max, sum, a->out + part_idx * a->s.D + c);
 }
 
 void
@@ -87,7 +104,7 @@ backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const uint64_t b = part_idx / a->windows, w = part_idx % a->windows;
     float max[COLS], sum[COLS], y[COLS];
     (void)worker_idx;
-    for (uint64_t c = 0; c < a->s.D; c += COLS) {
+    for (uint64_t c = 0; is_there(a, b, w) && c < a->s.D; c += COLS) {
         const uint64_t n = min_u64(COLS, a->s.D - c);
         const float *dy = a->dy + part_idx * a->s.D + c;
         uint64_t at, bias_at;
@@ -110,8 +127,9 @@ bias_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     (void)worker_idx;
     for (uint64_t b = 0; b < a->s.B; b++)
         for (uint64_t w = 0; w < a->windows; w++)
-            a->k->axpy(a->dbias + part_idx * width, 1.0f, a->dgate + (b * a->s.T + w * a->s.rate + part_idx) * width,
-                       width);
+            if (is_there(a, b, w))
+                a->k->axpy(a->dbias + part_idx * width, 1.0f,
+                           a->dgate + (b * a->s.T + first_of(a, b, w) + part_idx) * width, width);
 }
 
 void
@@ -132,4 +150,44 @@ spw__cpu_compress_backward(spw_gpu_queue *q, act *dkv, act *dgate, float *dbias,
     spw__cpu_run(q, (uint32_t)(shape->B * a.windows), backward_part, &a);
     if (dbias != NULL)
         spw__cpu_run(q, (uint32_t)shape->rate, bias_part, &a);
+}
+
+typedef struct windows {
+    int32_t *firsts;
+    const int32_t *begins;
+    uint64_t T, rate, count;
+} windows;
+
+/* The last row of a window, which is one of `rate` rows, of which at most one is the last of any; T: none of them is. */
+static uint64_t
+last_of(const windows *a, uint64_t b, uint64_t w)
+{
+    const uint64_t least = (w + 1) * a->rate - 1;
+    for (uint64_t row = min_u64(least + a->rate, a->T) - 1, begin; row >= least; row = begin - 1) {
+        uint64_t last;
+        begin = (uint64_t)a->begins[b * a->T + row];
+        last = begin + (row + 1 - begin) / a->rate * a->rate; /* behind it */
+        if (last > begin && last > least)
+            return last - 1;
+        if (begin == 0)
+            break;
+    }
+    return a->T;
+}
+
+static void
+windows_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const windows *a = ctx;
+    (void)worker_idx;
+    for (uint64_t w = 0; w < a->count; w++) {
+        uint64_t last = a->begins != NULL ? last_of(a, part_idx, w) : (w + 1) * a->rate - 1;
+        a->firsts[part_idx * a->count + w] = (int32_t)(last < a->T ? last + 1 - a->rate : a->T - 1);
+    }
+}
+
+void
+spw__cpu_windows(spw_gpu_queue *q, int32_t *firsts, const int32_t *begins, uint64_t B, uint64_t T, uint64_t rate)
+{
+    spw__cpu_run(q, (uint32_t)B, windows_part, &(windows){firsts, begins, T, rate, T / rate});
 }

@@ -29,6 +29,7 @@ args_of(const spw_attention_shape *s, const void *q, const void *key, const void
     args.words = s->chosen_words;
     args.front = s->front;
     args.front_each = s->front_each;
+    args.front_rows = s->front_rows;
     args.Hq = (int)s->Hq;
     args.Hk = (int)s->Hk;
     args.D = (int)s->D;

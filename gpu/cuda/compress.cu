@@ -1,4 +1,4 @@
-/* Launches compress.cuh; the bias' gradient is a sum over what a sequence's windows have, which lie as rows. */
+/* Launches compress.cuh; the bias' gradient is a sum over what a sequence's windows have, which lie as rows where it is one document. */
 #include "compress.cuh"
 #include "cuda_internal.h"
 
@@ -16,6 +16,8 @@ args_of(const spw_compress_shape *s, const act *kv, const act *gate, const act *
     args.windows = s->T / s->rate;
     args.rate = (unsigned)s->rate;
     args.parts = s->overlaps ? 2 : 1;
+    args.begins = s->begins;
+    args.firsts = s->firsts;
     return args;
 }
 
@@ -51,6 +53,16 @@ backward(cuda_queue *q, act *dkv, act *dgate, const act *dy, const act *kv, cons
            COMPRESS_THREADS, 0, (compress_backward_kernel<E>), args);
 }
 
+template <class E>
+static void
+sum_bias(cuda_queue *q, float *dbias, act *dgate, const spw_compress_shape *s)
+{
+    compress_args<E> args = args_of<E>(s, NULL, NULL, NULL);
+    args.dgate = (E *)dgate;
+    LAUNCH(q, dim3(spw__cuda_blocks(args.parts * s->D, COMPRESS_THREADS), args.rate), COMPRESS_THREADS, 0,
+           (compress_bias_kernel<E>), dbias, args, s->B);
+}
+
 void
 spw__cuda_compress_backward(spw_gpu_queue *queue, act *dkv, act *dgate, float *dbias, const act *dy, const act *kv,
                             const act *gate, const act *bias, const spw_compress_shape *s)
@@ -59,8 +71,24 @@ spw__cuda_compress_backward(spw_gpu_queue *queue, act *dkv, act *dgate, float *d
     uint64_t width = (s->overlaps ? 2 : 1) * s->D, row_bytes = width * spw_dtype_bytes(q->gpu->info.compute_dtype);
     if (s->B * s->T * s->D == 0)
         return;
+    for (int k = 0; k < 2 && s->firsts != NULL; k++)
+        spw__cuda_zero(queue, k == 0 ? dkv : dgate, s->B * s->T * row_bytes);
     BY_TYPE(q, backward<T>(q, dkv, dgate, dy, kv, gate, bias, s));
+    if (dbias != NULL && s->firsts != NULL) {
+        BY_TYPE(q, sum_bias<T>(q, dbias, dgate, s));
+        return;
+    }
     for (uint64_t b = 0; dbias != NULL && b < s->B; b++)
         spw__cuda_column_sums(q, dbias, NULL, (const char *)dgate + b * s->T * row_bytes, NULL, NULL, NULL,
                               s->T / s->rate, s->rate * width, s->rate * width);
+}
+
+void
+spw__cuda_windows(spw_gpu_queue *queue, int32_t *firsts, const int32_t *begins, uint64_t B, uint64_t T, uint64_t rate)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    const uint64_t count = B * (T / rate);
+    if (count > 0)
+        LAUNCH(q, spw__cuda_blocks(count, COMPRESS_THREADS), COMPRESS_THREADS, 0, (windows_kernel), firsts, begins,
+               count, T, rate);
 }

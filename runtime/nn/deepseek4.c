@@ -95,23 +95,27 @@ fronts(const spw_call *call)
     return rate > 0 ? call->batch->positions / rate : 0;
 }
 
-/* Keys of several rows, their bias and norm next among the parameters, with D elements of which the last are turned. */
+/*
+ * Keys of several rows from row `first` of the batch on, their bias and norm next among the parameters, with D elements of which the last are turned, by
+ * the row that is the first of theirs: *firsts.
+ */
 static spw_value *
-compressed(const spw_call *call, spw_tape *t, spw_value *const *w, spw_value *kv, spw_value *gate, uint64_t sequences,
-           uint64_t D, bool into)
+compressed(const spw_call *call, spw_tape *t, spw_value *const *w, spw_value *kv, spw_value *gate, uint64_t first,
+           uint64_t D, bool into, const int32_t **firsts)
 {
     const spw_model_config *c = &call->model->config;
-    const uint64_t l = call->block->layer_idx, R = c->rope_dim;
-    const spw_compress_shape s = {.B = sequences,
-                                  .T = call->batch->positions,
+    const uint64_t l = call->block->layer_idx, R = c->rope_dim, T = call->batch->positions;
+    const spw_compress_shape s = {.B = kv != NULL ? kv->rows / T : 0,
+                                  .T = T,
                                   .D = D,
                                   .rate = spw_model_front_rate(c, l),
-                                  .overlaps = spw_model_front_overlaps(c, l)};
-    spw_value *y = spw_nn_compress(t, kv, gate, w[0], &s);
+                                  .overlaps = spw_model_front_overlaps(c, l),
+                                  .begins = call->batch->begins != NULL ? call->batch->begins + first : NULL};
+    spw_value *y = spw_nn_compress(t, kv, gate, w[0], &s, firsts);
     if (into)
         spw_nn_into(t, 0);
     y = spw_nn_rmsnorm(t, y, w[1], (float)c->norm_eps);
-    return spw_nn_rope(t, y, D - R, call->cos_sin, NULL, fronts(call), 1, R, R, true);
+    return spw_nn_rope(t, y, D - R, call->cos_sin, *firsts, fronts(call), 1, R, R, true);
 }
 
 /* ---------------------------------------------------------------- which keys are read */
@@ -125,8 +129,9 @@ index_keys(const spw_call *call, spw_tape *p, spw_value *const *w, const spw_val
     spw_tape *t = call->tape;
     spw_value *x = spw_tape_input(p, spw__tape_at_row(t, h, h->data, first), T, h->cols, false);
     spw_value *kv = spw_nn_linear(p, x, w[0], NULL, 0), *gate = spw_nn_linear(p, x, w[1], NULL, 0);
+    const int32_t *firsts;
     p->into[0] = (char *)call->choice.keys + first / T * fronts(call) * D * t->act_bytes;
-    (void)compressed(call, p, w + 2, kv, gate, 1, D, true);
+    (void)compressed(call, p, w + 2, kv, gate, first, D, true, &firsts);
 }
 
 static void
@@ -144,6 +149,7 @@ choose_rows(const spw_call *call, spw_tape *p, spw_value *const *w, const spw_va
                           .D = D,
                           .keys = c->index_keys,
                           .words = choice->words,
+                          .begins = call->batch->begins != NULL ? call->batch->begins + row : NULL,
                           .each = spw_model_front_rate(c, call->block->layer_idx),
                           .key_rows = fronts(call)};
     spw_value *x = spw_tape_input(p, spw__tape_at_row(t, h, h->data, row), rows, h->cols, false);
@@ -197,15 +203,18 @@ static spw_value *
 attended(const spw_call *call, uint32_t *at, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
-    const uint64_t l = call->block->layer_idx, rate = spw_model_front_rate(c, l), B = call->batch->sequences;
-    spw_attention_shape shape = {.B = B,
+    const uint64_t l = call->block->layer_idx, rate = spw_model_front_rate(c, l);
+    spw_attention_shape shape = {.B = call->batch->sequences,
                                  .T = call->batch->positions,
                                  .Hq = c->heads,
                                  .D = c->head_dim,
                                  .scale = spw_model_score_scale(c),
                                  .window = c->window,
+                                 .begins = call->batch->begins,
+                                 .ends = call->batch->ends,
                                  .front = fronts(call),
                                  .front_each = rate};
+    const int32_t *firsts = NULL;
     spw_value *q[3], *made[2], *front = NULL;
     spw_call own = *call;
     own.choice = shape.front > c->index_keys && spw_model_has_indexer(c, l) ? spw__nn_begin_choice(call)
@@ -216,7 +225,7 @@ attended(const spw_call *call, uint32_t *at, spw_value *h)
         return NULL;
     if (shape.front > 0) {
         spw_nn_rows(&own, at, make_fronts, &h, 1, made, 2);
-        front = compressed(call, call->tape, call->params + *at, made[0], made[1], B, c->head_dim, false);
+        front = compressed(call, call->tape, call->params + *at, made[0], made[1], 0, c->head_dim, false, &firsts);
     } else if (rate > 0) {
         *at += 2;
     }
@@ -224,6 +233,7 @@ attended(const spw_call *call, uint32_t *at, spw_value *h)
     if (own.choice.words > 0)
         choose(&own, call->params + *at, h, q[2]);
     *at += spw_model_has_indexer(c, l) ? INDEXER_PARAMS : 0;
+    shape.front_rows = shape.begins != NULL ? firsts : NULL;
     return spw_nn_front_attention(call->tape, q[0], front, q[1], call->params[(*at)++], &shape);
 }
 
@@ -267,8 +277,6 @@ spw__nn_streams_layer(const spw_call *call, spw_value *x)
 {
     spw_value *v[3], *logits, *y;
     uint32_t at = 0;
-    if (call->batch->begins != NULL)
-        return spw__tape_fail(call->tape); /* windows of keys know no documents: no engine takes such data */
     spw_nn_rows(call, &at, first_half, &x, 1, v, 2);
     y = attended(call, &at, v[1]);
     spw_nn_rows(call, &at, between_halves, (spw_value *[]){x, v[0], y}, 3, v, 3);

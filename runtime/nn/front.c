@@ -5,24 +5,31 @@
 #include "tape_internal.h"
 
 spw_value *
-spw_nn_compress(spw_tape *t, spw_value *kv, spw_value *gate, spw_value *bias, const spw_compress_shape *shape)
+spw_nn_compress(spw_tape *t, spw_value *kv, spw_value *gate, spw_value *bias, const spw_compress_shape *shape,
+                const int32_t **firsts)
 {
     const uint64_t width = shape->D * (shape->overlaps ? 2 : 1), windows = shape->rate > 0 ? shape->T / shape->rate : 0;
+    int32_t *rows;
     spw_value *y;
     spw__op *o;
+    *firsts = NULL;
     if (kv == NULL || gate == NULL || bias == NULL || windows == 0 || kv->rows != shape->B * shape->T ||
         gate->rows != kv->rows || kv->cols != width || gate->cols != width ||
         bias->rows * bias->cols != shape->rate * width)
         return spw__tape_fail(t);
     y = spw__tape_value(t, shape->B * windows, shape->D, NULL);
-    if (y == NULL || (o = spw__tape_op(t, T_COMPRESS, y)) == NULL)
+    *firsts = rows = spw__tape_take(t, shape->B * windows * sizeof *rows);
+    if (y == NULL || rows == NULL || (o = spw__tape_op(t, T_COMPRESS, y)) == NULL)
         return spw__tape_fail(t);
     o->in[0] = kv;
     o->in[1] = gate;
     o->param[0] = bias;
     o->compress = *shape;
-    if (spw__tape_computes(t))
-        spw_gpu_compress(t->queue, y->data, kv->data, gate->data, bias->data, shape);
+    o->compress.firsts = shape->begins != NULL ? rows : NULL;
+    if (spw__tape_computes(t)) {
+        spw_gpu_windows(t->queue, rows, shape->begins, shape->B, shape->T, shape->rate);
+        spw_gpu_compress(t->queue, y->data, kv->data, gate->data, bias->data, &o->compress);
+    }
     return y;
 }
 

@@ -227,7 +227,7 @@ spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value
  *   spw_nn_stream_maps   of mixes; scale and base are parameters (spw_gpu_stream_maps); shape's M counts
  *   spw_nn_mix           h NULL: what a half reads of streams x; else the streams behind it, h being what the half gave. Of one value of maps both are
  *                        made, or a head's one
- *   spw_nn_compress      (B (T / rate), D) keys of several rows; bias is a parameter
+ *   spw_nn_compress      (B (T / rate), D) keys of several rows; bias is a parameter; of shape firsts are not looked at: *firsts are
  *   spw_nn_front_attention  of keys that are values too, (rows, D), with others in front, (B (T / rate), D) or NULL; shape's sizes, window, sinks and chosen bits
  *   spw_nn_linear_groups (rows, w->rows): each of so many groups of x's columns by its rows of w
  */
@@ -235,8 +235,8 @@ spw_value *spw_nn_repeat(spw_tape *t, spw_value *x, uint64_t n);
 spw_value *
 spw_nn_stream_maps(spw_tape *t, spw_value *mixes, spw_value *scale, spw_value *base, const spw_streams *shape);
 spw_value *spw_nn_mix(spw_tape *t, spw_value *h, spw_value *x, spw_value *maps, const spw_streams *shape);
-spw_value *
-spw_nn_compress(spw_tape *t, spw_value *kv, spw_value *gate, spw_value *bias, const spw_compress_shape *shape);
+spw_value *spw_nn_compress(spw_tape *t, spw_value *kv, spw_value *gate, spw_value *bias,
+                           const spw_compress_shape *shape, const int32_t **firsts);
 spw_value *spw_nn_front_attention(spw_tape *t, spw_value *q, spw_value *front, spw_value *kv, spw_value *sinks,
                                   const spw_attention_shape *shape);
 spw_value *spw_nn_linear_groups(spw_tape *t, spw_value *x, spw_value *w, uint64_t groups);
