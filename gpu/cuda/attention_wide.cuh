@@ -164,15 +164,13 @@ keys_of(const attention_args<E> &g, uint64_t p, const int32_t *begin)
                       FRONT ? least(front, from / each + ((int)p + 1 - from) / each) : 0};
 }
 
-/* The first tile of keys from k0, a tile's beginning, on that queries read of which the first and the last read these. */
-template <bool FRONT>
+/* With keys in front: the first tile from k0, a tile's beginning, on that queries read of which the first and the last read these. */
 SPW_DEVICE uint64_t
 wide_tile_from(const wide_range &of_first, const wide_range &of_last, uint64_t k0)
 {
-    uint64_t own = (uint64_t)of_first.first / WIDE_TILE * WIDE_TILE;
-    if (FRONT)
-        k0 = most(k0, (uint64_t)of_first.front / WIDE_TILE * WIDE_TILE);
-    return FRONT && k0 < (uint64_t)of_last.front_end ? k0 : most(k0, own);
+    const uint64_t own = (uint64_t)of_first.first / WIDE_TILE * WIDE_TILE;
+    k0 = most(k0, (uint64_t)of_first.front / WIDE_TILE * WIDE_TILE);
+    return k0 < (uint64_t)of_last.front_end ? k0 : most(k0, own);
 }
 
 /* Where the queries end that read the key `row` behind k0; ends: of documents from there on. */
@@ -325,7 +323,7 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
     const int32_t *begins = g.begins != NULL ? g.begins + (uint64_t)b * g.T + q0 : NULL;
     const wide_range of_first = keys_of<FRONT>(g, p0, begins);
     const wide_range of_last = keys_of<FRONT>(g, last, begins != NULL ? begins + rows - 1 : NULL);
-    uint64_t k0 = wide_tile_from<FRONT>(of_first, of_last, 0);
+    uint64_t k0 = FRONT ? wide_tile_from(of_first, of_last, 0) : (uint64_t)of_first.first / WIDE_TILE * WIDE_TILE;
     const float scale = CAP ? g.cap : g.scale; /* of what is left of a score in registers */
     float o[MT][WIDE_QUARTER / 8][4] = {}, max = -INFINITY, sum = 0.0f, inverse, lse;
     unsigned q[MT][WIDE_STEPS][4];
@@ -351,7 +349,7 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
     __syncthreads();
     for (uint64_t next; k0 < keys; k0 = next) {
         float s[2 * MT][2], shrink;
-        next = wide_tile_from<FRONT>(of_first, of_last, k0 + WIDE_TILE);
+        next = FRONT ? wide_tile_from(of_first, of_last, k0 + WIDE_TILE) : k0 + WIDE_TILE;
         share_scores<MT>(slots, q, k_tile, quarter, column < g.D);
         __syncthreads(); /* shares are there, and keys are read */
         if (next < keys)
@@ -415,7 +413,7 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
     const int32_t *begins = g.begins != NULL ? g.begins + at : NULL;
     const wide_range of_first = keys_of<FRONT>(g, q0, begins);
     const wide_range of_last = keys_of<FRONT>(g, last, begins != NULL ? begins + rows - 1 : NULL);
-    uint64_t k0 = wide_tile_from<FRONT>(of_first, of_last, 0);
+    uint64_t k0 = FRONT ? wide_tile_from(of_first, of_last, 0) : (uint64_t)of_first.first / WIDE_TILE * WIDE_TILE;
     float dq[1][WIDE_QUARTER / 8][4] = {}, lse2 = 0.0f, delta = 0.0f, scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
     unsigned q[1][WIDE_STEPS][4], dout[1][WIDE_STEPS][4];
     const uint32_t *chosen = NULL;
@@ -443,7 +441,7 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
     copy_commit();
     for (uint64_t next; k0 < keys; k0 = next) {
         float s[2][2], dp[2][2];
-        next = wide_tile_from<FRONT>(of_first, of_last, k0 + WIDE_TILE);
+        next = FRONT ? wide_tile_from(of_first, of_last, k0 + WIDE_TILE) : k0 + WIDE_TILE;
         share_scores<1>(dp_slots, dout, v_tile, quarter, column < g.Dv);
         copy_wait<0>();
         __syncthreads(); /* keys are here, and values are read */
@@ -502,8 +500,8 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dkv_kernel(attention_args<E> g
     uint64_t k_at = at * g.kv_stride + (uint64_t)hk * g.k_head, v_at = at * g.v_stride + (uint64_t)hk * g.v_head;
     const int32_t *ends = !FRONT && g.ends != NULL ? g.ends + at : NULL;
     const wide_range of_tile = FRONT ? readers_of_tile(g, (uint64_t)b, k0, rows) : wide_range{0, 0, 0, 0};
-    uint64_t first = FRONT ? (uint64_t)of_tile.first : k0;
-    uint64_t end = FRONT ? (uint64_t)of_tile.last : queries_of(g, k0, rows - 1, ends);
+    const unsigned first = FRONT ? (unsigned)of_tile.first : (unsigned)k0; /* 32 bits: registers are few */
+    const unsigned end = (unsigned)(FRONT ? (uint64_t)of_tile.last : queries_of(g, k0, rows - 1, ends));
     float dk[1][WIDE_QUARTER / 8][4] = {}, dv[1][WIDE_QUARTER / 8][4] = {};
     float scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
     unsigned k[1][WIDE_STEPS][4], v[1][WIDE_STEPS][4];
@@ -531,7 +529,7 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dkv_kernel(attention_args<E> g
         __syncthreads();
         load_wide(do_tile, dout + first * out_stride, out_stride, g.T - first, g.Dv, g.wide);
         copy_commit();
-        for (uint64_t q0 = first; q0 < end; q0 += WIDE_TILE) {
+        for (unsigned q0 = first; q0 < end; q0 += WIDE_TILE) {
             uint64_t next = q0 + WIDE_TILE, known = least(q0 + (uint64_t)lane, g.T - 1);
             float lse2 = g.lse[stats + known] * SPW_LOG2E, delta = g.delta[stats + known]; /* a query per lane */
             float s[2][2], dp[2][2];
