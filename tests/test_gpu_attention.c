@@ -485,7 +485,7 @@ front_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
     const spw_attention_shape shape = front_shape(s, in[2]);
     if (s->d[7] > 0)
-        spw_gpu_windows(q, front_documents + 2 * s->d[0] * s->d[1], front_documents, s->d[0], s->d[1], s->d[5]);
+        spw_gpu_windows(q, front_documents + 2 * s->d[0] * s->d[1], front_documents, NULL, s->d[0], s->d[1], s->d[5]);
     spw_gpu_attention(q, out, ops_saved[0], in[0], in[1], in[1], &shape);
 }
 

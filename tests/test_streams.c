@@ -55,7 +55,7 @@ compress_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *ou
 {
     const spw_compress_shape h = compress_shape(s);
     if (h.begins != NULL)
-        spw_gpu_windows(q, ops_ids + 2 * h.B * h.T, h.begins, h.B, h.T, h.rate);
+        spw_gpu_windows(q, ops_ids + 2 * h.B * h.T, h.begins, NULL, h.B, h.T, h.rate);
     spw_gpu_compress(q, out, in[0], in[1], in[2], &h);
 }
 

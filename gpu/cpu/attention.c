@@ -75,7 +75,7 @@ static uint64_t
 keys_at(const attention *a, uint64_t b)
 {
     const spw_attention_shape *s = &a->s;
-    return a->cache != NULL ? (uint64_t)a->cache->slots[b] * a->cache->capacity : b * (s->front + s->T);
+    return a->cache != NULL ? (uint64_t)a->cache->slots[b] * (s->front + a->cache->capacity) : b * (s->front + s->T);
 }
 
 static uint64_t
@@ -239,13 +239,15 @@ typedef struct put {
     const float *rows;
     const spw_attention_cache *where;
     uint64_t T, stride, heads, head, width; /* head: from one to the next in rows; width: of one */
+    uint64_t front;
 } put;
 
 static void
 put_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const put *p = ctx;
-    uint64_t at = (uint64_t)p->where->slots[part_idx] * p->where->capacity + (uint64_t)p->where->starts[part_idx];
+    uint64_t at = (uint64_t)p->where->slots[part_idx] * (p->front + p->where->capacity) + p->front +
+                  (uint64_t)p->where->starts[part_idx];
     (void)worker_idx;
     for (uint64_t t = 0; t < p->T; t++)
         for (uint64_t h = 0; h < p->heads; h++)
@@ -259,8 +261,8 @@ spw__cpu_attention_cached(spw_gpu_queue *queue, act *out, const act *query, cons
 {
     const spw_attention_shape *s = shape;
     uint64_t tiles = (s->T + TILE_Q - 1) / TILE_Q;
-    put key = {cache->key, new_key, cache, s->T, s->kv_stride, s->Hk, s->qk_head, s->D};
-    put value = {cache->value, new_value, cache, s->T, s->v_stride, s->Hk, s->v_head, s->Dv};
+    put key = {cache->key, new_key, cache, s->T, s->kv_stride, s->Hk, s->qk_head, s->D, s->front};
+    put value = {cache->value, new_value, cache, s->T, s->v_stride, s->Hk, s->v_head, s->Dv, s->front};
     attention a = {.k = spw__cpu_kernels(queue),
                    .out = out,
                    .q = query,
@@ -272,7 +274,8 @@ spw__cpu_attention_cached(spw_gpu_queue *queue, act *out, const act *query, cons
     for (uint64_t b = 0; b < s->B; b++)
         SPW_ASSERT((uint64_t)cache->starts[b] + s->T <= cache->capacity);
     spw__cpu_run(queue, (uint32_t)s->B, put_part, &key);
-    spw__cpu_run(queue, (uint32_t)s->B, put_part, &value);
+    if (cache->value != cache->key)
+        spw__cpu_run(queue, (uint32_t)s->B, put_part, &value);
     a.s.kv_stride = s->Hk * s->D;
     a.s.v_stride = s->Hk * s->Dv;
     a.s.v_head = s->Dv;

@@ -94,6 +94,14 @@ tile_from(const attention_args<float> &g, int b, uint64_t q0, uint64_t last, uin
     return k0 < front_of(g, b, last) ? k0 : most(k0, first_own_tile<TILE>(g, b, q0));
 }
 
+/* How many keys a tile has; of keys in front alone only those that a row reads, for others may not be made yet. */
+template <int TILE>
+SPW_DEVICE int64_t
+tile_keys(const attention_args<float> &g, int b, uint64_t last, uint64_t keys, uint64_t k0)
+{
+    return (int64_t)((k0 + TILE <= g.front ? front_of(g, b, last) : keys) - k0);
+}
+
 /* A score with its scale, and its cap where there is one. */
 template <bool CAP>
 SPW_DEVICE float
@@ -126,8 +134,9 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
         sum[threadIdx.x] = 0.0f;
     }
     for (; k0 < keys; k0 = tile_from<TILE>(g, b, p0, last, k0 + TILE)) {
-        load_f32<TILE>(k, ld, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
-        load_f32<TILE>(v, ld, value + k0 * g.v_stride, g.v_stride, (int64_t)(keys - k0), g.Dv);
+        const int64_t have = tile_keys<TILE>(g, b, last, keys, k0);
+        load_f32<TILE>(k, ld, key + k0 * g.kv_stride, g.kv_stride, have, g.D);
+        load_f32<TILE>(v, ld, value + k0 * g.v_stride, g.v_stride, have, g.Dv);
         __syncthreads();
         for (int i = (int)threadIdx.x; i < TILE * TILE; i += F32_THREADS) {
             int r = i / TILE, c = i % TILE;

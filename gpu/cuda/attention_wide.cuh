@@ -173,6 +173,14 @@ wide_tile_from(const wide_range &of_first, const wide_range &of_last, uint64_t k
     return k0 < (uint64_t)of_last.front_end ? k0 : most(k0, own);
 }
 
+/* How many keys a tile has; of keys in front alone only those that a query reads, for others may not be made yet. */
+template <bool FRONT, class E>
+SPW_DEVICE uint64_t
+wide_keys(const attention_args<E> &g, const wide_range &of_last, uint64_t keys, uint64_t k0)
+{
+    return (FRONT && k0 + WIDE_TILE <= g.front ? (uint64_t)of_last.front_end : keys) - k0;
+}
+
 /* Where the queries end that read the key `row` behind k0; ends: of documents from there on. */
 template <class E>
 SPW_DEVICE uint64_t
@@ -341,9 +349,9 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
     __syncthreads();
     keep_rows<MT>(q, k_tile, my_row, column);
     __syncthreads();
-    load_wide(k_tile, key + k0 * g.kv_stride, g.kv_stride, keys - k0, g.D, g.wide);
+    load_wide(k_tile, key + k0 * g.kv_stride, g.kv_stride, wide_keys<FRONT>(g, of_last, keys, k0), g.D, g.wide);
     copy_commit();
-    load_wide(v_tile, value + k0 * g.v_stride, g.v_stride, keys - k0, g.Dv, g.wide);
+    load_wide(v_tile, value + k0 * g.v_stride, g.v_stride, wide_keys<FRONT>(g, of_last, keys, k0), g.Dv, g.wide);
     copy_commit();
     copy_wait<1>();
     __syncthreads();
@@ -353,7 +361,8 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
         share_scores<MT>(slots, q, k_tile, quarter, column < g.D);
         __syncthreads(); /* shares are there, and keys are read */
         if (next < keys)
-            load_wide(k_tile, key + next * g.kv_stride, g.kv_stride, keys - next, g.D, g.wide);
+            load_wide(k_tile, key + next * g.kv_stride, g.kv_stride, wide_keys<FRONT>(g, of_last, keys, next), g.D,
+                      g.wide);
         copy_commit();
         add_shares<MT>(s, slots, quarter);
         if (CAP)
@@ -375,7 +384,8 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
         copy_wait<0>();  /* keys are here */
         __syncthreads(); /* and values are read */
         if (next < keys)
-            load_wide(v_tile, value + next * g.v_stride, g.v_stride, keys - next, g.Dv, g.wide);
+            load_wide(v_tile, value + next * g.v_stride, g.v_stride, wide_keys<FRONT>(g, of_last, keys, next), g.Dv,
+                      g.wide);
         copy_commit();
     }
     inverse = end_row(g, max, sum, scale, &lse, h);
