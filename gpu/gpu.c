@@ -407,7 +407,9 @@ settled(const spw_attention_shape *shape, bool cached)
     s.qk_head = s.qk_head > 0 ? s.qk_head : s.D;
     s.v_head = s.v_head > 0 ? s.v_head : s.Dv;
     SPW_ASSERT(s.Dv <= s.D && (s.chosen == NULL || s.cap <= 0));
-    SPW_ASSERT(s.front == 0 || (s.front_each > 0 && s.begins == NULL && s.cap <= 0 && !cached && s.Hk == 1));
+    SPW_ASSERT(s.front == 0 || (s.front_each > 0 && s.cap <= 0 && s.Hk == 1 && (!cached || s.begins == NULL)));
+    SPW_ASSERT(!cached || s.front % SPW_FRONT_TILE == 0);
+    SPW_ASSERT(s.front == 0 || (s.begins != NULL) == (s.front_rows != NULL));
     if (!cached && s.window >= s.T)
         s.window = 0;
     return s;
@@ -443,18 +445,26 @@ spw_gpu_choose_keys(spw_gpu_queue *q, uint32_t *bits, const act *query, act *key
     spw_choice_shape whole = *shape, *s = &whole;
     s->each = s->each > 0 ? s->each : 1;
     s->key_rows = s->each > 1 ? s->key_rows : s->T;
-    SPW_ASSERT(s->each == 1 || (s->begins == NULL && s->starts == NULL));
     SPW_ASSERT(s->D <= SPW_CHOICE_DIM_MAX && s->keys > 0 && (s->first == 0 || s->B == 1));
     SPW_ASSERT(s->words * 32 >= (s->starts != NULL ? s->capacity : (s->first + s->T) / s->each));
-    SPW_ASSERT((s->starts != NULL) == (new_key != NULL) && (s->starts == NULL) == (s->slots == NULL));
+    SPW_ASSERT((s->starts != NULL || new_key == NULL) && (s->starts == NULL) == (s->slots == NULL));
+    SPW_ASSERT(s->starts == NULL || s->begins == NULL);
     q->calls->choose_keys(q, bits, query, key, new_key, weights, scratch, s);
+}
+
+void
+spw_gpu_windows(spw_gpu_queue *q, int32_t *firsts, const int32_t *begins, const int32_t *starts, uint64_t B, uint64_t T,
+                uint64_t rate)
+{
+    SPW_ASSERT(rate > 0 && (begins == NULL || starts == NULL));
+    q->calls->windows(q, firsts, begins, starts, B, T, rate);
 }
 
 void
 spw_gpu_compress(spw_gpu_queue *q, act *y, const act *kv, const act *gate, const act *bias,
                  const spw_compress_shape *shape)
 {
-    SPW_ASSERT(shape->rate > 0);
+    SPW_ASSERT(shape->rate > 0 && (shape->begins != NULL) == (shape->firsts != NULL));
     q->calls->compress(q, y, kv, gate, bias, shape);
 }
 
@@ -462,8 +472,24 @@ void
 spw_gpu_compress_backward(spw_gpu_queue *q, act *dkv, act *dgate, float *dbias, const act *dy, const act *kv,
                           const act *gate, const act *bias, const spw_compress_shape *shape)
 {
-    SPW_ASSERT(shape->rate > 0);
+    SPW_ASSERT(shape->rate > 0 && (shape->begins != NULL) == (shape->firsts != NULL));
     q->calls->compress_backward(q, dkv, dgate, dbias, dy, kv, gate, bias, shape);
+}
+
+void
+spw_gpu_compress_cached(spw_gpu_queue *q, act *y, const act *kv, const act *gate, const act *bias,
+                        const spw_window_cache *cache, const spw_compress_shape *shape)
+{
+    SPW_ASSERT(shape->rate > 0 && shape->begins == NULL && shape->firsts != NULL);
+    q->calls->compress_cached(q, y, kv, gate, bias, cache, shape);
+}
+
+void
+spw_gpu_keep_windows(spw_gpu_queue *q, act *keys, uint64_t capacity, const act *y, const spw_window_cache *cache,
+                     const spw_compress_shape *shape)
+{
+    SPW_ASSERT(shape->rate > 0 && shape->firsts != NULL);
+    q->calls->keep_windows(q, keys, capacity, y, cache, shape);
 }
 
 static void

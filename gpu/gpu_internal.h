@@ -19,7 +19,7 @@ extern "C" {
     X(span_begin) X(span_end) X(event_create) X(event_destroy) X(event_record) X(event_wait) X(event_sync) X(copy_h2d) X(copy_d2h) \
     X(copy_d2d) X(encode) X(decode) X(decode_h2d) X(write_bytes) X(read_bytes) X(zero) X(add) X(add_scaled) X(add_scaled_by) X(linear) X(linear_add) X(product) X(linear_gelu) X(linear_backward) X(linear_gelu_backward) X(fp8_scale) X(fp8_encode) X(fp8_product) \
     X(embedding) X(embedding_backward) X(layernorm) X(layernorm_backward) X(rmsnorm) X(rmsnorm_backward) \
-    X(rope) X(copy_heads) X(sum_heads) X(attention) X(attention_backward) X(attention_cached) X(choose_keys) X(compress) X(compress_backward) X(stream_maps) X(stream_maps_backward) X(mix) X(mix_backward) X(chunks) \
+    X(rope) X(copy_heads) X(sum_heads) X(attention) X(attention_backward) X(attention_cached) X(choose_keys) X(windows) X(compress) X(compress_backward) X(compress_cached) X(keep_windows) X(stream_maps) X(stream_maps_backward) X(mix) X(mix_backward) X(chunks) \
     X(conv) X(conv_backward) X(conv_cached) X(delta) X(delta_backward) X(delta_cached) X(curve) X(curve_backward) \
     X(gate_mul) X(gate_mul_backward) \
     X(route) X(route_backward) X(factors_backward) X(dispatch) X(combine) X(combine_backward) X(dispatch_piece) X(combine_piece) X(combine_backward_piece) X(close_sums) X(linear_each) X(linear_each_backward) X(transpose) X(transpose_sum) X(add_gated) X(add_gated_backward) X(soft_cap) X(dropout) X(linear_cross_entropy) X(head_see) X(head_losses) X(head_backward) X(preference) X(take_rows) X(put_rows) X(sumsq) \
@@ -38,7 +38,7 @@ typedef struct spw_gpu_calls {
 } spw_gpu_calls;
 
 /* What a plugin and the program must agree on: raised when spw_gpu.h or the list changes in place; sizes catch the rest. */
-#define SPW_GPU_ABI (24ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
+#define SPW_GPU_ABI (25ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
 
 /* Elements of gate's array for each of y. */
 static inline uint64_t

@@ -352,9 +352,11 @@ typedef struct spw_attention_shape {
     /*
      * Each sequence has so many keys in front of its rows', (B, front + T) rows of key and value then, which stand for front_each rows each
      * (spw_gpu_compress): row t reads the first (t + 1) / front_each of them, whatever the window, and chosen is of these alone, its word 0 that of the
-     * first. There are neither documents nor a cap nor a cache then, and one head of keys. 0: none
+     * first. With documents it reads those of its own, from begin / front_each on the first (t + 1 - begin) / front_each. There is no cap then, and one head
+     * of keys. 0: none
      */
     uint64_t front, front_each;
+    const int32_t *front_rows; /* (B, front) with documents: by spw_gpu_windows() */
 } spw_attention_shape;
 void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
                        const spw_attention_shape *shape);
@@ -373,9 +375,11 @@ void spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *d
  *   key, value  (slots, capacity, Hk D), and Hk Dv, in/out  position p of sequence b is row slots[b] capacity + p
  *   slots       (B) in   one of its own for each sequence
  *   starts      (B) in   starts[b] + T is at most capacity
- * new_key, new_value as key and value of spw_gpu_attention(); the window counts positions as there. A sequence's rows have the
+ * With keys in front they are there already, as far as they are complete, (slots, front + capacity, D): position p is row slots[b] (front + capacity) + front +
+ * p; front is a multiple of SPW_FRONT_TILE, so that no tile has both kinds, and what is not complete is never loaded. Keys that are values too may be one array. new_key, new_value as key and value of spw_gpu_attention(); the window counts positions as there. A sequence's rows have the
  * same bits whatever else is in the call; with starts 0 they are those of spw_gpu_attention().
  */
+enum { SPW_FRONT_TILE = 32 };
 typedef struct spw_attention_cache {
     act *key, *value;
     uint64_t capacity;
@@ -392,10 +396,11 @@ void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, cons
  *   query    (B T, H D)
  *   weights  (B T, H)
  *   key      (B, T, D), or (first + T, D) of one sequence; with a cache (slots, capacity, D), in/out
- *   new_key  (B T, D) with a cache: put there first; NULL without
+ *   new_key  (B T, D) with a cache: put there first; NULL: those that are there are all
  *   scratch  spw_gpu_choose_scratch() fp32
  * Row t of sequence b is at position p = first + t, with a cache at starts[b] + first + t, and may read keys up to that, from begins[b T + t] on. Where keys stand for
- * `each` rows (spw_gpu_compress) it may read the first (p + 1) / each, perhaps none; then there are neither begins nor a cache, and key is (B, key_rows, D).
+ * `each` rows (spw_gpu_compress) it may read the first (p + 1) / each, perhaps none, or with begins those of its own document, as attention does; then key is
+ * (B, key_rows, D), or with a cache (slots, capacity, D) of such keys. With a cache there are no begins.
  * Sequences, and rows, have the same bits whatever else is in the call.
  */
 typedef struct spw_choice_shape {
@@ -417,16 +422,43 @@ uint64_t spw_gpu_choose_scratch(const spw_choice_shape *shape); /* elements: a s
  * whole one are in none. In each column by itself
  *   y = sum of p kv,  p = softmax(gate + bias)  over the window's rows, of the last D columns, and where `overlaps`, which makes parts 2, over those
  * of the window before besides, of the first D: the first window has none before. In fp32, rows in their order, and rounded once.
+ *
+ * With documents each has its own windows, from its first row on: those of one that begins at row b of its sequence are b / rate, b / rate + 1 and so on, so
+ * that no two documents' are the same, and there are as many as ever. Some may be nobody's: y is 0 there.
  */
 typedef struct spw_compress_shape {
     uint64_t B, T, D, rate;
     bool overlaps;
+    const int32_t *begins; /* (B T) as in spw_attention_shape; NULL: a sequence is one document */
+    const int32_t *firsts; /* (B, T / rate) by spw_gpu_windows(), with those; or NULL */
 } spw_compress_shape;
+/*
+ * firsts (B, T / rate): which row of its sequence is a window's first; of one that is nobody's T - 1, with which no window begins. begins NULL: a
+ * sequence is one document. With starts (B), of running sequences, (B, (T + rate - 1) / rate): at which position the windows begin that end with new tokens, in
+ * order, and behind these the last position.
+ */
+void spw_gpu_windows(spw_gpu_queue *q, int32_t *firsts, const int32_t *begins, const int32_t *starts, uint64_t B,
+                     uint64_t T, uint64_t rate);
 void spw_gpu_compress(spw_gpu_queue *q, act *y, const act *kv, const act *gate, const act *bias,
                       const spw_compress_shape *shape);
 /* dkv and dgate are written, zeros where nothing reads; dbias (rate, parts D) fp32 is added to, or NULL: dgate, as rounded, summed over the windows. */
 void spw_gpu_compress_backward(spw_gpu_queue *q, act *dkv, act *dgate, float *dbias, const act *dy, const act *kv,
                                const act *gate, const act *bias, const spw_compress_shape *shape);
+/*
+ * Of new tokens of running sequences, as spw_attention_cache has them: y (B, (T + rate - 1) / rate, D) of the windows that shape's firsts say. Of tokens before
+ * the call's there is what windows still read, and of the call's it is put there:
+ *   kv, gate  (slots, parts rate, parts D) in/out  of position p in row p modulo parts rate
+ * A window has the same bits in whichever calls its tokens were. keep_windows puts y where attention, or what chooses, reads it: window w to row
+ * slots[b] capacity + w of keys.
+ */
+typedef struct spw_window_cache {
+    act *kv, *gate;
+    const int32_t *slots, *starts;
+} spw_window_cache;
+void spw_gpu_compress_cached(spw_gpu_queue *q, act *y, const act *kv, const act *gate, const act *bias,
+                             const spw_window_cache *cache, const spw_compress_shape *shape);
+void spw_gpu_keep_windows(spw_gpu_queue *q, act *keys, uint64_t capacity, const act *y, const spw_window_cache *cache,
+                          const spw_compress_shape *shape);
 /*
  * Hyper-connections (Zhu et al. 2024, 2409.19606; with doubly stochastic maps DeepSeek-AI 2025, 2512.24880): in place of one residual stream a row has n, x (M, n, C), and
  * its own maps between them and what a half of a layer reads and gives. A row of maps has pre (n), post (n) and comb (n, n), of a head pre alone.

@@ -383,26 +383,6 @@ make_traces(spw_engine *e, const spw_engine_options *o, uint32_t accumulation, s
     return SPW_OK;
 }
 
-/* What is not built of keys that stand for several rows. */
-static spw_status
-check_fronts(const spw_engine *e, spw_error *err)
-{
-    if (!e->model->config.keys_are_values)
-        return SPW_OK;
-    if (e->cache_slots > 0)
-        return SPW_RAISE(err, SPW_EUNSUPPORTED,
-                         "not supported yet: generation of %s, whose keys stand for several tokens; export writes the "
-                         "model for programs that have it",
-                         spw_family_name(e->model->config.family));
-    return spw__documents_bytes(e) == 0
-               ? SPW_OK
-               : SPW_RAISE(
-                     err, SPW_EUNSUPPORTED,
-                     "not supported yet: data.documents of %s, whose keys stand for several tokens of a sequence; "
-                     "\"packed\" and \"mask\" are",
-                     spw_family_name(e->model->config.family));
-}
-
 static spw_quant
 code_form(const spw_engine *e, const spw_engine_options *o)
 {
@@ -447,7 +427,6 @@ build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err
         SPW_ASSERT(o->inference && e->T <= e->cache_positions);
     }
     e->rows = e->B * e->T;
-    SPW_TRY(check_fronts(e, err));
     e->chooses = e->model->config.index_keys > 0 &&
                  spw_model_index_keys(&e->model->config, spw__table_positions(e)) > e->model->config.index_keys;
     group = c->run.micro_batches_per_pass == 0 || c->run.micro_batches_per_pass > accumulation

@@ -113,12 +113,17 @@ extend_part(spw_engine *e, block_run *run, uint32_t c, const engine_part *p, spw
         .key = first, .value = second, .capacity = e->cache_positions, .slots = slots, .starts = starts};
     spw_delta_cache states = {.state = (float *)(void *)first, .before = second, .slots = slots, .starts = starts};
     bool linear = spw_model_is_linear(&e->model->config, layer);
+    const spw_front_cache fronts = spw__front_cache(e, layer);
     spw_value *x = NULL, *y;
     run->side_row = p->row;
     spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
     spw_tape_use_cache(e->tape, linear ? NULL : &keys, spw__cache_width(e, layer), batch.places, p->positions == 1);
     if (linear)
         spw_tape_use_delta_cache(e->tape, &states);
+    if (e->model->config.keys_are_values) {
+        keys.value = keys.key;
+        spw_tape_use_front_cache(e->tape, &fronts);
+    }
     if (c > 0)
         x = spw_tape_input(e->tape, spw__flow(e, c, 0) + p->row * row_bytes, n, width, false);
     y = spw__call_forward(e, run, &batch, x, false, false);

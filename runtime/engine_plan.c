@@ -109,6 +109,7 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
                        .positions = positions,
                        .preference = e->prefers ? &e->preference : NULL,
                        .targeted = e->hides_targets ? &targeted : NULL};
+    spw_front_cache front;
     for (uint32_t b = 0; b < e->model->block_count; b++) {
         bool head = b + 1 == e->model->block_count;
         if (spw__shares_turns(e, b)) {
@@ -118,6 +119,9 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
         spw_tape_reset(e->tape, NULL, 0, false);
         if (e->cache_slots > 0 && positions == 1) /* as spw__engine_extend() does */
             spw_tape_use_cache(e->tape, NULL, 0, NULL, true);
+        front = spw__front_cache(e, e->model->blocks[b].layer_idx);
+        if (e->cache_slots > 0 && e->model->config.keys_are_values)
+            spw_tape_use_front_cache(e->tape, &front);
         SPW_TRY(dry_run(e, b, &batch, logit_rows, FORWARD, err));
         note_most(bytes_out, spw_tape_arena_used(e->tape));
         if (e->inference)
@@ -590,6 +594,35 @@ spw__cache_width(const spw_engine *e, uint64_t layer_idx)
            spw_model_head_dim(m, layer_idx);
 }
 
+/* Of a layer whose keys stand for several rows, and one sequence: how many such keys, and bytes of what they are made of, once, of D elements. */
+static uint64_t
+front_keys(const spw_engine *e, uint64_t layer_idx)
+{
+    const uint64_t rate = spw_model_front_rate(&e->model->config, layer_idx);
+    return rate > 0 ? spw_round_up(e->cache_positions / rate, SPW_FRONT_TILE) : 0; /* as attention wants them */
+}
+
+static uint64_t
+front_rows(const spw_engine *e, uint64_t layer_idx, uint64_t D)
+{
+    const spw_model_config *m = &e->model->config;
+    const uint64_t parts = spw_model_front_overlaps(m, layer_idx) ? 2 : 1;
+    return front_keys(e, layer_idx) > 0 ? parts * spw_model_front_rate(m, layer_idx) * parts * D * e->compute_bytes : 0;
+}
+
+/* The bytes of such a layer's arrays, of all sequences. */
+static void
+size_fronts(const spw_engine *e, uint64_t layer_idx, layer_cache *c)
+{
+    const uint64_t keys = front_keys(e, layer_idx), D = e->model->config.index_dim;
+    const uint64_t index = keys * D * e->compute_bytes + 2 * front_rows(e, layer_idx, D);
+    c->bytes[0] = e->cache_slots * (keys + e->cache_positions) * spw__cache_width(e, layer_idx) * e->compute_bytes;
+    c->bytes[1] = e->cache_slots * 2 * front_rows(e, layer_idx, spw__cache_width(e, layer_idx));
+    c->bytes[2] = e->chooses && spw_model_has_indexer(&e->model->config, layer_idx) ? e->cache_slots * index : 0;
+    for (int k = 0; k < 3; k++)
+        c->bytes[k] = spw_round_up(c->bytes[k], CACHE_ALIGN);
+}
+
 /* Every layer up to this one has its own; one of linear attention keeps as much whatever the number of positions is. An indexer's keys come third. */
 static layer_cache
 own_cache(const spw_engine *e, uint64_t layer_idx)
@@ -601,6 +634,10 @@ own_cache(const spw_engine *e, uint64_t layer_idx)
         uint64_t keys = spw_model_attends(m, l) ? e->cache_positions * spw__cache_width(e, l) * e->compute_bytes : 0;
         bool linear = spw_model_is_linear(m, l);
         c.at += c.bytes[0] + c.bytes[1] + c.bytes[2];
+        if (m->keys_are_values) {
+            size_fronts(e, l, &c);
+            continue;
+        }
         c.bytes[0] = spw_round_up(e->cache_slots * (linear ? state : keys), CACHE_ALIGN);
         c.bytes[1] = spw_round_up(
             e->cache_slots * (linear ? (m->linear_taps - 1) * spw_model_linear_channels(m) * e->compute_bytes : keys),
@@ -617,6 +654,22 @@ layer_cache
 spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx)
 {
     return own_cache(e, spw_model_keys_of(&e->model->config, layer_idx));
+}
+
+spw_front_cache
+spw__front_cache(const spw_engine *e, uint64_t layer_idx)
+{
+    const layer_cache c = spw__cache_of_layer(e, layer_idx);
+    const uint64_t n = e->cache_slots, D = e->model->config.index_dim;
+    const uint64_t index_rows = n * front_rows(e, layer_idx, D);
+    char *at = (e->cache != NULL ? e->cache : (char *)(uintptr_t)4096) + c.at + c.bytes[0];
+    spw_front_cache f = {.keys = front_keys(e, layer_idx), .kv = at};
+    f.gate = at + n * front_rows(e, layer_idx, spw__cache_width(e, layer_idx));
+    at += c.bytes[1];
+    f.index_keys = at;
+    f.index_kv = at + n * f.keys * D * e->compute_bytes;
+    f.index_gate = (char *)f.index_kv + index_rows;
+    return f;
 }
 
 /* Every block between the first and the last may hold an attention; the last ones may read another's keys. */

@@ -90,7 +90,8 @@ typedef struct spw_generator_options {
  * Memory  besides what an engine for inference takes: on the device, 2 x layers x slots x positions x (key/value heads x head
  *         size) x 4 bytes for keys and values, and slots x positions x 4 bytes x the elements of an indexer's head for each layer with one if positions are
  *         more than it chooses; of layers with linear attention slots x (value heads x key size x value size + (taps - 1) x
- *         channels) x 4 instead; 8 bytes x slots x piece x width between two blocks; all are in the plan.
+ *         channels) x 4 instead; of keys that are values too slots x (positions + those of several positions) x head size x 4, and slots x as many rows as two
+ *         of these stand for, at most, of what they are made of; 8 bytes x slots x piece x width between two blocks; all are in the plan.
  * Errors  SPW_EINVAL for more positions than the model has; SPW_ENOFIT and others of spw_engine_create().
  */
 spw_status spw_generator_create(spw_generator **out, const spw_generator_options *options, spw_error *err);

@@ -245,7 +245,7 @@ parity_attention(const parity *p)
     }
 }
 
-/* ------------------- keys in front of a sequence's: d = B, T, Hq, D, window, rows that each stands for, one in how many is chosen or 0 */
+/* ------------------- keys in front of a sequence's: d = B, T, Hq, D, window, rows that each stands for, one in how many is chosen or 0, documents' length or 0 */
 
 static uint64_t
 front_words(const uint64_t *d)
@@ -256,11 +256,15 @@ front_words(const uint64_t *d)
 static void
 run_attention_front(const subject *s, spw_gpu_queue *q, void **p)
 {
-    const uint64_t *d = s->d;
+    const uint64_t *d = s->d, rows = d[0] * d[1];
+    int32_t *begins = d[7] > 0 ? p[11] : NULL;
     spw_attention_shape shape = {.B = d[0],
                                  .T = d[1],
                                  .Hq = d[2],
                                  .Hk = 1,
+                                 .begins = begins,
+                                 .ends = begins != NULL ? begins + rows : NULL,
+                                 .front_rows = begins != NULL ? begins + 2 * rows : NULL,
                                  .D = d[3],
                                  .q_stride = d[2] * d[3],
                                  .kv_stride = d[3],
@@ -271,6 +275,8 @@ run_attention_front(const subject *s, spw_gpu_queue *q, void **p)
                                  .chosen_words = front_words(d),
                                  .front = d[1] / d[5],
                                  .front_each = d[5]};
+    if (begins != NULL)
+        spw_gpu_windows(q, begins + 2 * rows, begins, NULL, d[0], d[1], d[5]);
     spw_gpu_attention(q, p[1], p[2], p[0], p[10], p[10], &shape);
     spw_gpu_attention_backward(q, p[4], p[5], p[6], p[8], p[3], p[1], p[2], p[0], p[10], p[10], &shape);
 }
@@ -287,18 +293,30 @@ fill_fronts(const subject *s, float **host, int32_t **ints)
         }
         ints[9][i] = (int32_t)word;
     }
+    if (s->d[7] > 0)
+        parity_documents(s->d[0], s->d[1], s->d[7], ints[11], ints[11] + s->d[0] * s->d[1]);
 }
 
-/* Fewer rows than a key stands for; tiles that have both kinds, and neither; heads of a tile's width and narrower. */
+/* Fewer rows than a key stands for; tiles that have both kinds, and neither; heads of a tile's width and narrower; documents, short ones and longer than tiles. */
 static void
 examine_fronts(const parity *p)
 {
-    static const uint64_t sizes[][7] = {
-        {1, 3, 1, 8, 2, 4},         {2, 9, 2, 24, 4, 4},     {1, 70, 2, 16, 0, 1, 3},
-        {2, 150, 3, 40, 33, 4, 2},  {1, 200, 1, 64, 9, 2},   {1, 97, 2, 512, 16, 4, 5},
-        {1, 65, 2, 301, 9, 32},     {1, 150, 4, 13, 20, 50}, {1, 1000, 16, 512, 128, 4, 3},
-        {2, 1024, 8, 512, 128, 128}};
-    for (size_t i = 0; i < (p->large ? 10 : 8); i++) {
+    static const uint64_t sizes[][8] = {{1, 3, 1, 8, 2, 4},
+                                        {2, 9, 2, 24, 4, 4},
+                                        {1, 70, 2, 16, 0, 1, 3},
+                                        {2, 150, 3, 40, 33, 4, 2},
+                                        {1, 200, 1, 64, 9, 2},
+                                        {1, 97, 2, 512, 16, 4, 5},
+                                        {1, 65, 2, 301, 9, 32},
+                                        {1, 150, 4, 13, 20, 50},
+                                        {2, 70, 2, 16, 0, 1, 3, 20},
+                                        {2, 150, 3, 40, 33, 4, 0, 9},
+                                        {1, 333, 1, 24, 20, 2, 2, 90},
+                                        {2, 170, 2, 40, 9, 16, 0, 60},
+                                        {1, 1000, 16, 512, 128, 4, 3},
+                                        {2, 1024, 8, 512, 128, 128},
+                                        {2, 1000, 16, 512, 128, 4, 3, 150}};
+    for (size_t i = 0; i < (p->large ? 15 : 12); i++) {
         const uint64_t *d = sizes[i];
         uint64_t rows = d[0] * d[1], n = rows * d[2] * d[3], keys = d[0] * (d[1] / d[5] + d[1]) * d[3];
         subject_examine(p, &(subject){.name = "attention with keys in front",
@@ -312,12 +330,98 @@ examine_fronts(const parity *p)
                                             {ACT, d[2], 0, 0},
                                             {FP32, d[2], 0, 0},
                                             {INT, rows * front_words(d), 1, 0},
-                                            {ACT, keys, 0, 0}},
-                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6]},
+                                            {ACT, keys, 0, 0},
+                                            {INT, 2 * rows + d[0] * (d[1] / d[5]), 1, 0}},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]},
                                       .row_least = 2,
                                       .worst = {2e-6, 6e-3, 8e-4},
                                       .run = run_attention_front,
                                       .prepare = fill_fronts});
+    }
+}
+
+/* ------------------- the same with a cache: d = B, T, Hq, D, window, rows that each stands for, one in how many is chosen or 0, capacity */
+
+static uint64_t
+front_kept(const uint64_t *d)
+{
+    return spw_round_up(d[7] / d[5], SPW_FRONT_TILE);
+}
+
+static uint64_t
+kept_words(const uint64_t *d)
+{
+    return front_kept(d) / 32;
+}
+
+static void
+run_front_cached(const subject *s, spw_gpu_queue *q, void **p)
+{
+    const uint64_t *d = s->d;
+    const spw_attention_cache cache = {p[2], p[2], d[7], p[5], p[6]};
+    const spw_attention_shape shape = {.B = d[0],
+                                       .T = d[1],
+                                       .Hq = d[2],
+                                       .Hk = 1,
+                                       .D = d[3],
+                                       .q_stride = d[2] * d[3],
+                                       .kv_stride = d[3],
+                                       .scale = 1 / sqrtf((float)d[3]),
+                                       .window = d[4],
+                                       .sinks = p[4],
+                                       .chosen = d[6] > 0 ? p[7] : NULL,
+                                       .chosen_words = kept_words(d),
+                                       .front = front_kept(d),
+                                       .front_each = d[5]};
+    spw_gpu_attention_cached(q, p[1], p[0], p[3], p[3], &cache, &shape);
+}
+
+/* What is not there yet is not read: neither rows, nor keys of several that are not complete. */
+static void
+fill_front_cache(const subject *s, float **host, int32_t **ints)
+{
+    const uint64_t *d = s->d, front = front_kept(d), each = (front + d[7]) * d[3];
+    for (uint64_t b = 0; b < d[0]; b++) {
+        const uint64_t start = b == 0 ? d[7] - d[1] : (d[7] - d[1]) * (b - 1) / d[0];
+        float *keys = host[2] + (d[0] - 1 - b) * each;
+        ints[5][b] = (int32_t)(d[0] - 1 - b);
+        ints[6][b] = (int32_t)start;
+        for (uint64_t i = (start + d[1]) / d[5] * d[3]; i < front * d[3]; i++)
+            keys[i] = NAN;
+        for (uint64_t i = (front + start) * d[3]; i < each; i++)
+            keys[i] = NAN;
+    }
+    for (uint64_t i = 0; i < d[0] * d[1] * kept_words(d); i++) {
+        uint32_t word = 0, r[4];
+        for (uint32_t bit = 0; bit < 32 && d[6] > 0; bit++) {
+            spw_philox(9, i, bit, r);
+            word |= (uint32_t)(r[0] % d[6] == 0) << bit;
+        }
+        ints[7][i] = (int32_t)word;
+    }
+}
+
+static void
+examine_front_cached(const parity *p)
+{
+    static const uint64_t sizes[][8] = {{3, 1, 2, 8, 5, 4, 0, 40},     {2, 9, 2, 24, 4, 4, 2, 70},
+                                        {1, 70, 3, 40, 33, 4, 2, 150}, {3, 1, 2, 512, 9, 4, 3, 90},
+                                        {2, 5, 1, 16, 0, 1, 0, 30},    {1, 40, 2, 301, 9, 16, 0, 130}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const uint64_t *d = sizes[i], n = d[0] * d[1] * d[2] * d[3];
+        subject_examine(p, &(subject){.name = "attention cached, keys in front",
+                                      .a = {{ACT, n, 0, 0},
+                                            {ACT_OUT, n, 0, 0},
+                                            {ACT, d[0] * (front_kept(d) + d[7]) * d[3], 0, 0},
+                                            {ACT, d[0] * d[1] * d[3], 0, 0},
+                                            {ACT, d[2], 0, 0},
+                                            {INT, d[0], 1, 0},
+                                            {INT, d[0], 1, 0},
+                                            {INT, d[0] * d[1] * kept_words(d), 1, 0}},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]},
+                                      .worst = {5e-7, 3e-3, 4e-4},
+                                      .run = run_front_cached,
+                                      .prepare = fill_front_cache});
     }
 }
 
@@ -345,6 +449,7 @@ parity_attention_cached(const parity *p)
         {3, 1, 2, 1, 320, 20, 90, 2, 1, 136},
         {8, 1, 12, 12, 64, 0, 1024},
     };
+    examine_front_cached(p);
     for (size_t i = 0; i < (p->large ? 19 : 18); i++) {
         const uint64_t *d = sizes[i];
         uint64_t rows = d[0] * d[1];

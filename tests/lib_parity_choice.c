@@ -59,8 +59,8 @@ static void
 choose_by_hand(const choice *c, uint64_t row, uint64_t at, const float *keys)
 {
     const spw_choice_shape *s = &c->s;
-    uint64_t first = c->begins != NULL ? (uint64_t)c->begins[row] : 0;
-    uint64_t end = s->each > 0 ? (at + 1) / s->each : at + 1;
+    uint64_t begin = c->begins != NULL ? (uint64_t)c->begins[row] : 0, each = s->each > 0 ? s->each : 1;
+    uint64_t first = begin / each, end = first + (at + 1 - begin) / each;
     double *scores = subject_need((at + 1) * sizeof *scores);
     for (uint64_t u = first; u < end; u++) {
         scores[u] = 0;
@@ -90,10 +90,11 @@ make_choice(choice *c, sizes d, bool nan)
     c->s = (spw_choice_shape){
         .B = d[0], .T = d[1], .first = d[2], .H = d[3], .D = d[4], .keys = d[5], .capacity = d[7], .each = d[8]};
     c->s.key_rows = each;
+    c->s.capacity = d[7] > 0 ? each : 0;
     c->s.words = each / 32 + 1 + d[0] % 2;
     c->queries = rows * d[3] * d[4];
     c->keys = (d[0] + (d[7] > 0)) * each * d[4];
-    c->news = d[7] > 0 ? rows * d[4] : 0;
+    c->news = d[7] > 0 && d[8] == 0 ? rows * d[4] : 0; /* those of several rows are there */
     c->numbers = rows * d[3];
     c->bits = rows * c->s.words;
     c->query = draw(c->queries, key, 2);
@@ -124,7 +125,8 @@ make_choice(choice *c, sizes d, bool nan)
             start += (uint64_t)c->starts[b];
             keys = subject_need(each * d[4] * 4);
             memcpy(keys, c->key + (uint64_t)c->slots[b] * each * d[4], each * d[4] * 4);
-            memcpy(keys + start * d[4], c->new_key + b * d[1] * d[4], d[1] * d[4] * 4);
+            if (c->news > 0)
+                memcpy(keys + start * d[4], c->new_key + b * d[1] * d[4], d[1] * d[4] * 4);
         }
         for (uint64_t t = 0; t < d[1]; t++)
             choose_by_hand(c, b * d[1] + t, start + t, keys);
@@ -171,7 +173,7 @@ give_ints(spw_gpu *gpu, spw_gpu_queue *q, const int32_t *x, uint64_t n)
 
 /* Bits that nobody writes stay wrong. */
 static void
-run_choice(spw_gpu *gpu, choice *c, sizes d)
+run_choice(spw_gpu *gpu, choice *c)
 {
     spw_choice_shape s = c->s;
     void *bits = NULL, *scratch = NULL;
@@ -186,7 +188,7 @@ run_choice(spw_gpu *gpu, choice *c, sizes d)
     spw_gpu_write_bytes(q, bits, c->got, c->bits * 4);
     query = give(gpu, q, c->query, c->queries);
     key = give(gpu, q, c->key, c->keys);
-    new_key = d[7] > 0 ? give(gpu, q, c->new_key, c->news) : NULL;
+    new_key = c->news > 0 ? give(gpu, q, c->new_key, c->news) : NULL;
     weights = give(gpu, q, c->weights, c->numbers);
     s.begins = begins = give_ints(gpu, q, c->begins, s.B * s.T);
     s.slots = slots = give_ints(gpu, q, c->slots, s.B);
@@ -214,22 +216,24 @@ void
 parity_choose_keys(const parity *p)
 {
     static sizes all[] = {
-        {1, 1, 0, 1, 8, 1, 0, 0},        {2, 9, 0, 2, 8, 3, 0, 0},        {1, 70, 0, 3, 12, 7, 0, 0},
-        {2, 64, 0, 4, 24, 64, 0, 0},     {1, 150, 0, 2, 16, 31, 40, 0},   {3, 33, 0, 1, 6, 5, 12, 0},
-        {1, 40, 90, 2, 128, 20, 0, 0},   {1, 20, 300, 3, 136, 100, 0, 0}, {1, 70, 5, 2, 264, 8, 0, 0},
-        {3, 1, 0, 2, 16, 9, 0, 100},     {2, 9, 0, 3, 24, 20, 0, 70},     {1, 30, 40, 2, 10, 33, 0, 128},
-        {2, 9, 0, 2, 8, 1, 0, 0, 4},     {3, 150, 0, 2, 16, 7, 0, 0, 2},  {1, 40, 300, 3, 136, 20, 0, 0, 4},
-        {1, 2048, 0, 8, 128, 256, 0, 0}, {2, 700, 0, 4, 64, 64, 300, 0},  {2, 2000, 0, 8, 128, 128, 0, 0, 4}};
+        {1, 1, 0, 1, 8, 1, 0, 0},           {2, 9, 0, 2, 8, 3, 0, 0},           {1, 70, 0, 3, 12, 7, 0, 0},
+        {2, 64, 0, 4, 24, 64, 0, 0},        {1, 150, 0, 2, 16, 31, 40, 0},      {3, 33, 0, 1, 6, 5, 12, 0},
+        {1, 40, 90, 2, 128, 20, 0, 0},      {1, 20, 300, 3, 136, 100, 0, 0},    {1, 70, 5, 2, 264, 8, 0, 0},
+        {3, 1, 0, 2, 16, 9, 0, 100},        {2, 9, 0, 3, 24, 20, 0, 70},        {1, 30, 40, 2, 10, 33, 0, 128},
+        {2, 9, 0, 2, 8, 1, 0, 0, 4},        {3, 150, 0, 2, 16, 7, 0, 0, 2},     {1, 40, 300, 3, 136, 20, 0, 0, 4},
+        {2, 170, 0, 2, 8, 3, 60, 0, 4},     {1, 90, 0, 1, 16, 2, 30, 0, 7},     {3, 1, 0, 2, 16, 5, 0, 100, 4},
+        {1, 30, 40, 2, 10, 3, 0, 200, 8},   {1, 2048, 0, 8, 128, 256, 0, 0},    {2, 700, 0, 4, 64, 64, 300, 0},
+        {2, 2000, 0, 8, 128, 128, 0, 0, 4}, {2, 2000, 0, 8, 128, 32, 900, 0, 4}};
     static const char *const once[] = {"", "", NULL};
     const char *const *orders = p->orders != NULL ? p->orders : once;
     subject_use(p->gpu);
-    for (size_t i = 0; i < (p->large ? 18 : 15); i++)
+    for (size_t i = 0; i < (p->large ? 23 : 19); i++)
         for (int nan = 0; nan < (i == 2 ? 2 : 1); nan++) {
             choice c;
             make_choice(&c, all[i], nan > 0);
             for (int run = 0; orders[run] != NULL; run++) {
                 setenv("SPW_EMULATE_ORDER", orders[run], 1);
-                run_choice(p->gpu, &c, all[i]);
+                run_choice(p->gpu, &c);
             }
             setenv("SPW_EMULATE_ORDER", "", 1);
             free_choice(&c);

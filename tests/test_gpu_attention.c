@@ -395,7 +395,10 @@ test_choose_keys(void **state)
     }
 }
 
-/* ------------------- keys in front of a sequence's: d = B, T, Hq, D, window, rows that each stands for, one in how many is chosen or 0; in: q, keys that are values too, sinks */
+/* ------------------- keys in front of a sequence's: d = B, T, Hq, D, window, rows that each stands for, one in how many is chosen or 0, documents' length or 0; in: q, keys that are values too, sinks */
+
+/* begins, ends, and the first row that each key in front stands for */
+static int32_t front_documents[3 * OPS_N_MAX];
 
 static uint64_t
 front_of(const ops_subject *s)
@@ -433,11 +436,12 @@ front_ref(const ops_subject *s, double *const *in, double *out)
     for (uint64_t i = 0; i < s->d[0] * T * Hq; i++) {
         const uint64_t h = i % Hq, row = i / Hq, t = row % T;
         const double *q = in[0] + i * D, *keys = in[1] + row / T * (front + T) * D;
+        const uint64_t begin = s->d[7] > 0 ? (uint64_t)front_documents[row] : 0;
         double sum = exp(in[2][h]), *o = out + i * D;
         memset(o, 0, D * sizeof *o);
         for (uint64_t u = 0; u < front + T; u++) {
-            bool reads = u >= front ? u - front <= t && (s->d[4] == 0 || u - front + s->d[4] > t)
-                                    : u < (t + 1) / s->d[5] &&
+            bool reads = u >= front ? u - front <= t && u - front >= begin && (s->d[4] == 0 || u - front + s->d[4] > t)
+                                    : u >= begin / s->d[5] && u < begin / s->d[5] + (t + 1 - begin) / s->d[5] &&
                                           (s->d[6] == 0 ||
                                            ((uint32_t)ops_ids[row * front_words(s) + u / 32] >> u % 32 & 1) != 0);
             p[u] = 0;
@@ -455,6 +459,8 @@ front_ref(const ops_subject *s, double *const *in, double *out)
 static spw_attention_shape
 front_shape(const ops_subject *s, const float *sinks)
 {
+    const uint64_t rows = s->d[0] * s->d[1];
+    const bool documents = s->d[7] > 0;
     return (spw_attention_shape){.B = s->d[0],
                                  .T = s->d[1],
                                  .Hq = s->d[2],
@@ -462,6 +468,9 @@ front_shape(const ops_subject *s, const float *sinks)
                                  .D = s->d[3],
                                  .q_stride = s->d[2] * s->d[3],
                                  .kv_stride = s->d[3],
+                                 .begins = documents ? front_documents : NULL,
+                                 .ends = documents ? front_documents + rows : NULL,
+                                 .front_rows = documents ? front_documents + 2 * rows : NULL,
                                  .scale = 1 / sqrtf((float)s->d[3]),
                                  .window = s->d[4],
                                  .sinks = sinks,
@@ -475,6 +484,8 @@ static void
 front_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
     const spw_attention_shape shape = front_shape(s, in[2]);
+    if (s->d[7] > 0)
+        spw_gpu_windows(q, front_documents + 2 * s->d[0] * s->d[1], front_documents, NULL, s->d[0], s->d[1], s->d[5]);
     spw_gpu_attention(q, out, ops_saved[0], in[0], in[1], in[1], &shape);
 }
 
@@ -489,27 +500,31 @@ front_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float 
         g[1][i] += ops_saved[1][i];
 }
 
-/* Fewer rows than one stands for, one, several tiles of either kind; windows; chosen ones. */
+/* Fewer rows than one stands for, one, several tiles of either kind; windows; chosen ones; documents with fewer and more rows than one stands for. */
 static void
 test_attention_front(void **state)
 {
-    static const uint64_t sizes[][7] = {{1, 3, 1, 4, 2, 4},       {2, 9, 2, 6, 4, 4},   {1, 40, 2, 8, 0, 1, 3},
-                                        {2, 70, 3, 4, 33, 4, 2},  {1, 200, 1, 4, 9, 1}, {1, 300, 2, 4, 70, 2, 5},
-                                        {1, 150, 2, 4, 16, 50, 0}};
+    static const uint64_t sizes[][8] = {
+        {1, 3, 1, 4, 2, 4},          {2, 9, 2, 6, 4, 4},           {1, 40, 2, 8, 0, 1, 3},
+        {2, 70, 3, 4, 33, 4, 2},     {1, 200, 1, 4, 9, 1},         {1, 300, 2, 4, 70, 2, 5},
+        {1, 150, 2, 4, 16, 50, 0},   {2, 9, 2, 6, 4, 4, 0, 5},     {1, 200, 1, 4, 9, 1, 0, 40},
+        {2, 70, 3, 4, 33, 4, 2, 20}, {1, 300, 2, 4, 70, 2, 5, 170}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        ops_subject s = {
-            .name = "attention with keys in front",
-            .inputs = 3,
-            .d = {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5], sizes[i][6]},
-            .reference = front_ref,
-            .forward = front_fwd,
-            .backward = front_bwd};
+        ops_subject s = {.name = "attention with keys in front",
+                         .inputs = 3,
+                         .d = {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5],
+                               sizes[i][6], sizes[i][7]},
+                         .reference = front_ref,
+                         .forward = front_fwd,
+                         .backward = front_bwd};
         s.out_n = s.n[0] = s.d[0] * s.d[1] * s.d[2] * s.d[3];
         s.n[1] = s.d[0] * (front_of(&s) + s.d[1]) * s.d[3];
         s.n[2] = s.d[2];
         if (s.d[6] > 0)
             choose_fronts(&s);
+        if (s.d[7] > 0)
+            parity_documents(s.d[0], s.d[1], s.d[7], front_documents, front_documents + s.d[0] * s.d[1]);
         ops_examine(&s);
     }
 }

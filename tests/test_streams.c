@@ -3,6 +3,7 @@
  * them, against their definitions in double, and their backward against central differences of those.
  */
 #include "lib_ops.h"
+#include "lib_parity.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,12 +12,19 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* ---------------------------------------------------------------- keys of several rows: d = B, T, D, rate, overlaps; in: kv, gate, bias */
+/* ------------------- keys of several rows: d = B, T, D, rate, overlaps, documents' length or 0; in: kv, gate, bias; in ops_ids: begins, ends, firsts */
 
 static spw_compress_shape
 compress_shape(const ops_subject *s)
 {
-    return (spw_compress_shape){.B = s->d[0], .T = s->d[1], .D = s->d[2], .rate = s->d[3], .overlaps = s->d[4] > 0};
+    const uint64_t rows = s->d[0] * s->d[1];
+    return (spw_compress_shape){.B = s->d[0],
+                                .T = s->d[1],
+                                .D = s->d[2],
+                                .rate = s->d[3],
+                                .overlaps = s->d[4] > 0,
+                                .begins = s->d[5] > 0 ? ops_ids : NULL,
+                                .firsts = s->d[5] > 0 ? ops_ids + 2 * rows : NULL};
 }
 
 static void
@@ -24,16 +32,21 @@ compress_ref(const ops_subject *s, double *const *in, double *out)
 {
     const spw_compress_shape h = compress_shape(s);
     const uint64_t windows = h.T / h.rate, width = h.D * (h.overlaps ? 2 : 1);
-    for (uint64_t i = 0; i < s->out_n; i++) {
-        uint64_t c = i % h.D, w = i / h.D % windows, b = i / h.D / windows, from = w > 0 && h.overlaps ? w - 1 : w;
+    memset(out, 0, s->out_n * sizeof *out);
+    for (uint64_t i = 0; i < h.B * h.T * h.D; i++) { /* by the last row of a window */
+        uint64_t c = i % h.D, last = i / h.D % h.T, b = i / h.D / h.T;
+        uint64_t begin = h.begins != NULL ? (uint64_t)h.begins[b * h.T + last] : 0, w = (last - begin) / h.rate;
+        uint64_t from = begin + (w > 0 && h.overlaps ? w - 1 : w) * h.rate;
         double sum = 0, all = 0;
-        for (uint64_t t = from * h.rate; t < (w + 1) * h.rate; t++) {
-            uint64_t col = h.overlaps && t >= w * h.rate ? h.D + c : c, at = (b * h.T + t) * width + col;
-            double p = exp(in[1][at] + in[2][t % h.rate * width + col]);
+        if ((last + 1 - begin) % h.rate != 0)
+            continue;
+        for (uint64_t t = from; t <= last; t++) {
+            uint64_t col = h.overlaps && t >= begin + w * h.rate ? h.D + c : c, at = (b * h.T + t) * width + col;
+            double p = exp(in[1][at] + in[2][(t - begin) % h.rate * width + col]);
             all += p;
             sum += p * in[0][at];
         }
-        out[i] = sum / all;
+        out[(b * windows + begin / h.rate + w) * h.D + c] = sum / all;
     }
 }
 
@@ -41,6 +54,8 @@ static void
 compress_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
     const spw_compress_shape h = compress_shape(s);
+    if (h.begins != NULL)
+        spw_gpu_windows(q, ops_ids + 2 * h.B * h.T, h.begins, NULL, h.B, h.T, h.rate);
     spw_gpu_compress(q, out, in[0], in[1], in[2], &h);
 }
 
@@ -55,20 +70,27 @@ compress_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const flo
     spw_gpu_compress_backward(q, g[0], g[1], g[2], dout, in[0], in[1], in[2], &h);
 }
 
-/* One window, more rows than windows have, several sequences; one row a window; columns that are cut; overlapping or not. */
+/*
+ * One window, more rows than windows have, several sequences; one row a window; columns that are cut; overlapping or not. Documents, which have windows of
+ * their own: shorter than one, as long as several.
+ */
 static void
 test_compress(void **state)
 {
-    static const uint64_t sizes[][4] = {{1, 4, 3, 4}, {2, 9, 5, 4}, {1, 40, 70, 8}, {3, 7, 6, 1}, {2, 21, 8, 5}};
+    static const uint64_t sizes[][5] = {{1, 4, 3, 4},      {2, 9, 5, 4},     {1, 40, 70, 8},
+                                        {3, 7, 6, 1},      {2, 21, 8, 5},    {2, 9, 5, 4, 3},
+                                        {1, 60, 6, 4, 11}, {3, 31, 3, 1, 4}, {2, 45, 4, 5, 30}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         for (uint64_t overlaps = 0; overlaps < 2; overlaps++) {
             const uint64_t *d = sizes[i], width = d[2] * (1 + overlaps), n = d[0] * d[1] * width;
+            if (d[4] > 0)
+                parity_documents(d[0], d[1], d[4], ops_ids, ops_ids + d[0] * d[1]);
             ops_examine(&(ops_subject){"keys of several rows",
                                        3,
                                        {n, n, d[3] * width},
                                        d[0] * (d[1] / d[3]) * d[2],
-                                       {d[0], d[1], d[2], d[3], overlaps},
+                                       {d[0], d[1], d[2], d[3], overlaps, d[4]},
                                        0,
                                        compress_ref,
                                        compress_fwd,

@@ -41,11 +41,13 @@ seen_keys(const attention *a, uint64_t b, uint64_t t, uint64_t k0, uint64_t nk, 
     return hi;
 }
 
-/* How many of the keys in front of a sequence's own row t reads. */
+/* Where the keys in front of a sequence's own end that row t reads, and the first one. */
 static uint64_t
-front_of(const spw_attention_shape *s, uint64_t t)
+front_of(const spw_attention_shape *s, uint64_t b, uint64_t t, uint64_t *first)
 {
-    return s->front > 0 ? min_u64(s->front, (t + 1) / s->front_each) : 0;
+    uint64_t begin = s->front > 0 && s->begins != NULL ? (uint64_t)s->begins[b * s->T + t] : 0;
+    *first = s->front > 0 ? begin / s->front_each : 0;
+    return s->front > 0 ? min_u64(s->front, *first + (t + 1 - begin) / s->front_each) : 0;
 }
 
 /* Some keys that lie together: of the sequence, or of those in front of it, from the k0-th of them on. */
@@ -58,11 +60,14 @@ typedef struct span {
 static uint64_t
 seen_of(const attention *a, uint64_t b, uint64_t t, const span *k, uint64_t *lo)
 {
-    uint64_t seen = front_of(&a->s, t);
+    uint64_t first, end = front_of(&a->s, b, t, &first);
     if (!k->front)
         return seen_keys(a, b, t, k->k0, k->nk, lo);
-    *lo = 0;
-    return seen > k->k0 ? min_u64(k->nk, seen - k->k0) : 0;
+    end = end > k->k0 ? min_u64(k->nk, end - k->k0) : 0;
+    *lo = first > k->k0 ? min_u64(end, first - k->k0) : 0;
+    if (*lo == end)
+        *lo = end = 0;
+    return end;
 }
 
 /* Where the keys of sequence b lie, by rows, and those of a span. */
@@ -70,7 +75,7 @@ static uint64_t
 keys_at(const attention *a, uint64_t b)
 {
     const spw_attention_shape *s = &a->s;
-    return a->cache != NULL ? (uint64_t)a->cache->slots[b] * a->cache->capacity : b * (s->front + s->T);
+    return a->cache != NULL ? (uint64_t)a->cache->slots[b] * (s->front + a->cache->capacity) : b * (s->front + s->T);
 }
 
 static uint64_t
@@ -196,11 +201,12 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     uint64_t q0 = part_idx % tiles * TILE_Q, h = part_idx / tiles % s->Hq, b = part_idx / tiles / s->Hq;
     uint64_t before = a->cache != NULL ? (uint64_t)a->cache->starts[b] : 0; /* positions are counted from there */
     query_tile t = {.b = b, .h = h, .p0 = before + q0, .nq = min_u64(TILE_Q, s->T - q0)};
-    uint64_t front = front_of(s, t.p0 + t.nq - 1), end = t.p0 + t.nq;
+    uint64_t first, unused, end = t.p0 + t.nq, front = front_of(s, b, end - 1, &unused);
     (void)worker_idx;
+    (void)front_of(s, b, t.p0, &first);
     t.q = a->q + (b * s->T + q0) * s->q_stride + h * s->qk_head;
     t.out = a->out + (b * s->T + q0) * out_stride + h * s->Dv;
-    for (uint64_t k0 = 0; k0 < front; k0 += TILE_K)
+    for (uint64_t k0 = first / TILE_K * TILE_K; k0 < front; k0 += TILE_K)
         forward_tile(a, &t, &(span){true, k0, min_u64(TILE_K, front - k0)});
     for (uint64_t k0 = first_key(a, b, t.p0) / TILE_K * TILE_K; k0 < end; k0 += TILE_K)
         forward_tile(a, &t, &(span){false, k0, min_u64(TILE_K, end - k0)}); /* later keys are seen by no row here */
@@ -233,13 +239,15 @@ typedef struct put {
     const float *rows;
     const spw_attention_cache *where;
     uint64_t T, stride, heads, head, width; /* head: from one to the next in rows; width: of one */
+    uint64_t front;
 } put;
 
 static void
 put_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const put *p = ctx;
-    uint64_t at = (uint64_t)p->where->slots[part_idx] * p->where->capacity + (uint64_t)p->where->starts[part_idx];
+    uint64_t at = (uint64_t)p->where->slots[part_idx] * (p->front + p->where->capacity) + p->front +
+                  (uint64_t)p->where->starts[part_idx];
     (void)worker_idx;
     for (uint64_t t = 0; t < p->T; t++)
         for (uint64_t h = 0; h < p->heads; h++)
@@ -253,8 +261,8 @@ spw__cpu_attention_cached(spw_gpu_queue *queue, act *out, const act *query, cons
 {
     const spw_attention_shape *s = shape;
     uint64_t tiles = (s->T + TILE_Q - 1) / TILE_Q;
-    put key = {cache->key, new_key, cache, s->T, s->kv_stride, s->Hk, s->qk_head, s->D};
-    put value = {cache->value, new_value, cache, s->T, s->v_stride, s->Hk, s->v_head, s->Dv};
+    put key = {cache->key, new_key, cache, s->T, s->kv_stride, s->Hk, s->qk_head, s->D, s->front};
+    put value = {cache->value, new_value, cache, s->T, s->v_stride, s->Hk, s->v_head, s->Dv, s->front};
     attention a = {.k = spw__cpu_kernels(queue),
                    .out = out,
                    .q = query,
@@ -266,7 +274,8 @@ spw__cpu_attention_cached(spw_gpu_queue *queue, act *out, const act *query, cons
     for (uint64_t b = 0; b < s->B; b++)
         SPW_ASSERT((uint64_t)cache->starts[b] + s->T <= cache->capacity);
     spw__cpu_run(queue, (uint32_t)s->B, put_part, &key);
-    spw__cpu_run(queue, (uint32_t)s->B, put_part, &value);
+    if (cache->value != cache->key)
+        spw__cpu_run(queue, (uint32_t)s->B, put_part, &value);
     a.s.kv_stride = s->Hk * s->D;
     a.s.v_stride = s->Hk * s->Dv;
     a.s.v_head = s->Dv;
@@ -331,8 +340,10 @@ backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
             memset(a->dq + (b * s->T + t) * s->q_stride + h * s->qk_head, 0, s->D * sizeof(float));
     for (uint64_t k0 = 0; k0 < s->front; k0 += TILE_K) {
         const span k = {true, k0, min_u64(TILE_K, s->front - k0)};
+        uint64_t last = min_u64((k0 + k.nk + 1) * s->front_each - 1, s->T) - 1; /* that the last key can stand for */
+        uint64_t end = s->ends != NULL ? (uint64_t)s->ends[b * s->T + last] : s->T;
         for (uint64_t h = 0; h < s->Hq; h++)
-            for (uint64_t q0 = ((k0 + 1) * s->front_each - 1) / TILE_Q * TILE_Q; q0 < s->T; q0 += TILE_Q)
+            for (uint64_t q0 = ((k0 + 1) * s->front_each - 1) / TILE_Q * TILE_Q; q0 < end; q0 += TILE_Q)
                 backward_tile(a, b, h, q0, &k);
     }
     for (uint64_t k0 = 0; k0 < s->T; k0 += TILE_K) {

@@ -23,15 +23,16 @@ position_of(const choice *c, uint64_t b, uint64_t t)
 }
 
 static uint64_t
-end_of(const choice *c, uint64_t b, uint64_t t)
+first_of(const choice *c, uint64_t row)
 {
-    return (position_of(c, b, t) + 1) / c->s.each;
+    return c->s.begins != NULL ? (uint64_t)c->s.begins[row] / c->s.each : 0;
 }
 
 static uint64_t
-first_of(const choice *c, uint64_t row)
+end_of(const choice *c, uint64_t b, uint64_t t)
 {
-    return c->s.begins != NULL ? (uint64_t)c->s.begins[row] : 0;
+    const uint64_t row = b * c->s.T + t, begin = c->s.begins != NULL ? (uint64_t)c->s.begins[row] : 0;
+    return first_of(c, row) + (position_of(c, b, t) + 1 - begin) / c->s.each;
 }
 
 static const float *

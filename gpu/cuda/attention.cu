@@ -29,6 +29,7 @@ args_of(const spw_attention_shape *s, const void *q, const void *key, const void
     args.words = s->chosen_words;
     args.front = s->front;
     args.front_each = s->front_each;
+    args.front_rows = s->front_rows;
     args.Hq = (int)s->Hq;
     args.Hk = (int)s->Hk;
     args.D = (int)s->D;
@@ -109,7 +110,7 @@ forward(cuda_queue *q, void *out, float *lse, const void *query, const void *key
     args.wide = args.wide && spw__cuda_aligned(out);
     if (cache != NULL) {
         args.k_head = s->D;
-        args.capacity = cache->capacity;
+        args.capacity = s->front + cache->capacity;
         args.slots = cache->slots;
         args.starts = cache->starts;
     }
@@ -131,8 +132,8 @@ static void
 put(cuda_queue *q, E *cache, const E *rows, const spw_attention_cache *where, const spw_attention_shape *s,
     uint64_t stride, uint64_t head, uint64_t width)
 {
-    LAUNCH(q, (unsigned)(s->B * s->T), 128, 0, (put_rows_kernel<E>), cache, rows, where->slots, where->starts,
-           where->capacity, s->T, stride, s->Hk, head, width);
+    LAUNCH(q, (unsigned)(s->B * s->T), 128, 0, (put_rows_kernel<E>), cache + s->front * s->Hk * width, rows,
+           where->slots, where->starts, s->front + where->capacity, s->T, stride, s->Hk, head, width);
 }
 
 void
@@ -144,7 +145,8 @@ spw__cuda_attention_cached(spw_gpu_queue *queue, act *out, const act *query, con
     if (s.B == 0 || s.T == 0 || !head_fits(q, &s))
         return;
     BY_TYPE(q, put<T>(q, (T *)cache->key, (const T *)new_key, cache, &s, s.kv_stride, s.qk_head, s.D));
-    BY_TYPE(q, put<T>(q, (T *)cache->value, (const T *)new_value, cache, &s, s.v_stride, s.v_head, s.Dv));
+    if (cache->value != cache->key)
+        BY_TYPE(q, put<T>(q, (T *)cache->value, (const T *)new_value, cache, &s, s.v_stride, s.v_head, s.Dv));
     s.kv_stride = s.Hk * s.D;
     s.v_stride = s.Hk * s.Dv;
     s.v_head = s.Dv;

@@ -21,6 +21,7 @@ template <class E> struct attention_args {
     const uint32_t *chosen;        /* (B T, words) bits of keys that a row reads; NULL: of all */
     uint64_t words;
     uint64_t front, front_each; /* keys in front of a sequence's, of which chosen is then; 0: none */
+    const int32_t *front_rows;  /* (B, front) the first row that each stands for, with documents */
     bool wide;
 };
 

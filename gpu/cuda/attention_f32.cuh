@@ -55,12 +55,12 @@ is_chosen(const attention_args<float> &g, int b, uint64_t at, uint64_t u)
     return row < g.T && (g.chosen[((uint64_t)b * g.T + row) * g.words + u / 32] >> u % 32 & 1) != 0;
 }
 
-/* How many of the keys in front the row at a position reads. */
-template <class E>
+/* Where the keys in front end that the row at a position reads; they begin with the first that its document may have. */
 SPW_DEVICE uint64_t
-front_of(const attention_args<E> &g, uint64_t at)
+front_of(const attention_args<float> &g, int b, uint64_t at)
 {
-    return g.front > 0 ? least(g.front, (at + 1) / g.front_each) : 0;
+    uint64_t begin = begin_of(g, b, at);
+    return g.front > 0 ? least(g.front, begin / g.front_each + (at + 1 - begin) / g.front_each) : 0;
 }
 
 /* Keys are counted from the first one in front. */
@@ -68,12 +68,11 @@ SPW_DEVICE bool
 reads(const attention_args<float> &g, int b, uint64_t at, uint64_t u)
 {
     if (u < g.front)
-        return u < front_of(g, at) && (g.chosen == NULL || is_chosen(g, b, at, u));
+        return u < front_of(g, b, at) && u >= begin_of(g, b, at) / g.front_each &&
+               (g.chosen == NULL || is_chosen(g, b, at, u));
     u -= g.front;
-    if (g.front > 0)
-        return u <= at && (g.window == 0 || u + g.window > at);
     return u <= at && (g.window == 0 || u + g.window > at) && u >= begin_of(g, b, at) &&
-           (g.chosen == NULL || is_chosen(g, b, at, u));
+           (g.chosen == NULL || g.front > 0 || is_chosen(g, b, at, u));
 }
 
 /* The first tile of a sequence's own keys that rows from q0 on read. */
@@ -90,7 +89,17 @@ template <int TILE>
 SPW_DEVICE uint64_t
 tile_from(const attention_args<float> &g, int b, uint64_t q0, uint64_t last, uint64_t k0)
 {
-    return k0 < front_of(g, last) ? k0 : most(k0, first_own_tile<TILE>(g, b, q0));
+    if (g.front > 0)
+        k0 = most(k0, begin_of(g, b, q0) / g.front_each / TILE * TILE);
+    return k0 < front_of(g, b, last) ? k0 : most(k0, first_own_tile<TILE>(g, b, q0));
+}
+
+/* How many keys a tile has; of keys in front alone only those that a row reads, for others may not be made yet. */
+template <int TILE>
+SPW_DEVICE int64_t
+tile_keys(const attention_args<float> &g, int b, uint64_t last, uint64_t keys, uint64_t k0)
+{
+    return (int64_t)((k0 + TILE <= g.front ? front_of(g, b, last) : keys) - k0);
 }
 
 /* A score with its scale, and its cap where there is one. */
@@ -125,8 +134,9 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
         sum[threadIdx.x] = 0.0f;
     }
     for (; k0 < keys; k0 = tile_from<TILE>(g, b, p0, last, k0 + TILE)) {
-        load_f32<TILE>(k, ld, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
-        load_f32<TILE>(v, ld, value + k0 * g.v_stride, g.v_stride, (int64_t)(keys - k0), g.Dv);
+        const int64_t have = tile_keys<TILE>(g, b, last, keys, k0);
+        load_f32<TILE>(k, ld, key + k0 * g.kv_stride, g.kv_stride, have, g.D);
+        load_f32<TILE>(v, ld, value + k0 * g.v_stride, g.v_stride, have, g.Dv);
         __syncthreads();
         for (int i = (int)threadIdx.x; i < TILE * TILE; i += F32_THREADS) {
             int r = i / TILE, c = i % TILE;
@@ -267,7 +277,10 @@ __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
     uint64_t own = most(k0 + (uint64_t)rows, g.front) - g.front, key_row = (uint64_t)b * (g.front + g.T) + k0;
     uint64_t first = k0 >= g.front ? k0 - g.front : own > 0 ? 0 : (k0 + 1) * g.front_each - 1;
     uint64_t end = g.window > 0 && k0 >= g.front ? least(g.T, own - 1 + g.window) : g.T;
-    end = g.ends != NULL ? least(end, (uint64_t)g.ends[(uint64_t)b * g.T + k0 + (uint64_t)rows - 1]) : end;
+    if (g.ends != NULL && k0 >= g.front)
+        end = least(end, (uint64_t)g.ends[(uint64_t)b * g.T + own - 1]);
+    else if (g.ends != NULL && own == 0) /* from the last row that the last key can stand for */
+        end = (uint64_t)g.ends[(uint64_t)b * g.T + least((k0 + (uint64_t)rows + 1) * g.front_each - 1, g.T) - 1];
     uint64_t k_at = key_row * g.kv_stride + (uint64_t)hk * g.k_head;
     uint64_t v_at = key_row * g.v_stride + (uint64_t)hk * g.v_head;
     float dk[TILE][F32_COLUMNS(TILE)] = {}, dv[TILE][F32_COLUMNS(TILE)] = {};

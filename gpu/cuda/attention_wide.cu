@@ -5,6 +5,7 @@
 #include "attention_internal.h"
 
 static_assert((int)WIDE_HEAD == (int)HEAD_MAX, "the widest");
+static_assert((int)WIDE_TILE == (int)SPW_FRONT_TILE, "no tile has both kinds of keys of a cache");
 
 template <class E, bool CAP, bool FEW = false, bool FRONT = false>
 static void

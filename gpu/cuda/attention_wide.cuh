@@ -146,40 +146,39 @@ add_by_factor(float (&sums)[MT][WIDE_QUARTER / 8][4], uint4 *slots, const E *til
 }
 
 /*
- * What a row reads of the other side: positions first to last, none where last is below first, and before first those below `front`. Documents' have 32
- * bits, too.
+ * What a row reads of the other side: positions first to last, none where last is below first, and before first those from `front` to below front_end.
+ * Documents' have 32 bits, too.
  */
 struct wide_range {
-    int first, last, front;
+    int first, last, front, front_end;
 };
-
-/* How many of the keys in front the query at position p reads. */
-template <class E>
-SPW_DEVICE uint64_t
-front_keys(const attention_args<E> &g, uint64_t p)
-{
-    return least(g.front, (p + 1) / g.front_each);
-}
 
 /* Of the query at position p, whose document's beginning is *begin. Keys are counted from the first one in front. */
 template <bool FRONT, class E>
 SPW_DEVICE wide_range
 keys_of(const attention_args<E> &g, uint64_t p, const int32_t *begin)
 {
-    int first = g.window > 0 && p + 1 > g.window ? (int)(p + 1 - g.window) : 0;
-    if (FRONT)
-        return wide_range{(int)g.front + first, (int)(g.front + p), (int)front_keys(g, p)};
-    return wide_range{begin != NULL ? most(first, *begin) : first, (int)p, 0};
+    int from = begin != NULL ? *begin : 0, each = (int)g.front_each, front = FRONT ? (int)g.front : 0;
+    int first = most(g.window > 0 && p + 1 > g.window ? (int)(p + 1 - g.window) : 0, from);
+    return wide_range{front + first, front + (int)p, FRONT ? from / each : 0,
+                      FRONT ? least(front, from / each + ((int)p + 1 - from) / each) : 0};
 }
 
-/* The first tile of keys from k0, a tile's beginning, on that the queries at positions p to `last` read. */
+/* With keys in front: the first tile from k0, a tile's beginning, on that queries read of which the first and the last read these. */
+SPW_DEVICE uint64_t
+wide_tile_from(const wide_range &of_first, const wide_range &of_last, uint64_t k0)
+{
+    const uint64_t own = (uint64_t)of_first.first / WIDE_TILE * WIDE_TILE;
+    k0 = most(k0, (uint64_t)of_first.front / WIDE_TILE * WIDE_TILE);
+    return k0 < (uint64_t)of_last.front_end ? k0 : most(k0, own);
+}
+
+/* How many keys a tile has; of keys in front alone only those that a query reads, for others may not be made yet. */
 template <bool FRONT, class E>
 SPW_DEVICE uint64_t
-wide_tile_from(const attention_args<E> &g, uint64_t p, uint64_t last, uint64_t k0)
+wide_keys(const attention_args<E> &g, const wide_range &of_last, uint64_t keys, uint64_t k0)
 {
-    if (!FRONT || k0 < front_keys(g, last))
-        return k0;
-    return most(k0, (uint64_t)keys_of<true>(g, p, NULL).first / WIDE_TILE * WIDE_TILE);
+    return (FRONT && k0 + WIDE_TILE <= g.front ? (uint64_t)of_last.front_end : keys) - k0;
 }
 
 /* Where the queries end that read the key `row` behind k0; ends: of documents from there on. */
@@ -191,14 +190,33 @@ queries_of(const attention_args<E> &g, uint64_t k0, uint64_t row, const int32_t 
     return ends != NULL ? least(end, (uint64_t)ends[row]) : end;
 }
 
-/* The queries that read the key u, counted from the first one in front. */
+/* The queries that read the key u of sequence b, counted from the first one in front. */
 template <class E>
 SPW_DEVICE wide_range
-readers_of(const attention_args<E> &g, uint64_t u)
+readers_of(const attention_args<E> &g, uint64_t b, uint64_t u)
 {
-    if (u < g.front)
-        return wide_range{(int)((u + 1) * g.front_each) - 1, (int)g.T - 1, 0};
-    return wide_range{(int)(u - g.front), (int)queries_of(g, u - g.front, 0, NULL) - 1, 0};
+    const int32_t *ends = g.ends != NULL ? g.ends + b * g.T : NULL;
+    uint64_t last; /* that it stands for */
+    if (u >= g.front)
+        return wide_range{(int)(u - g.front),
+                          (int)queries_of(g, u - g.front, 0, ends != NULL ? ends + u - g.front : NULL) - 1, 0, 0};
+    last = (g.front_rows != NULL ? (uint64_t)g.front_rows[b * g.front + u] : u * g.front_each) + g.front_each - 1;
+    return wide_range{(int)last, last >= g.T ? -1 : ends != NULL ? ends[last] - 1 : (int)g.T - 1, 0, 0};
+}
+
+/* Of all keys of a tile, some queries more: where they begin and end. */
+template <class E>
+SPW_DEVICE wide_range
+readers_of_tile(const attention_args<E> &g, uint64_t b, uint64_t k0, uint64_t rows)
+{
+    const uint64_t behind = k0 + rows;
+    if (k0 < g.front && behind > g.front) /* both kinds of keys */
+        return wide_range{0, (int)g.T, 0, 0};
+    if (k0 >= g.front)
+        return wide_range{(int)((k0 - g.front) / WIDE_TILE * WIDE_TILE), readers_of(g, b, behind - 1).last + 1, 0, 0};
+    uint64_t last = least((behind + 1) * g.front_each - 1, g.T) - 1; /* that the last key can stand for */
+    return wide_range{(int)(((k0 + 1) * g.front_each - 1) / WIDE_TILE * WIDE_TILE),
+                      g.ends != NULL ? g.ends[b * g.T + last] : (int)g.T, 0, 0};
 }
 
 /* Scores of columns that the row does not read become -inf; s begins at position `at`. */
@@ -206,12 +224,14 @@ template <bool FRONT = false, int N>
 SPW_DEVICE void
 hide_outside(float (&s)[N][2], wide_range range, int at)
 {
-    int first = range.first - at, last = range.last - at, front = range.front - at;
+    int first = range.first - at, last = range.last - at, front = range.front - at, end = range.front_end - at;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            bool early = FRONT ? (8 * n + i < first) & (8 * n + i >= front) : 8 * n + i < first;
+            bool early = 8 * n + i < first;
+            if (FRONT)
+                early &= (8 * n + i < front) | (8 * n + i >= end);
             s[n][i] = early | (8 * n + i > last) ? -INFINITY : s[n][i];
         }
 }
@@ -309,12 +329,13 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
     const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     const E *value = g.value + kv_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     const int32_t *begins = g.begins != NULL ? g.begins + (uint64_t)b * g.T + q0 : NULL;
-    uint64_t k0 = FRONT ? wide_tile_from<true>(g, p0, last, 0)
-                        : (uint64_t)keys_of<false>(g, p0, begins).first / WIDE_TILE * WIDE_TILE;
+    const wide_range of_first = keys_of<FRONT>(g, p0, begins);
+    const wide_range of_last = keys_of<FRONT>(g, last, begins != NULL ? begins + rows - 1 : NULL);
+    uint64_t k0 = FRONT ? wide_tile_from(of_first, of_last, 0) : (uint64_t)of_first.first / WIDE_TILE * WIDE_TILE;
     const float scale = CAP ? g.cap : g.scale; /* of what is left of a score in registers */
     float o[MT][WIDE_QUARTER / 8][4] = {}, max = -INFINITY, sum = 0.0f, inverse, lse;
     unsigned q[MT][WIDE_STEPS][4];
-    wide_range range = {0, -1, 0};
+    wide_range range = {0, -1, 0, 0};
     const uint32_t *chosen = NULL;
     if ((uint64_t)owned < rows)
         range = keys_of<FRONT>(g, p0 + (uint64_t)owned, begins != NULL ? begins + owned : NULL);
@@ -328,19 +349,20 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
     __syncthreads();
     keep_rows<MT>(q, k_tile, my_row, column);
     __syncthreads();
-    load_wide(k_tile, key + k0 * g.kv_stride, g.kv_stride, keys - k0, g.D, g.wide);
+    load_wide(k_tile, key + k0 * g.kv_stride, g.kv_stride, wide_keys<FRONT>(g, of_last, keys, k0), g.D, g.wide);
     copy_commit();
-    load_wide(v_tile, value + k0 * g.v_stride, g.v_stride, keys - k0, g.Dv, g.wide);
+    load_wide(v_tile, value + k0 * g.v_stride, g.v_stride, wide_keys<FRONT>(g, of_last, keys, k0), g.Dv, g.wide);
     copy_commit();
     copy_wait<1>();
     __syncthreads();
     for (uint64_t next; k0 < keys; k0 = next) {
         float s[2 * MT][2], shrink;
-        next = wide_tile_from<FRONT>(g, p0, last, k0 + WIDE_TILE);
+        next = FRONT ? wide_tile_from(of_first, of_last, k0 + WIDE_TILE) : k0 + WIDE_TILE;
         share_scores<MT>(slots, q, k_tile, quarter, column < g.D);
         __syncthreads(); /* shares are there, and keys are read */
         if (next < keys)
-            load_wide(k_tile, key + next * g.kv_stride, g.kv_stride, keys - next, g.D, g.wide);
+            load_wide(k_tile, key + next * g.kv_stride, g.kv_stride, wide_keys<FRONT>(g, of_last, keys, next), g.D,
+                      g.wide);
         copy_commit();
         add_shares<MT>(s, slots, quarter);
         if (CAP)
@@ -362,7 +384,8 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_forward_kernel(attention_args<
         copy_wait<0>();  /* keys are here */
         __syncthreads(); /* and values are read */
         if (next < keys)
-            load_wide(v_tile, value + next * g.v_stride, g.v_stride, keys - next, g.Dv, g.wide);
+            load_wide(v_tile, value + next * g.v_stride, g.v_stride, wide_keys<FRONT>(g, of_last, keys, next), g.Dv,
+                      g.wide);
         copy_commit();
     }
     inverse = end_row(g, max, sum, scale, &lse, h);
@@ -398,12 +421,13 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
     const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.k_head;
     const E *value = g.value + kv_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     const int32_t *begins = g.begins != NULL ? g.begins + at : NULL;
-    uint64_t k0 = FRONT ? wide_tile_from<true>(g, q0, last, 0)
-                        : (uint64_t)keys_of<false>(g, q0, begins).first / WIDE_TILE * WIDE_TILE;
+    const wide_range of_first = keys_of<FRONT>(g, q0, begins);
+    const wide_range of_last = keys_of<FRONT>(g, last, begins != NULL ? begins + rows - 1 : NULL);
+    uint64_t k0 = FRONT ? wide_tile_from(of_first, of_last, 0) : (uint64_t)of_first.first / WIDE_TILE * WIDE_TILE;
     float dq[1][WIDE_QUARTER / 8][4] = {}, lse2 = 0.0f, delta = 0.0f, scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
     unsigned q[1][WIDE_STEPS][4], dout[1][WIDE_STEPS][4];
     const uint32_t *chosen = NULL;
-    wide_range range = {0, -1, 0};
+    wide_range range = {0, -1, 0, 0};
     if ((uint64_t)owned < rows) {
         uint64_t stat = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + (uint64_t)owned;
         range = keys_of<FRONT>(g, q0 + (uint64_t)owned, begins != NULL ? begins + owned : NULL);
@@ -427,7 +451,7 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dq_kernel(attention_args<E> g)
     copy_commit();
     for (uint64_t next; k0 < keys; k0 = next) {
         float s[2][2], dp[2][2];
-        next = wide_tile_from<FRONT>(g, q0, last, k0 + WIDE_TILE);
+        next = FRONT ? wide_tile_from(of_first, of_last, k0 + WIDE_TILE) : k0 + WIDE_TILE;
         share_scores<1>(dp_slots, dout, v_tile, quarter, column < g.Dv);
         copy_wait<0>();
         __syncthreads(); /* keys are here, and values are read */
@@ -484,20 +508,17 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dkv_kernel(attention_args<E> g
     uint64_t total = (FRONT ? g.front : 0) + g.T, rows = least((uint64_t)WIDE_TILE, total - k0);
     uint64_t at = (uint64_t)b * total + k0;
     uint64_t k_at = at * g.kv_stride + (uint64_t)hk * g.k_head, v_at = at * g.v_stride + (uint64_t)hk * g.v_head;
-    const int32_t *ends = g.ends != NULL ? g.ends + at : NULL;
-    /* With keys in front: from the first query that reads the first key, or, where the tile has both kinds, from the first of all. */
-    bool both = FRONT && k0 < g.front && k0 + rows > g.front;
-    uint64_t first = !FRONT ? k0 : both ? 0 : (uint64_t)readers_of(g, k0).first / WIDE_TILE * WIDE_TILE;
-    uint64_t end = !FRONT ? queries_of(g, k0, rows - 1, ends)
-                   : both ? g.T
-                          : (uint64_t)(readers_of(g, k0 + rows - 1).last + 1);
+    const int32_t *ends = !FRONT && g.ends != NULL ? g.ends + at : NULL;
+    const wide_range of_tile = FRONT ? readers_of_tile(g, (uint64_t)b, k0, rows) : wide_range{0, 0, 0, 0};
+    const unsigned first = FRONT ? (unsigned)of_tile.first : (unsigned)k0; /* 32 bits: registers are few */
+    const unsigned end = (unsigned)(FRONT ? (uint64_t)of_tile.last : queries_of(g, k0, rows - 1, ends));
     float dk[1][WIDE_QUARTER / 8][4] = {}, dv[1][WIDE_QUARTER / 8][4] = {};
     float scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
     unsigned k[1][WIDE_STEPS][4], v[1][WIDE_STEPS][4];
-    wide_range range = {0, -1, 0};
+    wide_range range = {0, -1, 0, 0};
     if ((uint64_t)owned < rows)
-        range = FRONT ? readers_of(g, k0 + (uint64_t)owned)
-                      : wide_range{(int)k0 + owned, (int)queries_of(g, k0, (uint64_t)owned, ends) - 1, 0};
+        range = FRONT ? readers_of(g, (uint64_t)b, k0 + (uint64_t)owned)
+                      : wide_range{(int)k0 + owned, (int)queries_of(g, k0, (uint64_t)owned, ends) - 1, 0, 0};
     load_wide(q_tile, g.key + k_at, g.kv_stride, rows, g.D, g.wide);
     load_wide(do_tile, g.value + v_at, g.v_stride, rows, g.Dv, g.wide);
     copy_commit();
@@ -518,7 +539,7 @@ __launch_bounds__(WIDE_THREADS, 1) attention_wide_dkv_kernel(attention_args<E> g
         __syncthreads();
         load_wide(do_tile, dout + first * out_stride, out_stride, g.T - first, g.Dv, g.wide);
         copy_commit();
-        for (uint64_t q0 = first; q0 < end; q0 += WIDE_TILE) {
+        for (unsigned q0 = first; q0 < end; q0 += WIDE_TILE) {
             uint64_t next = q0 + WIDE_TILE, known = least(q0 + (uint64_t)lane, g.T - 1);
             float lse2 = g.lse[stats + known] * SPW_LOG2E, delta = g.delta[stats + known]; /* a query per lane */
             float s[2][2], dp[2][2];

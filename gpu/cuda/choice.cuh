@@ -28,18 +28,19 @@ choice_position(const choice_rows &g, uint64_t b, uint64_t t)
     return g.first + t + (g.starts != NULL ? (uint64_t)g.starts[b] : 0);
 }
 
-/* Where the keys end that row t of sequence b may read. */
-SPW_DEVICE uint64_t
-choice_end(const choice_rows &g, uint64_t b, uint64_t t)
-{
-    return (choice_position(g, b, t) + 1) / g.each;
-}
-
 /* The first key that a row may read. */
 SPW_DEVICE uint64_t
 choice_first(const choice_rows &g, uint64_t row)
 {
-    return g.begins != NULL ? (uint64_t)g.begins[row] : 0;
+    return g.begins != NULL ? (uint64_t)g.begins[row] / g.each : 0;
+}
+
+/* Where the keys end that row t of sequence b may read. */
+SPW_DEVICE uint64_t
+choice_end(const choice_rows &g, uint64_t b, uint64_t t)
+{
+    uint64_t row = b * g.T + t, begin = g.begins != NULL ? (uint64_t)g.begins[row] : 0;
+    return choice_first(g, row) + (choice_position(g, b, t) + 1 - begin) / g.each;
 }
 
 /* Whether a row of a tile may read a key of another; `end` is behind the last that any does. */

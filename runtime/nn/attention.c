@@ -18,7 +18,7 @@ rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const int32_
     if (y == NULL || (o = spw__tape_op(t, T_ROPE, y)) == NULL)
         return spw__tape_fail(t);
     y->there = x->there;
-    places = t->places != NULL ? t->places : places != NULL ? places + t->first_row : NULL;
+    places = places != NULL ? places + t->first_row : t->places;
     cos_sin = cos_sin == NULL || places != NULL ? cos_sin : cos_sin + t->first_row % T * R;
     at = spw__tape_at_col(t, y->data, col);
     if (spw__tape_computes(t) && !y->there)

@@ -87,46 +87,88 @@ make_fronts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value 
     }
 }
 
-/* How many of a layer's keys stand for several rows. */
+/* How many of a layer's keys stand for several rows, of running sequences at most. */
 static uint64_t
 fronts(const spw_call *call)
 {
     const uint64_t rate = spw_model_front_rate(&call->model->config, call->block->layer_idx);
+    if (call->tape->front_cache != NULL)
+        return call->tape->front_cache->keys;
     return rate > 0 ? call->batch->positions / rate : 0;
 }
 
-/* Keys of several rows, their bias and norm next among the parameters, with D elements of which the last are turned. */
+/* Where running sequences have what keys are made of, the layer's or its indexer's; and those keys, so many of one sequence. */
+typedef struct kept_windows {
+    spw_window_cache rows;
+    act *keys;
+    uint64_t capacity;
+} kept_windows;
+
+/* False: there are none. What the tape has of them in a dry call is not looked at. */
+static bool
+find_kept(const spw_call *call, bool of_indexer, kept_windows *out)
+{
+    const spw_front_cache *f = call->tape->front_cache;
+    const spw_attention_cache *keys = call->tape->cache;
+    memset(out, 0, sizeof *out);
+    if (f == NULL)
+        return false;
+    out->rows =
+        (spw_window_cache){.kv = of_indexer ? f->index_kv : f->kv, .gate = of_indexer ? f->index_gate : f->gate};
+    if (keys == NULL)
+        return true;
+    out->rows.slots = keys->slots;
+    out->rows.starts = keys->starts;
+    out->keys = of_indexer ? f->index_keys : keys->key;
+    out->capacity = f->keys + (of_indexer ? 0 : keys->capacity);
+    return true;
+}
+
+/*
+ * Keys of several rows from row `first` of the batch on, their bias and norm next among the parameters, with D elements of which the last are turned, by
+ * the row that is the first of theirs: *firsts. Those of running sequences go to their place.
+ */
 static spw_value *
-compressed(const spw_call *call, spw_tape *t, spw_value *const *w, spw_value *kv, spw_value *gate, uint64_t sequences,
-           uint64_t D, bool into)
+compressed(const spw_call *call, spw_tape *t, spw_value *const *w, spw_value *kv, spw_value *gate, uint64_t first,
+           bool of_indexer, const int32_t **firsts)
 {
     const spw_model_config *c = &call->model->config;
-    const uint64_t l = call->block->layer_idx, R = c->rope_dim;
-    const spw_compress_shape s = {.B = sequences,
-                                  .T = call->batch->positions,
-                                  .D = D,
-                                  .rate = spw_model_front_rate(c, l),
-                                  .overlaps = spw_model_front_overlaps(c, l)};
-    spw_value *y = spw_nn_compress(t, kv, gate, w[0], &s);
-    if (into)
+    const uint64_t D = of_indexer ? c->index_dim : c->head_dim;
+    const uint64_t l = call->block->layer_idx, R = c->rope_dim, T = call->batch->positions;
+    kept_windows kept;
+    const bool cached = find_kept(call, of_indexer, &kept);
+    spw_compress_shape s = {.B = kv != NULL ? kv->rows / T : 0,
+                            .T = T,
+                            .D = D,
+                            .rate = spw_model_front_rate(c, l),
+                            .overlaps = spw_model_front_overlaps(c, l),
+                            .begins = call->batch->begins != NULL ? call->batch->begins + first : NULL};
+    spw_value *y = spw_nn_compress(t, kv, gate, w[0], &s, cached ? &kept.rows : NULL, firsts);
+    if (of_indexer && !cached)
         spw_nn_into(t, 0);
     y = spw_nn_rmsnorm(t, y, w[1], (float)c->norm_eps);
-    return spw_nn_rope(t, y, D - R, call->cos_sin, NULL, fronts(call), 1, R, R, true);
+    y = spw_nn_rope(t, y, D - R, call->cos_sin, *firsts, fronts(call), 1, R, R, true);
+    s.firsts = *firsts;
+    if (cached && y != NULL && spw__tape_computes(t))
+        spw_gpu_keep_windows(t->queue, kept.keys, kept.capacity, y->data, &kept.rows, &s);
+    return y;
 }
 
 /* ---------------------------------------------------------------- which keys are read */
 
-/* The keys of one sequence, from row `first` on, into their place. w: kv, gate, bias, norm, what makes queries, weights. */
+/* The keys of one sequence, or of running ones, from row `first` on, into their place. w: kv, gate, bias, norm, what makes queries, weights. */
 static void
-index_keys(const spw_call *call, spw_tape *p, spw_value *const *w, const spw_value *h, uint64_t first)
+index_keys(const spw_call *call, spw_tape *p, spw_value *const *w, const spw_value *h, uint64_t first, uint64_t rows)
 {
     const spw_model_config *c = &call->model->config;
     const uint64_t T = call->batch->positions, D = c->index_dim;
     spw_tape *t = call->tape;
-    spw_value *x = spw_tape_input(p, spw__tape_at_row(t, h, h->data, first), T, h->cols, false);
+    spw_value *x = spw_tape_input(p, spw__tape_at_row(t, h, h->data, first), rows, h->cols, false);
     spw_value *kv = spw_nn_linear(p, x, w[0], NULL, 0), *gate = spw_nn_linear(p, x, w[1], NULL, 0);
-    p->into[0] = (char *)call->choice.keys + first / T * fronts(call) * D * t->act_bytes;
-    (void)compressed(call, p, w + 2, kv, gate, 1, D, true);
+    const int32_t *firsts;
+    if (t->front_cache == NULL)
+        p->into[0] = (char *)call->choice.keys + first / T * fronts(call) * D * t->act_bytes;
+    (void)compressed(call, p, w + 2, kv, gate, first, true, &firsts);
 }
 
 static void
@@ -144,8 +186,10 @@ choose_rows(const spw_call *call, spw_tape *p, spw_value *const *w, const spw_va
                           .D = D,
                           .keys = c->index_keys,
                           .words = choice->words,
+                          .begins = call->batch->begins != NULL ? call->batch->begins + row : NULL,
                           .each = spw_model_front_rate(c, call->block->layer_idx),
                           .key_rows = fronts(call)};
+    act *keys = (char *)choice->keys + row / T * fronts(call) * D * t->act_bytes;
     spw_value *x = spw_tape_input(p, spw__tape_at_row(t, h, h->data, row), rows, h->cols, false);
     spw_value *q = spw_tape_input(p, spw__tape_at_row(t, latent, latent->data, row), rows, latent->cols, false);
     spw_value *weights = spw_nn_linear(p, x, w[5], NULL, 0);
@@ -153,10 +197,15 @@ choose_rows(const spw_call *call, spw_tape *p, spw_value *const *w, const spw_va
     q = spw_nn_linear(p, q, w[4], NULL, 0);
     q = spw_nn_rope(p, q, D - R, call->query_cos_sin, NULL, T, c->index_heads, D, R, true);
     scratch = spw__tape_take(p, spw_gpu_choose_scratch(&s) * sizeof *scratch);
+    if (t->cache != NULL) {
+        s.capacity = fronts(call);
+        s.slots = t->cache->slots + row / T;
+        s.starts = t->cache->starts + row / T;
+        keys = t->front_cache->index_keys;
+    }
     if (q != NULL && weights != NULL && scratch != NULL && spw__tape_computes(p))
-        spw_gpu_choose_keys(p->queue, choice->bits + row * choice->words, q->data,
-                            (char *)choice->keys + row / T * fronts(call) * D * t->act_bytes, NULL, weights->data,
-                            scratch, &s);
+        spw_gpu_choose_keys(p->queue, choice->bits + row * choice->words, q->data, keys, NULL, weights->data, scratch,
+                            &s);
 }
 
 /* Forward alone, on a tape of its own: nothing of an indexer has a gradient. */
@@ -164,7 +213,7 @@ static void
 choose(const spw_call *call, spw_value *const *w, const spw_value *h, const spw_value *latent)
 {
     spw_tape *t = call->tape, *p;
-    const uint64_t T = call->batch->positions;
+    const uint64_t each = t->front_cache != NULL && h != NULL ? h->rows : call->batch->positions;
     if (call->choice.words == 0 || call->choice.there || h == NULL || latent == NULL)
         return;
     if ((p = spw__tape_inner(t)) == NULL)
@@ -172,16 +221,19 @@ choose(const spw_call *call, spw_value *const *w, const spw_value *h, const spw_
     spw__tape_catch_up(t);
     for (uint64_t at = 0, rows, keys_to = 0; at < h->rows && t->status == SPW_OK; at += rows) {
         rows = spw__nn_rows_chosen(call, at, h->rows - at);
-        for (; keys_to < at + rows && p->status == SPW_OK; keys_to += T) {
+        for (; keys_to < at + rows && p->status == SPW_OK; keys_to += each) {
             spw__tape_reset_inner(t, false);
             p->is_tile = false;
-            index_keys(call, p, w, h, keys_to);
+            p->by_row = t->by_row;
+            index_keys(call, p, w, h, keys_to, each);
             spw__tape_note_inner(t);
             t->linear_flops += t->asleep ? 0 : p->linear_flops;
             t->status = p->status != SPW_OK ? p->status : t->status;
         }
         spw__tape_reset_inner(t, false);
         p->first_row = at;
+        p->by_row = t->by_row;
+        p->places = t->places != NULL ? t->places + at : NULL;
         choose_rows(call, p, w, h, latent, at, rows);
         spw__tape_note_inner(t);
         t->linear_flops += t->asleep ? 0 : p->linear_flops;
@@ -197,15 +249,18 @@ static spw_value *
 attended(const spw_call *call, uint32_t *at, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
-    const uint64_t l = call->block->layer_idx, rate = spw_model_front_rate(c, l), B = call->batch->sequences;
-    spw_attention_shape shape = {.B = B,
+    const uint64_t l = call->block->layer_idx, rate = spw_model_front_rate(c, l);
+    spw_attention_shape shape = {.B = call->batch->sequences,
                                  .T = call->batch->positions,
                                  .Hq = c->heads,
                                  .D = c->head_dim,
                                  .scale = spw_model_score_scale(c),
                                  .window = c->window,
+                                 .begins = call->batch->begins,
+                                 .ends = call->batch->ends,
                                  .front = fronts(call),
                                  .front_each = rate};
+    const int32_t *firsts = NULL;
     spw_value *q[3], *made[2], *front = NULL;
     spw_call own = *call;
     own.choice = shape.front > c->index_keys && spw_model_has_indexer(c, l) ? spw__nn_begin_choice(call)
@@ -216,7 +271,7 @@ attended(const spw_call *call, uint32_t *at, spw_value *h)
         return NULL;
     if (shape.front > 0) {
         spw_nn_rows(&own, at, make_fronts, &h, 1, made, 2);
-        front = compressed(call, call->tape, call->params + *at, made[0], made[1], B, c->head_dim, false);
+        front = compressed(call, call->tape, call->params + *at, made[0], made[1], 0, false, &firsts);
     } else if (rate > 0) {
         *at += 2;
     }
@@ -224,6 +279,9 @@ attended(const spw_call *call, uint32_t *at, spw_value *h)
     if (own.choice.words > 0)
         choose(&own, call->params + *at, h, q[2]);
     *at += spw_model_has_indexer(c, l) ? INDEXER_PARAMS : 0;
+    shape.front_rows = shape.begins != NULL ? firsts : NULL;
+    if (call->tape->front_cache != NULL)
+        front = NULL; /* with those before, in the cache */
     return spw_nn_front_attention(call->tape, q[0], front, q[1], call->params[(*at)++], &shape);
 }
 
@@ -267,8 +325,6 @@ spw__nn_streams_layer(const spw_call *call, spw_value *x)
 {
     spw_value *v[3], *logits, *y;
     uint32_t at = 0;
-    if (call->batch->begins != NULL)
-        return spw__tape_fail(call->tape); /* windows of keys know no documents: no engine takes such data */
     spw_nn_rows(call, &at, first_half, &x, 1, v, 2);
     y = attended(call, &at, v[1]);
     spw_nn_rows(call, &at, between_halves, (spw_value *[]){x, v[0], y}, 3, v, 3);

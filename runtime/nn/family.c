@@ -287,7 +287,7 @@ uint64_t
 spw_model_rope_tables(const spw_model_config *c)
 {
     if (c->keys_are_values)
-        return 4;
+        return 2;
     return c->rope_theta > 0 ? 1 + (c->rope_local_theta > 0 || c->rope_growth > 0 || c->still_growth > 0) : 0;
 }
 
@@ -295,17 +295,14 @@ uint64_t
 spw_model_rope_table(const spw_model_config *c, uint64_t layer_idx)
 {
     if (c->keys_are_values)
-        return spw_model_front_overlaps(c, layer_idx) ? 2 : spw_model_front_rate(c, layer_idx) > 0 ? 3 : 1;
+        return spw_model_front_rate(c, layer_idx) == 0;
     return c->rope_local_theta > 0 && spw_model_window(c, layer_idx) > 0;
 }
 
 uint64_t
 spw_model_query_table(const spw_model_config *c, uint64_t layer_idx)
 {
-    bool still;
-    if (c->keys_are_values)
-        return spw_model_front_rate(c, layer_idx) == 0;
-    still = c->still_growth > 0 && !spw_model_has_rope(c, layer_idx);
+    bool still = c->still_growth > 0 && !spw_model_has_rope(c, layer_idx);
     return c->rope_growth > 0 || still ? 1 : spw_model_rope_table(c, layer_idx);
 }
 
@@ -441,7 +438,6 @@ spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float 
     uint64_t R = spw_model_rope_width(c, table_idx), half = R / 2;
     spw_model_config local = *c;
     bool queries = table_idx > 0 && c->rope_growth > 0;
-    uint64_t each = !c->keys_are_values ? 1 : table_idx == 2 ? c->few_rate : table_idx == 3 ? c->many_rate : 1;
     float scale;
     if (table_idx > 0 && (c->still_growth > 0 || (queries && c->rope_dim > 0))) {
         still_table(c, R, T, out);
@@ -455,7 +451,7 @@ spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float 
         float f = (float)(1.0 / pow(c->rope_theta, (double)(2 * j) / (double)R));
         f = c->rope == SPW_ROPE_LONG ? long_frequency(c, j, R, T) : (float)scaled_frequency(c, j, (double)f);
         for (uint64_t t = 0; t < T; t++) {
-            float angle = (float)(t * each) * f, factor = queries ? scale * growth(c, t) : scale;
+            float angle = (float)t * f, factor = queries ? scale * growth(c, t) : scale;
             out[t * R + j] = (float)cos((double)angle) * factor;
             out[t * R + half + j] = (float)sin((double)angle) * factor;
         }

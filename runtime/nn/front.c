@@ -5,24 +5,34 @@
 #include "tape_internal.h"
 
 spw_value *
-spw_nn_compress(spw_tape *t, spw_value *kv, spw_value *gate, spw_value *bias, const spw_compress_shape *shape)
+spw_nn_compress(spw_tape *t, spw_value *kv, spw_value *gate, spw_value *bias, const spw_compress_shape *shape,
+                const spw_window_cache *cache, const int32_t **firsts)
 {
-    const uint64_t width = shape->D * (shape->overlaps ? 2 : 1), windows = shape->rate > 0 ? shape->T / shape->rate : 0;
+    const uint64_t width = shape->D * (shape->overlaps ? 2 : 1), rate = shape->rate;
+    const uint64_t windows = rate == 0 ? 0 : (shape->T + (cache != NULL ? rate - 1 : 0)) / rate;
+    int32_t *rows;
     spw_value *y;
     spw__op *o;
+    *firsts = NULL;
     if (kv == NULL || gate == NULL || bias == NULL || windows == 0 || kv->rows != shape->B * shape->T ||
-        gate->rows != kv->rows || kv->cols != width || gate->cols != width ||
-        bias->rows * bias->cols != shape->rate * width)
+        gate->rows != kv->rows || kv->cols != width || gate->cols != width || bias->rows * bias->cols != rate * width)
         return spw__tape_fail(t);
     y = spw__tape_value(t, shape->B * windows, shape->D, NULL);
-    if (y == NULL || (o = spw__tape_op(t, T_COMPRESS, y)) == NULL)
+    *firsts = rows = spw__tape_take(t, shape->B * windows * sizeof *rows);
+    if (y == NULL || rows == NULL || (o = spw__tape_op(t, T_COMPRESS, y)) == NULL)
         return spw__tape_fail(t);
     o->in[0] = kv;
     o->in[1] = gate;
     o->param[0] = bias;
     o->compress = *shape;
-    if (spw__tape_computes(t))
-        spw_gpu_compress(t->queue, y->data, kv->data, gate->data, bias->data, shape);
+    o->compress.firsts = shape->begins != NULL || cache != NULL ? rows : NULL;
+    if (!spw__tape_computes(t))
+        return y;
+    spw_gpu_windows(t->queue, rows, shape->begins, cache != NULL ? cache->starts : NULL, shape->B, shape->T, rate);
+    if (cache != NULL)
+        spw_gpu_compress_cached(t->queue, y->data, kv->data, gate->data, bias->data, cache, &o->compress);
+    else
+        spw_gpu_compress(t->queue, y->data, kv->data, gate->data, bias->data, &o->compress);
     return y;
 }
 
@@ -64,15 +74,18 @@ spw_nn_front_attention(spw_tape *t, spw_value *q, spw_value *front, spw_value *k
                        const spw_attention_shape *shape)
 {
     const uint64_t rows = shape->B * shape->T;
+    const bool cached = t->front_cache != NULL;
     spw_value *y;
     float *lse;
     void *all;
     spw__op *o;
     if (q == NULL || kv == NULL || sinks == NULL || q->rows != rows || kv->rows != rows ||
-        q->cols != shape->Hq * shape->D || kv->cols != shape->D || sinks->cols != shape->Hq || t->cache != NULL ||
-        (front != NULL) != (shape->front > 0) ||
+        q->cols != shape->Hq * shape->D || kv->cols != shape->D || sinks->cols != shape->Hq ||
+        (t->cache != NULL && (!cached || t->cache_taken || t->cache_width != shape->D)) ||
+        (front != NULL) != (shape->front > 0 && !cached) ||
         (front != NULL && (front->rows != shape->B * shape->front || front->cols != shape->D)))
         return spw__tape_fail(t);
+    t->cache_taken = true;
     y = spw__tape_value(t, rows, q->cols, NULL);
     lse = spw__tape_take(t, rows * shape->Hq * sizeof(float));
     all = front != NULL ? spw__tape_take(t, all_bytes(t, shape)) : kv->data;
@@ -89,7 +102,9 @@ spw_nn_front_attention(spw_tape *t, spw_value *q, spw_value *front, spw_value *k
     o->param[0] = sinks;
     o->saved[0] = lse;
     o->saved[1] = all;
-    if (spw__tape_computes(t)) {
+    if (spw__tape_computes(t) && cached) {
+        spw_gpu_attention_cached(t->queue, y->data, q->data, kv->data, kv->data, t->cache, &o->shape);
+    } else if (spw__tape_computes(t)) {
         if (front != NULL)
             copy_keys(t, &o->shape, all, front->data, kv->data, true);
         spw_gpu_attention(t->queue, y->data, lse, q->data, all, all, &o->shape);

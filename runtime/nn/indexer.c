@@ -49,7 +49,7 @@ spw__nn_begin_choice(const spw_call *call)
     c.there = !own || t->kept || (c.bits != NULL && t->record); /* since the forward pass */
     if (c.bits == NULL)
         c.bits = spw__tape_take(t, rows * c.words * sizeof *c.bits);
-    if (own && c.cache == NULL)
+    if (own && c.cache == NULL && t->front_cache == NULL)
         c.keys = spw__tape_take(t, rows * m->index_dim * t->act_bytes);
     return c;
 }

@@ -105,6 +105,17 @@ void spw_tape_reset_kept(spw_tape *tape, void *kept, uint64_t kept_bytes, void *
  */
 void spw_tape_use_cache(spw_tape *tape, const spw_attention_cache *cache, uint64_t width, const int32_t *places,
                         bool by_row);
+/*
+ * What running sequences keep besides, of a layer whose keys stand for several tokens (spw_gpu_compress_cached, spw_attention_shape): so many such keys a sequence
+ * are in front of its own in the other cache, and of the layer's indexer index_keys (slots, keys, index_dim), where there is a choice. What
+ * both are made of is in the rest. With it a dry call takes as much memory as one with both caches.
+ */
+typedef struct spw_front_cache {
+    uint64_t keys;
+    act *kv, *gate;
+    act *index_keys, *index_kv, *index_gate;
+} spw_front_cache;
+void spw_tape_use_front_cache(spw_tape *tape, const spw_front_cache *cache);
 /* The same for a call of linear attention, one at most, whose state of the sequences this is; beside it, for the rest. */
 void spw_tape_use_delta_cache(spw_tape *tape, const spw_delta_cache *cache);
 /*
@@ -227,16 +238,18 @@ spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value
  *   spw_nn_stream_maps   of mixes; scale and base are parameters (spw_gpu_stream_maps); shape's M counts
  *   spw_nn_mix           h NULL: what a half reads of streams x; else the streams behind it, h being what the half gave. Of one value of maps both are
  *                        made, or a head's one
- *   spw_nn_compress      (B (T / rate), D) keys of several rows; bias is a parameter
- *   spw_nn_front_attention  of keys that are values too, (rows, D), with others in front, (B (T / rate), D) or NULL; shape's sizes, window, sinks and chosen bits
+ *   spw_nn_compress      (B (T / rate), D) keys of several rows; bias is a parameter; of shape firsts are not looked at: *firsts are. With a cache those that
+ *                        spw_gpu_compress_cached() makes
+ *   spw_nn_front_attention  of keys that are values too, (rows, D), with others in front, (B (T / rate), D) or NULL; shape's sizes, window, sinks and chosen bits.
+ *                        With a front cache front is NULL: they are there
  *   spw_nn_linear_groups (rows, w->rows): each of so many groups of x's columns by its rows of w
  */
 spw_value *spw_nn_repeat(spw_tape *t, spw_value *x, uint64_t n);
 spw_value *
 spw_nn_stream_maps(spw_tape *t, spw_value *mixes, spw_value *scale, spw_value *base, const spw_streams *shape);
 spw_value *spw_nn_mix(spw_tape *t, spw_value *h, spw_value *x, spw_value *maps, const spw_streams *shape);
-spw_value *
-spw_nn_compress(spw_tape *t, spw_value *kv, spw_value *gate, spw_value *bias, const spw_compress_shape *shape);
+spw_value *spw_nn_compress(spw_tape *t, spw_value *kv, spw_value *gate, spw_value *bias,
+                           const spw_compress_shape *shape, const spw_window_cache *cache, const int32_t **firsts);
 spw_value *spw_nn_front_attention(spw_tape *t, spw_value *q, spw_value *front, spw_value *kv, spw_value *sinks,
                                   const spw_attention_shape *shape);
 spw_value *spw_nn_linear_groups(spw_tape *t, spw_value *x, spw_value *w, uint64_t groups);

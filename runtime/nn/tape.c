@@ -42,6 +42,7 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->passed = 0;
     t->cache = NULL;
     t->delta_cache = NULL;
+    t->front_cache = NULL;
     t->places = NULL;
     t->by_row = t->cache_taken = false;
     t->on_route = NULL;
@@ -141,6 +142,14 @@ void
 spw_tape_use_delta_cache(spw_tape *t, const spw_delta_cache *cache)
 {
     t->delta_cache = cache;
+    if (t->record)
+        t->status = SPW_EINVAL;
+}
+
+void
+spw_tape_use_front_cache(spw_tape *t, const spw_front_cache *cache)
+{
+    t->front_cache = cache;
     if (t->record)
         t->status = SPW_EINVAL;
 }

@@ -105,6 +105,7 @@ struct spw_tape {
     spw_status status;
     const spw_attention_cache *cache;   /* of the running sequences; NULL: none */
     const spw_delta_cache *delta_cache; /* likewise */
+    const spw_front_cache *front_cache; /* likewise, in a dry call too */
     uint64_t cache_width;
     const int32_t *places;
     spw_route_fn on_route;
