@@ -1,6 +1,6 @@
 /*
  * Which matrices of a folder are published as codes that can be kept as they are (spw_codes.h): by the types of its tensors, or, of a folder that has its
- * config.json alone, by what that says, so that what does not fit anywhere here can be planned. Reading them is the reader's, as numbers.
+ * config.json alone, by what that says, so that what does not fit anywhere here can be planned. published_read.c reads them.
  * Source: the documentation of compressed-tensors (config_groups, ignore: names, or regular expressions behind "re:"), and of transformers
  * (modules_to_not_convert: names or what they begin with).
  */
@@ -16,7 +16,7 @@ form_of(const spw_scaled *b, uint64_t cols, bool bf16_scales, spw_dtype dtype)
     uint32_t group = SPW_QUANT_BLOCK;
     while (group > 8 && b->cols % group != 0)
         group /= 2;
-    if (group == 8 || cols % group != 0 || (b->packed && b->bits == 8 && dtype == SPW_BF16))
+    if (group == 8 || cols % group != 0)
         return SPW_QUANT_NONE;
     return spw_codes_published(b->bits, b->floats || !b->packed,
                                b->scales == SPW_SCALES_E8M0             ? SPW_SCALE_E8M0
