@@ -82,7 +82,8 @@ typedef struct spw_store_unit {
     uint64_t first, elems; /* the stretch held here: where it starts in the whole unit; padded */
     bool trainable;        /* has records and a gradient */
     bool spills;           /* its gradient waits on nvme for its update; all its records are there too */
-    bool coded;            /* its weights are stored as codes where there are any (code_form); not trainable then */
+    spw_quant
+        form; /* its weights are stored as codes of this form, and it is not trainable; SPW_QUANT_NONE: as numbers */
     /*
      * Its update has two halves: the first leaves in its gradient what the second begins with once somebody has changed that as a whole
      * (spw_store_config.whole). It has a gradient in memory, host's or device's, and no chunk that is spare.
@@ -152,7 +153,6 @@ typedef struct spw_store_config {
     uint32_t unit_count, chunk_count;
     spw_dtype weight_dtype, grad_dtype;
     uint32_t weight_bytes;      /* per element */
-    spw_quant code_form;        /* of coded units' weights; SPW_QUANT_NONE: all have weight_dtype */
     spw_store_record record[2]; /* of units that are whole: [1] */
     uint32_t log_bytes_32[2];   /* of the record alone, and of the weights too; with undo */
     bool update_reads_weights;

@@ -15,11 +15,11 @@
 
 /* ---------------------------------------------------------------- a folder of 8-bit floats */
 
-/* A Llama of two layers, whose matrices have a scale for each block of 64 x 128. */
+/* A Llama of two layers, whose matrices have a scale for each block of 64 x 128; rows of 288 are groups of 32, and the last block has less. */
 static char floats[256]; /* its path */
 static const char *const llama_config =
     "{\"model_type\": \"llama\", \"hidden_size\": 128, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "
-    "\"vocab_size\": 41, \"max_position_embeddings\": 64, \"intermediate_size\": 256, \"num_hidden_layers\": 2, "
+    "\"vocab_size\": 41, \"max_position_embeddings\": 64, \"intermediate_size\": 288, \"num_hidden_layers\": 2, "
     "\"tie_word_embeddings\": true, \"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", "
     "\"activation_scheme\": \"dynamic\", \"weight_block_size\": [64, 128]}}";
 
@@ -67,7 +67,7 @@ static const char *const whole_config = "{\"quant_method\": \"compressed-tensors
 static void
 add_integers(folder *f, const char *name, uint64_t rows, uint64_t cols)
 {
-    const uint64_t shape[2] = {rows, cols / 4}, groups[2] = {rows, cols / 64};
+    const uint64_t shape[2] = {rows, cols / 4}, groups[2] = {rows, (cols + 63) / 64};
     char other[SPW_TENSOR_NAME_BYTES + 8];
     uint16_t *scales;
     uint8_t *to;
@@ -95,8 +95,8 @@ make_folder(char path[256], bool integers, const damage *d)
         const char *name;
         uint64_t rows, cols;
     } matrices[] = {{"self_attn.q_proj", 128, 128}, {"self_attn.k_proj", 64, 128}, {"self_attn.v_proj", 64, 128},
-                    {"self_attn.o_proj", 128, 128}, {"mlp.gate_proj", 256, 128},   {"mlp.up_proj", 256, 128},
-                    {"mlp.down_proj", 128, 256}};
+                    {"self_attn.o_proj", 128, 128}, {"mlp.gate_proj", 288, 128},   {"mlp.up_proj", 288, 128},
+                    {"mlp.down_proj", 128, 288}};
     folder *f = folder_make();
     char name[SPW_TENSOR_NAME_BYTES];
     snprintf(f->config, sizeof f->config, "%s", llama_config);
@@ -118,7 +118,7 @@ make_folder(char path[256], bool integers, const damage *d)
         struct tensor *t;
         snprintf(name, sizeof name, DAMAGED "%s", d->more);
         t = folder_find(f, name);
-        memcpy((char *)t->data + t->bytes / 2, &d->is, d->bytes);
+        memcpy((char *)t->data + t->bytes / 8 * 4, &d->is, d->bytes);
     }
     folder_write(f);
     snprintf(path, 256, "%s", f->dir);
@@ -204,12 +204,19 @@ mxfp4_lora(rig *r)
     from_folder(r, "tests/vectors/scaled/llama_mxfp4");
 }
 
-/* Experts are kept, of 4 bits; the rest, of 8, is numbers. */
+/* Experts of 4 bits, the rest of 8. */
 static void
 experts_lora(rig *r)
 {
     lora_everywhere(r);
     from_folder(r, "tests/vectors/scaled/qwen3_fp4");
+}
+
+static void
+deepseek_lora(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, "tests/vectors/scaled/deepseek_v4");
 }
 
 /* All but norms and the embeddings is frozen. */
@@ -218,6 +225,16 @@ floats_frozen(rig *r)
 {
     rig_freeze(r, "*_proj.weight");
     from_folder(r, floats);
+}
+
+static bool
+is_kept(const rig *r)
+{
+    const spw_layout *l = spw_engine_layout(r->e);
+    bool any = false;
+    for (uint32_t u = 0; u < l->unit_count; u++)
+        any = any || spw_codes_group(l->units[u].form) > 0;
+    return any;
 }
 
 /* Losses, norms and all state, frozen weights too, are those of the same run with numbers. */
@@ -232,7 +249,7 @@ as_numbers(spw_state_format format, spw_tier tier, void (*change)(rig *r))
     snprintf(plain.c.run.frozen_codes, sizeof plain.c.run.frozen_codes, "none");
     rig_open(&kept);
     rig_open(&plain);
-    assert_int_not_equal(spw_codes_group(spw_engine_layout(kept.e)->code_form), 0);
+    assert_true(is_kept(&kept) && !is_kept(&plain));
     rig_fill(&kept);
     rig_fill(&plain);
     rig_train(&kept, 0, RIG_STEPS);
@@ -260,6 +277,9 @@ test_as_numbers(void **state)
     as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, mxfp4_lora);
     as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, mxfp4_lora);
     as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, experts_lora);
+    as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, experts_lora);
+    as_numbers(SPW_STATE_MIXED, SPW_TIER_DEVICE, experts_lora);
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, deepseek_lora);
     as_numbers(SPW_STATE_FP32, SPW_TIER_NVME, floats_frozen);
     as_numbers(SPW_STATE_MIXED, SPW_TIER_NVME, floats_frozen);
 }
@@ -270,6 +290,7 @@ test_everywhere(void **state)
     (void)state;
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, kimi_lora);
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, floats_lora);
+    rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, experts_lora);
 }
 
 /* A checkpoint has the numbers, and the folder the codes. */
@@ -284,11 +305,17 @@ test_resumes(void **state)
 
 /* ---------------------------------------------------------------- bytes */
 
-/* Of each coded matrix its own; nothing else is coded. block: bytes of 128 weights; live: elements that the device has room for, so that some
- * go and come back; 0: nothing is trained. */
+/* Matrices with such names are codes of so many bytes for 128 weights, in units of their own; block 0: there are none. */
+typedef struct kept_kind {
+    const char *name;
+    uint64_t block;
+} kept_kind;
+
+/* Nothing else is coded. live: elements that the device has room for, so that some go and come back; 0: nothing is trained. */
 static void
-count(void (*change)(rig *r), const char *coded_name, uint64_t block, uint64_t live)
+count(void (*change)(rig *r), kept_kind first, kept_kind second, uint64_t live)
 {
+    const kept_kind kinds[] = {first, second};
     rig r;
     spw_store_stats before, after;
     const spw_layout *l;
@@ -300,15 +327,21 @@ count(void (*change)(rig *r), const char *coded_name, uint64_t block, uint64_t l
     rig_open(&r);
     l = spw_engine_layout(r.e);
     for (uint32_t i = 0; i < l->chunk_count; i++) {
-        const bool is = l->units[l->chunks[i].unit_idx].coded;
-        all += is ? spw_round_up(l->chunks[i].elems / 128 * block, 4096) : l->chunks[i].elems * 2;
-        coded += is ? l->chunks[i].elems : 0;
+        const spw_quant form = l->units[l->chunks[i].unit_idx].form;
+        all += form != SPW_QUANT_NONE ? spw_round_up(l->chunks[i].elems / 128 * spw_codes_block_bytes(form), 4096)
+                                      : l->chunks[i].elems * 2;
+        coded += form != SPW_QUANT_NONE ? l->chunks[i].elems : 0;
     }
     for (uint32_t id = 0; id < r.model->param_count; id++) {
         const spw_param *p = &r.model->params[id];
-        const bool is = strstr(p->name, coded_name) != NULL && p->ndim == 2 && !p->adapter;
-        assert_true(l->units[l->places[id].unit_idx].coded == is);
-        want += is ? spw_round_up(p->rows * p->cols, 128) : 0;
+        const spw_quant form = l->units[l->places[id].unit_idx].form;
+        uint64_t block = 0;
+        for (int k = 1; k >= 0; k--)
+            block = kinds[k].block > 0 && strstr(p->name, kinds[k].name) != NULL && p->ndim == 2 && !p->adapter
+                        ? kinds[k].block
+                        : block;
+        assert_int_equal(form != SPW_QUANT_NONE ? spw_codes_block_bytes(form) : 0, block);
+        want += block > 0 ? spw_round_up(p->rows * p->cols, 128) : 0;
     }
     assert_true(want > 0 && coded >= want && coded < want + 32 * 4096); /* experts begin at multiples of 4096 */
     assert_int_equal(spw_engine_plan(r.e)->weight_host, all);
@@ -330,13 +363,15 @@ count(void (*change)(rig *r), const char *coded_name, uint64_t block, uint64_t l
 static void
 test_bytes(void **state)
 {
+    const kept_kind none = {"", 0};
     (void)state;
-    count(kimi_lora, ".experts.", 64 + 8 * 2, 0); /* a scale of 16 bits for each 16 */
-    count(floats_lora, "_proj.weight", 128 + 4, 200000);
-    count(integers_lora, "_proj.weight", 128 + 2 * 2, 0);
-    count(nvfp4_lora, "_proj.weight", 64 + 8 * 4, 0);
-    count(mxfp4_lora, "_proj.weight", 64 + 4, 0);
-    count(experts_lora, ".experts.", 64 + 4, 0);
+    count(kimi_lora, (kept_kind){".experts.", 64 + 8 * 2}, none, 0); /* a scale of 16 bits for each 16 */
+    count(floats_lora, (kept_kind){"down_proj.weight", 128 + 4 * 4}, (kept_kind){"_proj.weight", 128 + 4}, 200000);
+    count(integers_lora, (kept_kind){"down_proj.weight", 128 + 4 * 2}, (kept_kind){"_proj.weight", 128 + 2 * 2}, 0);
+    count(nvfp4_lora, (kept_kind){"_proj.weight", 64 + 8 * 4}, none, 0);
+    count(mxfp4_lora, (kept_kind){"_proj.weight", 64 + 4}, none, 0);
+    count(experts_lora, (kept_kind){".experts.", 64 + 4}, (kept_kind){"_proj.weight", 128 + 8 * 4}, 0);
+    count(experts_lora, (kept_kind){".experts.", 64 + 4}, (kept_kind){"_proj.weight", 128 + 8 * 4}, 30000);
 }
 
 /* ---------------------------------------------------------------- what is not kept */
@@ -406,7 +441,7 @@ test_refused(void **state)
 static void
 test_other_numbers(void **state)
 {
-    const uint64_t last = 256 * 128 - 1;
+    const uint64_t last = 288 * 128 - 1;
     const float other = 0.5f;
     char path[400];
     (void)state;
@@ -475,8 +510,7 @@ typedef struct bound {
     spw_model *model;
     spw_hf_reader *r;
     spw_bounce *bounce;
-    spw_quant form;
-    bool in_codes[256];
+    spw_quant forms[256];
 } bound;
 
 static bound
@@ -488,7 +522,7 @@ open_codes(const char *path, spw_dtype dtype)
     spw_status st = spw_hf_config_load(&m, path, &err);
     st = st == SPW_OK ? spw_model_build(&b.model, &m, &err) : st;
     assert_true(st != SPW_OK || b.model->param_count <= 256);
-    st = st == SPW_OK ? spw_hf_codes(&b.form, b.in_codes, path, b.model, dtype, &err) : st;
+    st = st == SPW_OK ? spw_hf_codes(b.forms, path, b.model, dtype, &err) : st;
     st = st == SPW_OK ? spw_hf_reader_open(&b.r, path, &err) : st;
     st = st == SPW_OK ? spw_hf_reader_bind(b.r, b.model, &err) : st;
     st = st == SPW_OK ? spw_bounce_create(&b.bounce, 1, &err) : st;
@@ -511,24 +545,25 @@ static void
 same_matrix(bound *b, uint32_t id, spw_dtype dtype)
 {
     const spw_param *p = &b->model->params[id];
-    const uint64_t n = p->rows * p->cols, up = spw_round_up(n, 128), block = spw_codes_block_bytes(b->form);
+    const spw_quant form = b->forms[id];
+    const uint64_t n = p->rows * p->cols, up = spw_round_up(n, 128), block = spw_codes_block_bytes(form);
     const uint32_t size = spw_dtype_bytes(dtype);
     uint8_t *all = malloc(up / 128 * block), *part = malloc(up / 128 * block + 1);
     float *numbers = calloc(up, 4), *want = calloc(up, 4), *got = calloc(up, 4);
     spw_error err = {0};
     memset(all, 0xee, up / 128 * block);
-    if (spw_hf_read_codes(b->r, id, b->form, 0, n, all, &err) != SPW_OK ||
+    if (spw_hf_read_codes(b->r, id, form, 0, n, all, &err) != SPW_OK ||
         spw_hf_read_param(b->r, id, 0, n, numbers, &err) != SPW_OK)
         fail_msg("%s: %s", p->name, err.message);
     spw_state_set(dtype == SPW_F32 ? SPW_STATE_FP32 : SPW_STATE_SPLIT, NULL, want, NULL, up, SPW_PART_MASTER, 0, n,
                   numbers);
-    spw__quant_decode(got, dtype, all, b->form, up);
+    spw__quant_decode(got, dtype, all, form, up);
     assert_memory_equal(got, want, up * size);
     for (uint64_t k = 0; k < 8; k++) {
         const uint64_t first = draw(k) % (up / 128), end = first + 1 + draw(k + 8) % (up / 128 - first),
                        last = end * 128 < n ? end * 128 : n;
         part[(end - first) * block] = 0xee;
-        assert_int_equal(spw_hf_read_codes(b->r, id, b->form, first * 128, last - first * 128, part, &err), SPW_OK);
+        assert_int_equal(spw_hf_read_codes(b->r, id, form, first * 128, last - first * 128, part, &err), SPW_OK);
         assert_memory_equal(part, all + first * block, (end - first) * block);
         assert_int_equal(part[(end - first) * block], 0xee);
     }
@@ -555,9 +590,9 @@ test_read(void **state)
         bound b = open_codes(paths[k / 2], dtype);
         uint32_t seen = 0;
         for (uint32_t id = 0; id < b.model->param_count; id++) {
-            if (b.in_codes[id])
+            if (b.forms[id] != SPW_QUANT_NONE)
                 same_matrix(&b, id, dtype);
-            seen += b.in_codes[id];
+            seen += b.forms[id] != SPW_QUANT_NONE;
         }
         assert_true(seen > 4);
         close_codes(&b);
@@ -594,7 +629,7 @@ test_no_numbers(void **state)
     {
         bound b = open_codes(path, SPW_F32);
         for (uint32_t id = 0; id < b.model->param_count; id++)
-            if (b.in_codes[id])
+            if (b.forms[id] != SPW_QUANT_NONE)
                 same_matrix(&b, id, SPW_F32);
         close_codes(&b);
     }

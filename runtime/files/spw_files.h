@@ -249,15 +249,14 @@ const char *spw_hf_adapters(const char *folder);
 spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_error *err);
 /*
  * spw_hf_codes - as what codes a folder has its weights, to be kept as they are (spw_hf_read_codes).
- *   form      of those that can be kept, which is one for a folder
- *   in_codes  (param_count) out  which these are: matrices whose rows are whole groups of a scale, 16 to 128 columns of its block
- *   dtype     of weights, fp32 or bf16
+ *   forms  (param_count) out  of each parameter; SPW_QUANT_NONE: numbers, as are all but matrices whose rows are whole groups of a scale, 16 to 128 columns
+ *          of its block, in up to SPW_FORMS_MAX forms
+ *   dtype  of weights, fp32 or bf16
  * A folder without files of weights has what its config.json says: all matrices of layers but routers, and those that its lists leave out, with scales
  * in bf16 where integers are packed. A file of its own has no config.json: codes of 8 bits.
  * Errors  SPW_ECONFIG, naming the folder: it has no codes, or none that can be kept; those of the reader.
  */
-spw_status spw_hf_codes(spw_quant *form, bool *in_codes, const char *folder, const spw_model *model, spw_dtype dtype,
-                        spw_error *err);
+spw_status spw_hf_codes(spw_quant *forms, const char *folder, const spw_model *model, spw_dtype dtype, spw_error *err);
 /*
  * spw_hf_read_codes - elements [first, first + count) of a bound model's parameter as blocks of 128 in that form, which spw_hf_codes said of it; what the
  * last block has behind them is zero.
