@@ -23,7 +23,7 @@ page_up(uint64_t bytes)
 spw_quant
 spw__store_code_form(const spw_store_config *cfg, const spw_store_chunk *c)
 {
-    return cfg->units[c->unit_idx].coded ? cfg->code_form : SPW_QUANT_NONE;
+    return cfg->units[c->unit_idx].form;
 }
 
 static uint64_t

@@ -82,7 +82,8 @@ typedef struct spw_store_unit {
     uint64_t first, elems; /* the stretch held here: where it starts in the whole unit; padded */
     bool trainable;        /* has records and a gradient */
     bool spills;           /* its gradient waits on nvme for its update; all its records are there too */
-    bool coded;            /* its weights are stored as codes where there are any (code_form); not trainable then */
+    spw_quant
+        form; /* its weights are stored as codes of this form, and it is not trainable; SPW_QUANT_NONE: as numbers */
     /*
      * Its update has two halves: the first leaves in its gradient what the second begins with once somebody has changed that as a whole
      * (spw_store_config.whole). It has a gradient in memory, host's or device's, and no chunk that is spare.
@@ -101,8 +102,8 @@ typedef struct spw_store_use {
  * Different chunks come on different threads at once. A status other than SPW_OK poisons the store.
  */
 /*
- * What is stored as codes comes as what they decode to; what is left there becomes codes: our own round it (spw__quant_settle), of a published form
- * there have to be codes that decode to it (spw__quant_find), else the call fails with SPW_EINVAL.
+ * What is stored as codes comes as what they decode to; what is left there becomes our own, which round it (spw__quant_settle). Codes of a published
+ * form never become others: INIT has them themselves for weights (spw_store_weight_bytes, all of which are stored), and EDIT is refused.
  */
 typedef spw_status (*spw_store_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
                                    spw_error *err);
@@ -152,7 +153,6 @@ typedef struct spw_store_config {
     uint32_t unit_count, chunk_count;
     spw_dtype weight_dtype, grad_dtype;
     uint32_t weight_bytes;      /* per element */
-    spw_quant code_form;        /* of coded units' weights; SPW_QUANT_NONE: all have weight_dtype */
     spw_store_record record[2]; /* of units that are whole: [1] */
     uint32_t log_bytes_32[2];   /* of the record alone, and of the weights too; with undo */
     bool update_reads_weights;
@@ -245,7 +245,8 @@ spw_status spw_store_sweep(spw_store *store, spw_sweep mode, spw_store_fn fn, vo
  * that they have, and what was on the device of their units is dropped: who acquires such a unit meanwhile waits and
  * sees the change. The caller holds none of them.
  * Writes to nvme go on behind its back, as after an update: whoever reads next waits for them.
- * Errors  SPW_EINVAL while a snapshot is under way or in the middle of a step, also with count 0; nothing has changed.
+ * Errors  SPW_EINVAL while a snapshot is under way or in the middle of a step, also with count 0; an edit of weights in their files, or in published
+ *         codes. Nothing has changed.
  */
 spw_status spw_store_sweep_some(spw_store *store, spw_sweep mode, uint32_t first, uint32_t count, spw_store_fn fn,
                                 void *ctx, spw_error *err);

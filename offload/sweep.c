@@ -67,6 +67,16 @@ any_in_place(const spw_store *s, uint32_t first, uint32_t count)
     return any;
 }
 
+/* Of these numbers are shown, and nothing makes codes of them. */
+static bool
+any_published(const spw_store *s, uint32_t first, uint32_t count)
+{
+    bool any = false;
+    for (uint32_t i = first; i < first + count; i++)
+        any = any || spw_codes_group(spw__store_code_form(&s->cfg, &s->chunks[i].plan)) > 0;
+    return any;
+}
+
 static bool
 any_frozen(const spw_store *s, uint32_t first, uint32_t count)
 {
@@ -92,6 +102,8 @@ spw_store_sweep_some(spw_store *s, spw_sweep mode, uint32_t first, uint32_t coun
         why = "of chunks that are not there";
     else if (mode == SPW_SWEEP_EDIT && any_in_place(s, first, count))
         why = "that edits frozen weights in the files they come from";
+    else if (mode == SPW_SWEEP_EDIT && any_published(s, first, count))
+        why = "that edits frozen weights which are kept in the codes they were published in";
     else if (count > 0) {
         s->stats.frozen_edits += mode == SPW_SWEEP_EDIT && any_frozen(s, first, count);
         run_sweep(s, mode == SPW_SWEEP_EDIT ? OP_EDIT : OP_VISIT, first, first + count, fn, ctx);

@@ -41,20 +41,13 @@ codes_of(const chunk *c, const view *v)
 }
 
 /* The copy of weights becomes codes; what is behind them in their last page too is always the same. */
-static spw_status
-settle_codes(const spw_store *s, const chunk *c, const view *v, spw_error *err)
+static void
+settle_codes(const spw_store *s, const chunk *c, const view *v)
 {
     uint64_t bytes = spw__quant_bytes(v->form, c->plan.elems),
              all = spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, v->form);
-    if (spw_codes_group(v->form) == 0)
-        spw__quant_settle(codes_of(c, v), v->form, v->weights, s->cfg.weight_dtype, c->plan.elems);
-    else if (!spw__quant_find(codes_of(c, v), v->form, v->weights, s->cfg.weight_dtype, c->plan.elems))
-        return SPW_RAISE(err, SPW_EINVAL,
-                         "unit %u, chunk %u: these weights are not what codes of %u bits with a scale for each %u "
-                         "decode to, as the model's folder has them (spillway.frozen_codes \"published\")",
-                         c->plan.unit_idx, c->idx, spw_codes_bits(v->form), spw_codes_group(v->form));
+    spw__quant_settle(codes_of(c, v), v->form, v->weights, s->cfg.weight_dtype, c->plan.elems);
     memset((char *)codes_of(c, v) + bytes, 0, all - bytes);
-    return SPW_OK;
 }
 
 static stage *
@@ -93,6 +86,8 @@ open_view(spw_store *s, const chunk *c, bool read)
     v.stage = take_stage(s);
     v.weights = v.stage->weights;
     v.record = v.apart ? v.stage->record : v.record;
+    if (!read && spw_codes_group(v.form) > 0)
+        v.weights = codes_of(c, &v);
     if (read && v.apart)
         move_staged(s, c, &v, true);
     if (read && v.form != SPW_QUANT_NONE)
@@ -101,18 +96,16 @@ open_view(spw_store *s, const chunk *c, bool read)
 }
 
 /* write: what is there becomes the copy. */
-static spw_status
-close_view(spw_store *s, const chunk *c, const view *v, bool write, spw_error *err)
+static void
+close_view(spw_store *s, const chunk *c, const view *v, bool write)
 {
-    spw_status st = SPW_OK;
     if (v->stage == NULL)
-        return SPW_OK;
-    if (write && v->form != SPW_QUANT_NONE)
-        st = settle_codes(s, c, v, err);
-    if (write && v->apart && st == SPW_OK)
+        return;
+    if (write && v->form != SPW_QUANT_NONE && spw_codes_group(v->form) == 0)
+        settle_codes(s, c, v);
+    if (write && v->apart)
         move_staged(s, c, v, false);
     give_stage(s, v->stage);
-    return st;
 }
 
 spw_status
@@ -123,9 +116,6 @@ spw__store_call_with(spw_store *s, const chunk *c, spw_store_fn fn, void *ctx, b
     spw_status st = v.apart ? spw_gpu_check(s->cfg.gpu, err) : SPW_OK;
     if (st == SPW_OK)
         st = fn(ctx, c->idx, v.weights, trainable ? v.record : NULL, NULL, err);
-    if (st != SPW_OK)
-        (void)close_view(s, c, &v, false, err);
-    else
-        st = close_view(s, c, &v, write, err);
+    close_view(s, c, &v, write && st == SPW_OK);
     return st == SPW_OK && v.apart ? spw_gpu_check(s->cfg.gpu, err) : st;
 }

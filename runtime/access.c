@@ -142,6 +142,11 @@ check_part(const spw_engine *e, const target *t, bool set, spw_error *err)
                          "%s is frozen and read from the files it comes from, so it cannot be set; with "
                          "spillway.frozen_in_place false it can",
                          p->name);
+    if (set && spw__layout_published(&e->layout, e->layout.places[t->param_id].unit_idx) != SPW_QUANT_NONE)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "%s is frozen and kept in the codes it was published in, so it cannot be set; with "
+                         "spillway.frozen_codes none it can",
+                         p->name);
     if (t->part == SPW_ACCESS_MASTER || t->part == SPW_ACCESS_WEIGHT)
         return SPW_OK;
     if (t->part != SPW_ACCESS_GRAD && (uint32_t)(t->part - SPW_ACCESS_EXP_AVG) >= o->moment_count)

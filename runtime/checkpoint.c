@@ -276,6 +276,8 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     const spw_store_chunk *c = &l->chunks[chunk_idx];
     const spw_optimizer *rule = spw__engine_optimizer(job->e, c->unit_idx);
     (void)grad;
+    if (spw__layout_published(l, c->unit_idx) != SPW_QUANT_NONE)
+        return spw__codes_load(job, c, weights, err);
     memset(weights, 0, c->elems * spw_state_weight_bytes(job->format));
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, rule, c->elems));
@@ -313,6 +315,8 @@ spw__checkpoint_sources_init(spw__checkpoint_sources *job, spw_engine *e, spw_er
 void
 spw__checkpoint_sources_deinit(spw__checkpoint_sources *job)
 {
+    if (job->codes != job->model)
+        spw_hf_reader_close(job->codes);
     spw_hf_reader_close(job->model);
     spw_st_reader_close(job->optimizer);
     spw_st_reader_close(job->adapter);
@@ -377,6 +381,7 @@ open_tensors(spw__checkpoint_sources *job, const char *path, const char *weights
     SPW_TRY(spw_hf_reader_bind(job->model, m, err));
     SPW_TRY(spw_bounce_create(&job->bounce, spw__checkpoint_buffers(spw__engine_workers(job->e)), err));
     spw_hf_reader_past_cache(job->model, job->bounce);
+    SPW_TRY(spw__checkpoint_open_codes(job, weights, err));
     if (m->lora.rank > 0) {
         snprintf(file, sizeof file, "%.1000s/" SPW_ADAPTER_FILE, path);
         SPW_TRY(spw_st_reader_open(&job->adapter, file, err));

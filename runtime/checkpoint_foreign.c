@@ -52,6 +52,7 @@ open_sources(spw__checkpoint_sources *s, spw_foreign *d, spw_error *err)
     SPW_TRY(spw_hf_reader_bind(s->model, m, err));
     SPW_TRY(spw_bounce_create(&s->bounce, spw__checkpoint_buffers(spw__engine_workers(s->e)), err));
     spw_hf_reader_past_cache(s->model, s->bounce);
+    SPW_TRY(spw__checkpoint_open_codes(s, NULL, err));
     if (a->updates == 0 && a->moment_count == 0) /* the optimizer makes its state with its first update */
         return SPW_OK;
     SPW_TRY(spw_foreign_moments(d, s->model, m, rule->moment_names, rule->moment_count, &s->optimizer, err));

@@ -140,6 +140,7 @@ typedef struct spw__checkpoint_sources {
     spw_engine *e;
     spw_state_format format;
     spw_hf_reader *model;     /* bound */
+    spw_hf_reader *codes;     /* bound, to model.path, of which codes are kept: model, or another; NULL: none are */
     spw_st_reader *optimizer; /* NULL: inference, or nothing was kept */
     spw_st_reader *adapter;   /* NULL: the model has none, or they are drawn */
     spw_bounce *bounce;       /* lent to all of them */
@@ -149,7 +150,13 @@ typedef struct spw__checkpoint_sources {
 } spw__checkpoint_sources;
 spw_status spw__checkpoint_sources_init(spw__checkpoint_sources *s, spw_engine *e, spw_error *err);
 void spw__checkpoint_sources_deinit(spw__checkpoint_sources *s);
+/* Once the model's reader is bound and buffers are there: codes that are kept come from model.path, whatever numbers the model's files have (path: where
+ * they are; NULL: nowhere that model.path could be). */
+spw_status spw__checkpoint_open_codes(spw__checkpoint_sources *s, const char *path, spw_error *err);
 spw_status spw__checkpoint_fill(spw__checkpoint_sources *s, spw_error *err);
+
+/* codes.c: fills a chunk that is kept in published codes, and looks whether they are the weights that the sources have. */
+spw_status spw__codes_load(const spw__checkpoint_sources *job, const spw_store_chunk *c, void *codes, spw_error *err);
 
 /* The differences between two configurations that decide the result, each a line; *count: how many. */
 typedef void (*spw__difference_fn)(void *ctx, const char *text);

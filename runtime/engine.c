@@ -167,7 +167,6 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .weight_dtype = spw_state_weight_dtype(c->run.state_format),
                           .grad_dtype = c->run.grad_dtype,
                           .weight_bytes = spw_state_weight_bytes(c->run.state_format),
-                          .code_form = e->layout.code_form,
                           .update_reads_weights = spw_state_update_reads_weights(c->run.state_format),
                           .weight_slot_count = e->plan.weight_slots,
                           .record_slot_count = e->plan.record_slots,
@@ -383,16 +382,6 @@ make_traces(spw_engine *e, const spw_engine_options *o, uint32_t accumulation, s
     return SPW_OK;
 }
 
-static spw_quant
-code_form(const spw_engine *e, const spw_engine_options *o)
-{
-    const char *codes = e->config.run.frozen_codes;
-    return strcmp(codes, "int8") == 0        ? SPW_QUANT_INT8
-           : strcmp(codes, "int4") == 0      ? SPW_QUANT_INT4
-           : strcmp(codes, "published") == 0 ? o->published_form
-                                             : SPW_QUANT_NONE;
-}
-
 static spw_status
 build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err)
 {
@@ -447,7 +436,7 @@ build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err
     if (e->T > e->model->config.positions && table != NULL)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's %s %llu",
                          (unsigned long long)e->T, table, (unsigned long long)e->model->config.positions);
-    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_form(e, o), o->published,
+    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, o->forms,
                             e->optimizer == &spw_opt_muon, piece_rows, e->rank % parts, parts, err));
     SPW_TRY(check_whole(e, err));
     if (o->weights_from != NULL && spw__in_place_wanted(e))
@@ -553,26 +542,29 @@ has_frozen(const spw_model *m)
     return id < m->param_count;
 }
 
-/* Which matrices model.path has as codes that are kept: (param_count), the caller's; NULL: nobody asks. */
+/* What frozen matrices are stored as: (param_count), the caller's; NULL: as numbers. */
 static spw_status
-find_published(spw_engine_options *o, bool **published, spw_error *err)
+find_forms(spw_engine_options *o, spw_quant **forms, spw_error *err)
 {
-    const char *path = o->config->model_path;
+    const char *path = o->config->model_path, *codes = o->config->run.frozen_codes;
     const spw_dtype dtype = spw_state_weight_dtype(o->config->run.state_format);
-    spw_status st;
-    *published = NULL;
-    if (strcmp(o->config->run.frozen_codes, "published") != 0)
+    const bool published = strcmp(codes, "published") == 0;
+    *forms = NULL;
+    if (codes[0] == '\0' || strcmp(codes, "none") == 0)
         return SPW_OK;
-    if (path[0] == '\0' || dtype == SPW_F16)
+    if (published && (path[0] == '\0' || dtype == SPW_F16))
         return SPW_RAISE(err, SPW_ECONFIG, "spillway.frozen_codes \"published\" %s",
                          dtype == SPW_F16 ? "is for weights in bf16 or fp32, not in fp16 (fp16.enabled)"
                                           : "needs model.path, a folder that has weights as codes");
-    *published = spw_mem_calloc(o->model->param_count, sizeof **published);
-    if (*published == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "codes of %s", path);
-    st = spw_hf_codes(&o->published_form, *published, path, o->model, dtype, err);
-    o->published = *published;
-    return st;
+    *forms = spw_mem_calloc(o->model->param_count, sizeof **forms);
+    if (*forms == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "codes of %u parameters", o->model->param_count);
+    o->forms = *forms;
+    if (published)
+        return spw_hf_codes(*forms, path, o->model, dtype, err);
+    for (uint32_t id = 0; id < o->model->param_count; id++)
+        (*forms)[id] = strcmp(codes, "int8") == 0 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
+    return SPW_OK;
 }
 
 /*
@@ -604,12 +596,12 @@ spw_status
 spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
 {
     spw_engine_options told = *o;
-    bool *published;
-    spw_status st = find_published(&told, &published, err);
+    spw_quant *forms;
+    spw_status st = find_forms(&told, &forms, err);
     *out = NULL;
     if (st == SPW_OK)
         st = create(out, &told, err);
-    spw_mem_free(published);
+    spw_mem_free(forms);
     return st;
 }
 

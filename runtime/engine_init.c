@@ -84,6 +84,12 @@ spw_engine_init_params(spw_engine *e, uint64_t seed, spw_error *err)
     init_job job = {e, seed};
     spw_error own = {0};
     spw_status st = spw__in_place_check(e, "drawn at random", &own);
+    for (uint32_t u = 0; st == SPW_OK && u < e->layout.unit_count; u++)
+        if (spw__layout_published(&e->layout, u) != SPW_QUANT_NONE)
+            st = SPW_RAISE(&own, SPW_EINVAL,
+                           "weights drawn at random are not those that %s has: spillway.frozen_codes \"published\" "
+                           "keeps its codes",
+                           e->config.model_path);
     if (st == SPW_OK)
         st = spw__engine_fill(e, init_chunk, &job, &own);
     return spw__engine_agree_loaded(e, st, &own, err);

@@ -497,15 +497,19 @@ product_bytes(const spw_engine *e)
     return sum;
 }
 
-/* Elements of the largest chunk whose weights are codes; 0: there is none. */
+/* The largest chunk whose weights are codes: elements, and bytes of codes, which may be another one's. 0: there is none. */
 static uint64_t
-largest_coded(const spw_layout *l)
+largest_coded(const spw_layout *l, uint64_t *codes)
 {
     uint64_t largest = 0;
-    for (uint32_t u = 0; u < l->unit_count && l->code_form != SPW_QUANT_NONE; u++) {
+    *codes = 0;
+    for (uint32_t u = 0; u < l->unit_count; u++) {
         const spw_store_unit *unit = &l->units[u];
-        uint64_t elems = unit->coded && unit->chunk_count > 0 ? l->chunks[unit->chunk_first].elems : 0;
-        largest = elems > largest ? elems : largest; /* the first is */
+        const bool is = unit->form != SPW_QUANT_NONE && unit->chunk_count > 0;
+        const uint64_t elems = is ? l->chunks[unit->chunk_first].elems : 0; /* the first is the largest of a unit */
+        const uint64_t bytes = is ? spw_store_weight_bytes(elems, 0, unit->form) : 0;
+        largest = elems > largest ? elems : largest;
+        *codes = bytes > *codes ? bytes : *codes;
     }
     return largest;
 }
@@ -519,10 +523,10 @@ stage_bytes(const spw_engine *e)
 {
     spw_state_format f = e->config.run.state_format;
     bool there = !e->host_addressable && (e->device_updates || e->config.zero.offload_param == SPW_TIER_DEVICE);
-    uint64_t record = e->device_updates ? spw__plan_largest_trained(&e->layout) : 0, coded = largest_coded(&e->layout);
+    uint64_t record = e->device_updates ? spw__plan_largest_trained(&e->layout) : 0, codes,
+             coded = largest_coded(&e->layout, &codes);
     uint64_t weights = there ? spw__plan_largest_chunk(&e->layout) : coded;
-    uint64_t one = spw_round_up(weights * spw_state_weight_bytes(f), 4096) +
-                   (there && coded > 0 ? spw_store_weight_bytes(coded, 0, e->layout.code_form) : 0) +
+    uint64_t one = spw_round_up(weights * spw_state_weight_bytes(f), 4096) + (there ? codes : 0) +
                    spw_round_up(spw_state_record_bytes(f, e->optimizer, record), 4096);
     return spw_store_stages(spw__engine_workers(e)) * one +
            (e->device_updates ? spw_store_told_bytes(e->layout.chunk_count) : 0);

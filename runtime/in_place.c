@@ -68,7 +68,7 @@ find_all(spw_engine *e, const spw_hf_reader *r, spw_error *err)
         return SPW_RAISE(err, SPW_ENOMEM, "%u pieces of frozen weights", most);
     for (uint32_t i = 0; i < e->layout.chunk_count; i++) {
         spw_store_chunk *c = &e->layout.chunks[i];
-        if (!e->layout.units[c->unit_idx].trainable && !e->layout.units[c->unit_idx].coded)
+        if (!e->layout.units[c->unit_idx].trainable && e->layout.units[c->unit_idx].form == SPW_QUANT_NONE)
             SPW_TRY(find_pieces(e, c, r, err));
     }
     return SPW_OK;

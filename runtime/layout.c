@@ -42,25 +42,46 @@ is_whole(const spw_model *m, uint32_t b, uint32_t id)
 /* What place_kind() takes up. */
 typedef struct kind {
     uint32_t block_idx, first, end; /* of its parameters, those whose .expert is in this range */
-    bool frozen, coded, whole;
+    spw_quant form;                 /* of codes; SPW_QUANT_NONE: numbers */
+    bool frozen, whole;
     bool of_experts, of_indexer;
 } kind;
 
-enum { KINDS_OF_UNITS = 5 };
-/* The i-th of a block. Large ones first: where units come and go they then leave no gaps that are too small for others. */
-static kind
-kind_at(uint32_t block_idx, int i)
-{
-    return (kind){.block_idx = block_idx, .frozen = i < 3, .coded = i == 0, .of_indexer = i == 1, .whole = i == 3};
-}
+enum { KINDS_OF_NUMBERS = 4, KINDS_MAX = KINDS_OF_NUMBERS + SPW_FORMS_MAX };
 
 /* A block's parameters, those of no expert first, then each expert's: one block of a mixture has hundreds of them, in hundreds of units. */
 typedef struct by_expert {
     uint32_t experts;
     uint32_t ids[SPW_BLOCK_PARAMS_MAX];
-    uint32_t *ends;       /* (experts + 1) where in ids those of each end */
-    const bool *in_codes; /* (param_count) of all blocks; NULL: all may be */
+    uint32_t *ends;         /* (experts + 1) where in ids those of each end */
+    const spw_quant *forms; /* (param_count) of all blocks; NULL: none is codes */
+    spw_quant distinct[SPW_FORMS_MAX];
+    uint32_t form_count;
 } by_expert;
+
+static void
+list_forms(by_expert *of, uint32_t param_count)
+{
+    for (uint32_t id = 0; of->forms != NULL && id < param_count; id++) {
+        uint32_t k = 0;
+        while (k < of->form_count && of->distinct[k] != of->forms[id])
+            k++;
+        if (k < of->form_count || of->forms[id] == SPW_QUANT_NONE)
+            continue;
+        SPW_ASSERT(of->form_count < SPW_FORMS_MAX);
+        of->distinct[of->form_count++] = of->forms[id];
+    }
+}
+
+/* The i-th of a block, codes first. Large ones first: where units come and go they then leave no gaps that are too small for others. */
+static kind
+kind_at(const by_expert *of, uint32_t block_idx, uint32_t i)
+{
+    const uint32_t k = i - of->form_count; /* of numbers */
+    if (i < of->form_count)
+        return (kind){.block_idx = block_idx, .form = of->distinct[i], .frozen = true};
+    return (kind){.block_idx = block_idx, .frozen = k < 2, .of_indexer = k == 0, .whole = k == 2};
+}
 
 static void
 sort_by_expert(by_expert *s, const spw_model *m, uint32_t block_idx)
@@ -80,12 +101,11 @@ sort_by_expert(by_expert *s, const spw_model *m, uint32_t block_idx)
 static bool
 is_kind(const spw_layout *l, const spw_model *m, const by_expert *of, const kind *k, uint32_t id, bool trainable)
 {
-    const bool codes = l->code_form != SPW_QUANT_NONE && (of->in_codes == NULL || of->in_codes[id]);
+    const spw_quant form = of->forms != NULL && may_be_coded(m, k->block_idx, id) ? of->forms[id] : SPW_QUANT_NONE;
     if (k->of_indexer || m->params[id].of_indexer)
         return m->params[id].owner_block == k->block_idx && k->of_indexer && m->params[id].of_indexer;
-    return m->params[id].owner_block == k->block_idx && l->places[id].pieces == 1 &&
-           (codes && may_be_coded(m, k->block_idx, id)) == k->coded &&
-           (k->coded || (trainable && m->params[id].frozen) == k->frozen) &&
+    return m->params[id].owner_block == k->block_idx && l->places[id].pieces == 1 && form == k->form &&
+           (form != SPW_QUANT_NONE || (trainable && m->params[id].frozen) == k->frozen) &&
            (trainable && l->whole && is_whole(m, k->block_idx, id)) == k->whole;
 }
 
@@ -132,7 +152,7 @@ place_kind(spw_layout *l, const spw_model *m, const by_expert *of, const kind *k
     l->of_experts[l->unit_count] = k->of_experts;
     l->granule = k->of_experts && !trainable && at > l->granule ? at : l->granule;
     l->units[l->unit_count++] = (spw_store_unit){
-        .first = l->part * at, .elems = at, .trainable = trainable && !k->frozen, .coded = k->coded, .whole = k->whole};
+        .first = l->part * at, .elems = at, .trainable = trainable && !k->frozen, .form = k->form, .whole = k->whole};
     l->elems += at;
 }
 
@@ -172,16 +192,17 @@ static void
 place_block(spw_layout *l, const spw_model *m, const by_expert *of, uint32_t block_idx, bool trainable, uint64_t *base)
 {
     const uint32_t each = l->experts_each, groups = each > 0 ? (of->experts + each - 1) / each : 0;
-    uint64_t bases[KINDS_OF_UNITS]; /* those of one unit for all experts, into how many they are cut or not */
-    for (int i = 0; i < KINDS_OF_UNITS; i++) {
-        kind k = kind_at(block_idx, i);
+    const uint32_t kinds = of->form_count + KINDS_OF_NUMBERS;
+    uint64_t bases[KINDS_MAX]; /* those of one unit for all experts, into how many they are cut or not */
+    for (uint32_t i = 0; i < kinds; i++) {
+        kind k = kind_at(of, block_idx, i);
         k.end = of->experts + 1;
         bases[i] = *base;
         *base += spw_round_up(lay_kind(l, m, of, &k, trainable, false), 4096);
     }
     for (uint32_t g = 0; g <= groups; g++) {
-        for (int i = 0; i < KINDS_OF_UNITS; i++) {
-            kind k = kind_at(block_idx, i);
+        for (uint32_t i = 0; i < kinds; i++) {
+            kind k = kind_at(of, block_idx, i);
             k.of_experts = g > 0;
             k.first = g > 0 ? (g - 1) * each + 1 : 0;
             k.end = g > 0 ? k.first + each : groups > 0 ? 1 : of->experts + 1;
@@ -266,15 +287,14 @@ spw__layout_trained(const spw_layout *l)
 
 spw_status
 spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, uint32_t experts_each,
-                spw_quant code_form, const bool *in_codes, bool whole, uint64_t piece_rows, uint32_t part,
-                uint32_t parts, spw_error *err)
+                const spw_quant *forms, bool whole, uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err)
 {
     uint64_t chunks = 0, base = 0, units, more;
-    by_expert of = {.experts = (uint32_t)m->config.experts, .in_codes = in_codes};
+    by_expert of = {.experts = (uint32_t)m->config.experts, .forms = forms};
     uint32_t groups;
     memset(l, 0, sizeof *l);
     l->experts_each = experts_each;
-    l->code_form = code_form;
+    list_forms(&of, m->param_count);
     l->whole = whole && trainable;
     SPW_ASSERT(part < parts);
     l->part = part;
@@ -288,7 +308,7 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
     if (l->places == NULL)
         goto no_memory;
     more = cut_params(l, m, piece_rows);
-    units = KINDS_OF_UNITS * (uint64_t)m->block_count * (1 + groups) + more;
+    units = (of.form_count + KINDS_OF_NUMBERS) * (uint64_t)m->block_count * (1 + groups) + more;
     l->units = spw_mem_calloc(units, sizeof *l->units);
     l->of_experts = spw_mem_calloc(units, sizeof *l->of_experts);
     l->of_vocab = spw_mem_calloc(units, sizeof *l->of_vocab);

@@ -45,7 +45,7 @@ open_folder(spw__checkpoint_sources *job, const char *path, spw_error *err)
     SPW_TRY(spw_hf_reader_bind(job->model, spw_engine_model(job->e), err));
     SPW_TRY(spw_bounce_create(&job->bounce, spw__checkpoint_buffers(spw__engine_workers(job->e)), err));
     spw_hf_reader_past_cache(job->model, job->bounce);
-    return SPW_OK;
+    return spw__checkpoint_open_codes(job, path, err);
 }
 
 spw_status

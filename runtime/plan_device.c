@@ -113,7 +113,7 @@ is_direct(const plan_input *in, uint32_t first_count, uint32_t unit_idx)
     const spw_store_unit *u = &in->layout->units[unit_idx];
     spw_store_chunk c = {.unit_idx = unit_idx};
     put(in, first_count, &c);
-    return in->direct && u->chunk_count > 0 && c.weight_tier == SPW_TIER_DEVICE && !u->coded;
+    return in->direct && u->chunk_count > 0 && c.weight_tier == SPW_TIER_DEVICE && u->form == SPW_QUANT_NONE;
 }
 
 /* ---------------------------------------------------------------- gathered units */

@@ -127,22 +127,42 @@ explain_zeropp(spw_plan *p, const plan_input *in)
                weights ? "zero_quantized_weights" : "zero_quantized_nontrainable_weights", in->compute_bytes);
 }
 
+/* "4", or "8 and 4": of whose codes, in the order that they come in. */
+static void
+say_bits(char *out, size_t size, const spw_layout *l)
+{
+    uint32_t seen = 0;
+    for (uint32_t u = 0; u < l->unit_count; u++) {
+        const uint32_t bits = spw_codes_bits(l->units[u].form), at = (uint32_t)strlen(out);
+        if (bits > 0 && (seen >> bits & 1u) == 0)
+            snprintf(out + at, size - at, "%s%u", seen > 0 ? " and " : "", bits);
+        seen |= bits > 0 ? 1u << bits : 0;
+    }
+}
+
 static void
 explain_codes(spw_plan *p, const plan_input *in)
 {
-    const spw_quant form = in->layout->code_form;
-    uint64_t elems = 0;
-    char value[64];
-    for (uint32_t u = 0; u < in->layout->unit_count; u++)
-        elems += in->layout->units[u].coded ? in->layout->units[u].elems : 0;
+    const spw_layout *l = in->layout;
+    uint64_t elems = 0, bytes = 0, blocks = 0;
+    bool published = false;
+    char value[64], bits[32] = "";
+    say_bits(bits, sizeof bits, l);
+    for (uint32_t u = 0; u < l->unit_count; u++) {
+        const spw_quant form = l->units[u].form;
+        if (form == SPW_QUANT_NONE)
+            continue;
+        published = published || spw_codes_group(form) > 0;
+        elems += l->units[u].elems;
+        bytes += spw_store_weight_bytes(l->units[u].elems, 0, form);
+        blocks += l->units[u].elems / SPW_QUANT_BLOCK * spw_codes_block_bytes(form);
+    }
     if (elems > 0)
-        decide(p, "spillway.frozen_codes",
-               spw_format_bytes(value, sizeof value, spw_store_weight_bytes(elems, 0, form)),
-               "frozen matrices as codes of %u bits%s: %.2f bytes per parameter in host memory, on disk and over the "
+        decide(p, "spillway.frozen_codes", spw_format_bytes(value, sizeof value, bytes),
+               "frozen matrices as codes of %s bits%s: %.2f bytes per parameter in host memory, on disk and over the "
                "links, not %u",
-               spw_codes_bits(form),
-               spw_codes_group(form) > 0 ? ", those that model.path has as such and just so (others are numbers)" : "",
-               (double)spw_codes_block_bytes(form) / SPW_QUANT_BLOCK, in->weight_bytes);
+               bits, published ? ", those that model.path has as such and just so (others are numbers)" : "",
+               (double)blocks / (double)elems, in->weight_bytes);
 }
 
 /* Why updates wait for the norm; NULL: there is nothing to say about it. */

@@ -732,7 +732,7 @@ make_groups(sim *s)
         u->group_count = from->chunk_count / s->per_group + (from->chunk_count % s->per_group > 0);
         u->device_bytes = from->elems * s->in->compute_bytes;
         if (s->in->direct && from->chunk_count > 0 && l->chunks[from->chunk_first].weight_tier == SPW_TIER_DEVICE &&
-            !from->coded)
+            from->form == SPW_QUANT_NONE)
             u->device_bytes = 0; /* used where it lies */
         u->next_at = u->then_at = UINT64_MAX;
         u->idle_at = NOT_IDLE;

@@ -417,11 +417,18 @@ const spw_optimizer *spw__engine_optimizer(const spw_engine *e, uint32_t unit_id
 /* What updates a unit; beside Muon, which takes those that are whole, it is Adam. */
 const spw_optimizer *spw__optimizer_for(const spw_optimizer *configured, bool whole);
 const spw_config *spw__engine_config(const spw_engine *e);
+/* The published codes that a unit is kept in; SPW_QUANT_NONE: it is none. */
+static inline spw_quant
+spw__layout_published(const spw_layout *l, uint32_t unit_idx)
+{
+    return spw_codes_group(l->units[unit_idx].form) > 0 ? l->units[unit_idx].form : SPW_QUANT_NONE;
+}
+
 /* Bytes of a chunk's weights in its tier; bytes: per element, where they are no codes. */
 static inline uint64_t
 spw__layout_weight_bytes(const spw_layout *l, const spw_store_chunk *c, uint32_t bytes)
 {
-    return spw_store_weight_bytes(c->elems, bytes, l->units[c->unit_idx].coded ? l->code_form : SPW_QUANT_NONE);
+    return spw_store_weight_bytes(c->elems, bytes, l->units[c->unit_idx].form);
 }
 /* The model's file that holds what is frozen, all of the model but adapters (checkpoint_link.c), or the folder that it came from (checkpoint_base.c). */
 typedef struct saved_model {

@@ -37,7 +37,6 @@ spw_place spw_layout_piece(const spw_place *place, uint32_t piece);
 typedef struct spw_layout {
     uint32_t unit_count, chunk_count, param_count;
     uint32_t part, parts; /* units are cut into so many equal parts, of which the units and chunks here are one */
-    spw_quant code_form;  /* of coded units' weights; SPW_QUANT_NONE: there are none */
     bool whole;           /* matrices of blocks are in units that are whole */
     spw_store_unit *units;
     spw_store_chunk *chunks;
@@ -54,16 +53,16 @@ typedef struct spw_layout {
 } spw_layout;
 /*
  * trainable: with gradients; without, frozen parameters are laid out like all others. experts_each: of the layout; units that are not
- * trainable then take multiples of the largest of experts. code_form: matrices of the blocks
- * between the first and the last that are frozen, with gradients or without, are stored as codes of this form, in units of their own; in_codes
- * (param_count): those for which it is true alone; NULL: all. SPW_QUANT_NONE: none. whole: those
+ * trainable then take multiples of the largest of experts. forms (param_count): matrices of the blocks
+ * between the first and the last that are frozen, with gradients or without, are stored as codes of these, SPW_FORMS_MAX of them at most, those of one
+ * form in units of their own; SPW_QUANT_NONE: as numbers; NULL: all are. whole: those
  * of them that are trained have units of their own, which an optimizer takes whole, and begin at multiples of 4096 there. parts 1: whole units. The last
  * parts of a small unit may hold padding alone. piece_rows: of what embeddings and heads have a row of for each token, in one piece
  * (spw_model_piece_rows); 0: they are whole.
  */
-spw_status spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable,
-                           uint32_t experts_each, spw_quant code_form, const bool *in_codes, bool whole,
-                           uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err);
+spw_status
+spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable, uint32_t experts_each,
+                const spw_quant *forms, bool whole, uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err);
 /* Elements of a unit over all parts, padded. */
 uint64_t spw_layout_whole(const spw_layout *layout, uint32_t unit_idx);
 /* What one part of so many takes of a unit of elems elements: a multiple of 4096. */
@@ -148,8 +147,8 @@ typedef struct spw_engine_options {
     const char *weights_from;
     uint64_t
         room_bytes; /* what the process may still take; 0: what this machine and its limits leave each of its ranks now */
-    const bool *published; /* these two are spw_engine_create's own: what model.path has as codes (spw_hf_codes) */
-    spw_quant published_form;
+    const spw_quant
+        *forms;         /* spw_engine_create's own: by parameter, what frozen ones are stored as (spw_layout_make) */
     spw_plan *plan_out; /* out: the plan, also one that does not fit (its paths point into config); may be NULL */
 } spw_engine_options;
 

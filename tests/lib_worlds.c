@@ -58,7 +58,7 @@ count_elems(const spw_model *m)
 {
     spw_layout l;
     uint64_t elems;
-    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, SPW_QUANT_NONE, NULL, false, 0, 0, 1, NULL), SPW_OK);
+    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, NULL, false, 0, 0, 1, NULL), SPW_OK);
     elems = l.elems;
     spw_layout_free(&l);
     return elems;

@@ -129,9 +129,10 @@ count_coded(const char *codes, uint64_t block)
     l = spw_engine_layout(r.e);
     for (uint32_t i = 0; i < l->chunk_count; i++) {
         const spw_store_unit *u = &l->units[l->chunks[i].unit_idx];
-        uint64_t elems = l->chunks[i].elems, bytes = u->coded ? spw_round_up(elems / 128 * block, 4096) : elems * 2;
+        uint64_t elems = l->chunks[i].elems,
+                 bytes = (u->form != SPW_QUANT_NONE) ? spw_round_up(elems / 128 * block, 4096) : elems * 2;
         all += bytes;
-        coded += u->coded ? elems : 0;
+        coded += (u->form != SPW_QUANT_NONE) ? elems : 0;
         adapters += u->trainable ? bytes : 0;
     }
     assert_int_equal(coded, 3 * 12288); /* 12 x 32^2 */

@@ -248,6 +248,7 @@ test_stretches(void **state)
     (void)state;
     for (uint32_t k = 0; k < 16; k++) {
         spw_error err = {0};
+        spw_quant *forms;
         spw_layout l;
         rig r;
         rig_config(&r, k & 1 ? SPW_FAMILY_QWEN3_MOE : SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
@@ -255,13 +256,17 @@ test_stretches(void **state)
         if (k & 2)
             rig_freeze_mlps(&r);
         DONE(spw_model_from_config(&r.model, &r.c, &err));
+        forms = calloc(r.model->param_count, sizeof *forms);
+        for (uint32_t id = 0; id < r.model->param_count; id++)
+            forms[id] = id % 3 > 0 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
         for (uint32_t part = 0; part < 3; part++) {
             DONE(spw_layout_make(&l, r.model, k & 4 ? 4096 : 65536, (k & 1) == 0 || part > 0, part == 0 ? 1 : 0,
-                                 k & 8 ? SPW_QUANT_INT8 : SPW_QUANT_NONE, NULL, (k & 2) == 0, 0,
-                                 part > 0 ? part - 1 : 0, part > 0 ? 2 : 1, &err));
+                                 k & 8 ? forms : NULL, (k & 2) == 0, 0, part > 0 ? part - 1 : 0, part > 0 ? 2 : 1,
+                                 &err));
             check_stretches(&l);
             spw_layout_free(&l);
         }
+        free(forms);
         spw_model_destroy(r.model);
         tiny_dir_remove(r.dir);
     }
@@ -287,7 +292,7 @@ test_large_layout(void **state)
     r.c.model.mlp_width = 1536;
     DONE(spw_model_from_config(&r.model, &r.c, &err));
     began = processor_seconds();
-    DONE(spw_layout_make(&l, r.model, 2 << 20, true, 0, SPW_QUANT_NONE, NULL, false, 0, 0, 1, &err));
+    DONE(spw_layout_make(&l, r.model, 2 << 20, true, 0, NULL, false, 0, 0, 1, &err));
     for (uint32_t i = 0; i < l.chunk_count; i++) {
         for (layout_stretch s = {0}; spw__layout_next(&l, &l.chunks[i], &s);)
             elems += s.end - s.first;

@@ -400,7 +400,7 @@ test_owned_by_none(void **state)
         c.vocab = VOCAB;
         assert_int_equal(spw_model_build(&m, &c, NULL), SPW_OK);
         m->params[3].owner_block = UINT32_MAX;
-        assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, SPW_QUANT_NONE, NULL, false, rows, 0, 1, NULL), SPW_OK);
+        assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, NULL, false, rows, 0, 1, NULL), SPW_OK);
         assert_int_equal(l.places[3].elems, 0);
         assert_int_equal(l.places[0].pieces, rows == 0 ? 1 : 4);
         assert_int_equal(l.places[0].elems, VOCAB * c.width);

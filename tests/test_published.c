@@ -4,6 +4,8 @@
  */
 #include "lib_folder.h"
 #include "lib_rig.h"
+#include "quant.h"
+#include "spw_access.h"
 #include "spw_generate.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,11 +15,11 @@
 
 /* ---------------------------------------------------------------- a folder of 8-bit floats */
 
-/* A Llama of two layers, whose matrices have a scale for each block of 64 x 128. */
+/* A Llama of two layers, whose matrices have a scale for each block of 64 x 128; rows of 288 are groups of 32, and the last block has less. */
 static char floats[256]; /* its path */
 static const char *const llama_config =
     "{\"model_type\": \"llama\", \"hidden_size\": 128, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "
-    "\"vocab_size\": 41, \"max_position_embeddings\": 64, \"intermediate_size\": 256, \"num_hidden_layers\": 2, "
+    "\"vocab_size\": 41, \"max_position_embeddings\": 64, \"intermediate_size\": 288, \"num_hidden_layers\": 2, "
     "\"tie_word_embeddings\": true, \"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", "
     "\"activation_scheme\": \"dynamic\", \"weight_block_size\": [64, 128]}}";
 
@@ -54,19 +56,52 @@ add_codes(folder *f, const char *name, uint64_t rows, uint64_t cols)
         scales[i] = 2e-4f + (float)(draw(i + 3) >> 8) * 0x1p-38f;
 }
 
-static int
-make_floats(void **state)
+/* Integers of 8 bits, four to a word, with a scale for each 64. Numbers of 16 bits do not tell the greatest from each other. */
+static char whole[256];
+static const char *const whole_config = "{\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", "
+                                        "\"config_groups\": {\"group_0\": {\"targets\": "
+                                        "[\"Linear\"], \"weights\": {\"num_bits\": 8, \"type\": \"int\", "
+                                        "\"symmetric\": true, \"dynamic\": false, \"strategy\": "
+                                        "\"group\", \"group_size\": 64}}}}}";
+
+static void
+add_integers(folder *f, const char *name, uint64_t rows, uint64_t cols)
+{
+    const uint64_t shape[2] = {rows, cols / 4}, groups[2] = {rows, (cols + 63) / 64};
+    char other[SPW_TENSOR_NAME_BYTES + 8];
+    uint16_t *scales;
+    uint8_t *to;
+    snprintf(other, sizeof other, "%s_packed", name);
+    to = folder_add(f, other, "I32", 2, shape, rows * cols)->data;
+    for (uint64_t i = 0; i < rows * cols; i++)
+        to[i] = (uint8_t)draw(i + 5);
+    snprintf(other, sizeof other, "%s_scale", name);
+    scales = folder_add(f, other, "BF16", 2, groups, 2 * rows * groups[1])->data;
+    for (uint64_t i = 0; i < rows * groups[1]; i++)
+        scales[i] = spw_f32_to_bf16(1e-4f + (float)(draw(i + 9) >> 8) * 0x1p-37f);
+}
+
+/* What a matrix has instead, somewhere: of its codes, or its scales. */
+#define DAMAGED "model.layers.1.mlp.up_proj.weight"
+typedef struct damage {
+    const char *more; /* of the tensor's name */
+    uint32_t is, bytes;
+} damage;
+
+static void
+make_folder(char path[256], bool integers, const damage *d)
 {
     static const struct {
         const char *name;
         uint64_t rows, cols;
     } matrices[] = {{"self_attn.q_proj", 128, 128}, {"self_attn.k_proj", 64, 128}, {"self_attn.v_proj", 64, 128},
-                    {"self_attn.o_proj", 128, 128}, {"mlp.gate_proj", 256, 128},   {"mlp.up_proj", 256, 128},
-                    {"mlp.down_proj", 128, 256}};
+                    {"self_attn.o_proj", 128, 128}, {"mlp.gate_proj", 288, 128},   {"mlp.up_proj", 288, 128},
+                    {"mlp.down_proj", 128, 288}};
     folder *f = folder_make();
     char name[SPW_TENSOR_NAME_BYTES];
-    (void)state;
     snprintf(f->config, sizeof f->config, "%s", llama_config);
+    if (integers)
+        folder_replace(f, strstr(llama_config, "{\"quant_method"), whole_config);
     add_numbers(f, "model.embed_tokens.weight", 41, 128);
     add_numbers(f, "model.norm.weight", 1, 128);
     for (int l = 0; l < 2; l++) {
@@ -76,23 +111,38 @@ make_floats(void **state)
         add_numbers(f, name, 1, 128);
         for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
             snprintf(name, sizeof name, "model.layers.%d.%s.weight", l, matrices[i].name);
-            add_codes(f, name, matrices[i].rows, matrices[i].cols);
+            (integers ? add_integers : add_codes)(f, name, matrices[i].rows, matrices[i].cols);
         }
     }
+    if (d != NULL) {
+        struct tensor *t;
+        snprintf(name, sizeof name, DAMAGED "%s", d->more);
+        t = folder_find(f, name);
+        memcpy((char *)t->data + t->bytes / 8 * 4, &d->is, d->bytes);
+    }
     folder_write(f);
-    snprintf(floats, sizeof floats, "%s", f->dir);
+    snprintf(path, 256, "%s", f->dir);
     f->dir[0] = '\0';
     for (uint32_t i = 0; i < f->count; i++)
         free(f->tensors[i].data);
     free(f);
+}
+
+static int
+make_folders(void **state)
+{
+    (void)state;
+    make_folder(floats, false, NULL);
+    make_folder(whole, true, NULL);
     return 0;
 }
 
 static int
-remove_floats(void **state)
+remove_folders(void **state)
 {
     (void)state;
     tiny_dir_remove(floats);
+    tiny_dir_remove(whole);
     return 0;
 }
 
@@ -132,6 +182,13 @@ floats_lora(rig *r)
     from_folder(r, floats);
 }
 
+static void
+integers_lora(rig *r)
+{
+    rig_lora(r);
+    from_folder(r, whole);
+}
+
 /* A scale of 8 bits for 16 and one for a matrix are one of 32 bits for 16. */
 static void
 nvfp4_lora(rig *r)
@@ -147,12 +204,19 @@ mxfp4_lora(rig *r)
     from_folder(r, "tests/vectors/scaled/llama_mxfp4");
 }
 
-/* Experts are kept, of 4 bits; the rest, of 8, is numbers. */
+/* Experts of 4 bits, the rest of 8. */
 static void
 experts_lora(rig *r)
 {
     lora_everywhere(r);
     from_folder(r, "tests/vectors/scaled/qwen3_fp4");
+}
+
+static void
+deepseek_lora(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, "tests/vectors/scaled/deepseek_v4");
 }
 
 /* All but norms and the embeddings is frozen. */
@@ -161,6 +225,16 @@ floats_frozen(rig *r)
 {
     rig_freeze(r, "*_proj.weight");
     from_folder(r, floats);
+}
+
+static bool
+is_kept(const rig *r)
+{
+    const spw_layout *l = spw_engine_layout(r->e);
+    bool any = false;
+    for (uint32_t u = 0; u < l->unit_count; u++)
+        any = any || spw_codes_group(l->units[u].form) > 0;
+    return any;
 }
 
 /* Losses, norms and all state, frozen weights too, are those of the same run with numbers. */
@@ -175,7 +249,7 @@ as_numbers(spw_state_format format, spw_tier tier, void (*change)(rig *r))
     snprintf(plain.c.run.frozen_codes, sizeof plain.c.run.frozen_codes, "none");
     rig_open(&kept);
     rig_open(&plain);
-    assert_int_not_equal(spw_codes_group(spw_engine_layout(kept.e)->code_form), 0);
+    assert_true(is_kept(&kept) && !is_kept(&plain));
     rig_fill(&kept);
     rig_fill(&plain);
     rig_train(&kept, 0, RIG_STEPS);
@@ -196,11 +270,16 @@ test_as_numbers(void **state)
     as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, kimi_lora);
     as_numbers(SPW_STATE_MIXED, SPW_TIER_DEVICE, kimi_lora);
     as_numbers(SPW_STATE_SPLIT, SPW_TIER_HOST, floats_lora);
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_HOST, integers_lora);
+    as_numbers(SPW_STATE_FP32, SPW_TIER_NVME, integers_lora);
     as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, nvfp4_lora);
     as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, nvfp4_lora);
     as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, mxfp4_lora);
     as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, mxfp4_lora);
     as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, experts_lora);
+    as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, experts_lora);
+    as_numbers(SPW_STATE_MIXED, SPW_TIER_DEVICE, experts_lora);
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, deepseek_lora);
     as_numbers(SPW_STATE_FP32, SPW_TIER_NVME, floats_frozen);
     as_numbers(SPW_STATE_MIXED, SPW_TIER_NVME, floats_frozen);
 }
@@ -211,24 +290,32 @@ test_everywhere(void **state)
     (void)state;
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, kimi_lora);
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, floats_lora);
+    rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, experts_lora);
 }
 
-/* A checkpoint has the numbers, and codes are found in them again. */
+/* A checkpoint has the numbers, and the folder the codes. */
 static void
 test_resumes(void **state)
 {
     (void)state;
     rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_LLAMA, SPW_TIER_NVME, kimi_lora);
     rig_resumes(SPW_STATE_FP32, SPW_FAMILY_LLAMA, SPW_TIER_HOST, floats_frozen);
+    rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_LLAMA, SPW_TIER_HOST, integers_lora);
 }
 
 /* ---------------------------------------------------------------- bytes */
 
-/* Of each coded matrix its own; nothing else is coded. block: bytes of 128 weights; live: elements that the device has room for, so that some
- * go and come back; 0: nothing is trained. */
+/* Matrices with such names are codes of so many bytes for 128 weights, in units of their own; block 0: there are none. */
+typedef struct kept_kind {
+    const char *name;
+    uint64_t block;
+} kept_kind;
+
+/* Nothing else is coded. live: elements that the device has room for, so that some go and come back; 0: nothing is trained. */
 static void
-count(void (*change)(rig *r), const char *coded_name, uint64_t block, uint64_t live)
+count(void (*change)(rig *r), kept_kind first, kept_kind second, uint64_t live)
 {
+    const kept_kind kinds[] = {first, second};
     rig r;
     spw_store_stats before, after;
     const spw_layout *l;
@@ -240,15 +327,21 @@ count(void (*change)(rig *r), const char *coded_name, uint64_t block, uint64_t l
     rig_open(&r);
     l = spw_engine_layout(r.e);
     for (uint32_t i = 0; i < l->chunk_count; i++) {
-        const bool is = l->units[l->chunks[i].unit_idx].coded;
-        all += is ? spw_round_up(l->chunks[i].elems / 128 * block, 4096) : l->chunks[i].elems * 2;
-        coded += is ? l->chunks[i].elems : 0;
+        const spw_quant form = l->units[l->chunks[i].unit_idx].form;
+        all += form != SPW_QUANT_NONE ? spw_round_up(l->chunks[i].elems / 128 * spw_codes_block_bytes(form), 4096)
+                                      : l->chunks[i].elems * 2;
+        coded += form != SPW_QUANT_NONE ? l->chunks[i].elems : 0;
     }
     for (uint32_t id = 0; id < r.model->param_count; id++) {
         const spw_param *p = &r.model->params[id];
-        const bool is = strstr(p->name, coded_name) != NULL && p->ndim == 2 && !p->adapter;
-        assert_true(l->units[l->places[id].unit_idx].coded == is);
-        want += is ? spw_round_up(p->rows * p->cols, 128) : 0;
+        const spw_quant form = l->units[l->places[id].unit_idx].form;
+        uint64_t block = 0;
+        for (int k = 1; k >= 0; k--)
+            block = kinds[k].block > 0 && strstr(p->name, kinds[k].name) != NULL && p->ndim == 2 && !p->adapter
+                        ? kinds[k].block
+                        : block;
+        assert_int_equal(form != SPW_QUANT_NONE ? spw_codes_block_bytes(form) : 0, block);
+        want += block > 0 ? spw_round_up(p->rows * p->cols, 128) : 0;
     }
     assert_true(want > 0 && coded >= want && coded < want + 32 * 4096); /* experts begin at multiples of 4096 */
     assert_int_equal(spw_engine_plan(r.e)->weight_host, all);
@@ -270,12 +363,15 @@ count(void (*change)(rig *r), const char *coded_name, uint64_t block, uint64_t l
 static void
 test_bytes(void **state)
 {
+    const kept_kind none = {"", 0};
     (void)state;
-    count(kimi_lora, ".experts.", 64 + 8 * 2, 0); /* a scale of 16 bits for each 16 */
-    count(floats_lora, "_proj.weight", 128 + 4, 200000);
-    count(nvfp4_lora, "_proj.weight", 64 + 8 * 4, 0);
-    count(mxfp4_lora, "_proj.weight", 64 + 4, 0);
-    count(experts_lora, ".experts.", 64 + 4, 0);
+    count(kimi_lora, (kept_kind){".experts.", 64 + 8 * 2}, none, 0); /* a scale of 16 bits for each 16 */
+    count(floats_lora, (kept_kind){"down_proj.weight", 128 + 4 * 4}, (kept_kind){"_proj.weight", 128 + 4}, 200000);
+    count(integers_lora, (kept_kind){"down_proj.weight", 128 + 4 * 2}, (kept_kind){"_proj.weight", 128 + 2 * 2}, 0);
+    count(nvfp4_lora, (kept_kind){"_proj.weight", 64 + 8 * 4}, none, 0);
+    count(mxfp4_lora, (kept_kind){"_proj.weight", 64 + 4}, none, 0);
+    count(experts_lora, (kept_kind){".experts.", 64 + 4}, (kept_kind){"_proj.weight", 128 + 8 * 4}, 0);
+    count(experts_lora, (kept_kind){".experts.", 64 + 4}, (kept_kind){"_proj.weight", 128 + 8 * 4}, 30000);
 }
 
 /* ---------------------------------------------------------------- what is not kept */
@@ -338,15 +434,215 @@ test_refused(void **state)
     refused(odd_blocks, SPW_ECONFIG, "tests/vectors/scaled/llama has no matrices as codes that are kept");
     refused(half_floats, SPW_ECONFIG, "is for weights in bf16 or fp32");
     refused(turned_groups, SPW_ECONFIG, "has no matrices as codes that are kept");
-    refused(other_numbers, SPW_EINVAL, "these weights are not what codes of 4 bits with a scale for each 16 decode to");
+    refused(other_numbers, SPW_EINVAL, "weights drawn at random are not those that tests/vectors/scaled/kimi_k25 has");
+}
+
+/* Numbers of another folder, of other codes or none, are compared with what is kept. */
+static void
+test_other_numbers(void **state)
+{
+    const uint64_t last = 288 * 128 - 1;
+    const float other = 0.5f;
+    char path[400];
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        spw_stretch held;
+        rig r, plain;
+        rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_NVME);
+        floats_lora(&r);
+        r.c.run.frozen_in_place = false;
+        rig_open(&r);
+        rig_need(&r, spw_engine_load_weights(r.e, floats, &r.err));
+        if (k == 0) {
+            assert_int_equal(spw_engine_load_weights(r.e, whole, &r.err), SPW_EINVAL);
+        } else { /* a checkpoint whose last number of a matrix is another one */
+            rig_config(&plain, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+            floats_lora(&plain);
+            snprintf(plain.c.run.frozen_codes, sizeof plain.c.run.frozen_codes, "none");
+            rig_open(&plain);
+            rig_fill(&plain);
+            rig_need(&plain, spw_access_set_local(plain.e, &(spw_access){DAMAGED, SPW_ACCESS_MASTER, last, 1}, &other,
+                                                  &held, &plain.err));
+            rig_save(&plain, 0);
+            snprintf(path, sizeof path, "%s/step-0", plain.dir);
+            assert_int_equal(spw_checkpoint_load(r.e, path, &r.err), SPW_EINVAL);
+            rig_remove(&plain);
+        }
+        if (strstr(r.err.message, "these weights are not what the codes of ") == NULL)
+            fail_msg("%s", r.err.message);
+        rig_remove(&r);
+    }
+}
+
+/* What is kept so is shown as numbers, and cannot be set; the run goes on. */
+static void
+test_not_set(void **state)
+{
+    static float values[1 << 16];
+    uint32_t kept = 0;
+    spw_access a;
+    spw_stretch held;
+    rig r;
+    (void)state;
+    rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    floats_lora(&r);
+    rig_open(&r);
+    rig_fill(&r);
+    for (uint32_t id = 0; id < r.model->param_count; id++) {
+        const spw_param *p = &r.model->params[id];
+        const bool is = strstr(p->name, "_proj.weight") != NULL && !p->adapter;
+        memset(&r.err, 0, sizeof r.err);
+        rig_need(&r, spw_access_find(&a, r.e, p->name, "master", &r.err));
+        rig_need(&r, spw_access_get_local(r.e, &a, values, &held, &r.err));
+        assert_int_equal(spw_access_set_local(r.e, &a, values, &held, &r.err), is ? SPW_EUNSUPPORTED : SPW_OK);
+        assert_true(!is || strstr(r.err.message, "kept in the codes it was published in") != NULL);
+        kept += is;
+    }
+    assert_int_equal(kept, 2 * 7);
+    memset(&r.err, 0, sizeof r.err);
+    rig_train(&r, 0, 1);
+    rig_remove(&r);
+}
+
+/* ---------------------------------------------------------------- codes as they are read */
+
+typedef struct bound {
+    spw_model *model;
+    spw_hf_reader *r;
+    spw_bounce *bounce;
+    spw_quant forms[256];
+} bound;
+
+static bound
+open_codes(const char *path, spw_dtype dtype)
+{
+    bound b = {0};
+    spw_error err = {0};
+    spw_model_config m;
+    spw_status st = spw_hf_config_load(&m, path, &err);
+    st = st == SPW_OK ? spw_model_build(&b.model, &m, &err) : st;
+    assert_true(st != SPW_OK || b.model->param_count <= 256);
+    st = st == SPW_OK ? spw_hf_codes(b.forms, path, b.model, dtype, &err) : st;
+    st = st == SPW_OK ? spw_hf_reader_open(&b.r, path, &err) : st;
+    st = st == SPW_OK ? spw_hf_reader_bind(b.r, b.model, &err) : st;
+    st = st == SPW_OK ? spw_bounce_create(&b.bounce, 1, &err) : st;
+    if (st != SPW_OK)
+        fail_msg("%s: %s", path, err.message);
+    spw_hf_reader_past_cache(b.r, b.bounce);
+    return b;
+}
+
+static void
+close_codes(bound *b)
+{
+    spw_hf_reader_close(b->r);
+    spw_bounce_destroy(b->bounce);
+    spw_model_destroy(b->model);
+}
+
+/* All of a matrix decodes to the numbers that are read of it, and what is read of any part are the same blocks. */
+static void
+same_matrix(bound *b, uint32_t id, spw_dtype dtype)
+{
+    const spw_param *p = &b->model->params[id];
+    const spw_quant form = b->forms[id];
+    const uint64_t n = p->rows * p->cols, up = spw_round_up(n, 128), block = spw_codes_block_bytes(form);
+    const uint32_t size = spw_dtype_bytes(dtype);
+    uint8_t *all = malloc(up / 128 * block), *part = malloc(up / 128 * block + 1);
+    float *numbers = calloc(up, 4), *want = calloc(up, 4), *got = calloc(up, 4);
+    spw_error err = {0};
+    memset(all, 0xee, up / 128 * block);
+    if (spw_hf_read_codes(b->r, id, form, 0, n, all, &err) != SPW_OK ||
+        spw_hf_read_param(b->r, id, 0, n, numbers, &err) != SPW_OK)
+        fail_msg("%s: %s", p->name, err.message);
+    spw_state_set(dtype == SPW_F32 ? SPW_STATE_FP32 : SPW_STATE_SPLIT, NULL, want, NULL, up, SPW_PART_MASTER, 0, n,
+                  numbers);
+    spw__quant_decode(got, dtype, all, form, up);
+    assert_memory_equal(got, want, up * size);
+    for (uint64_t k = 0; k < 8; k++) {
+        const uint64_t first = draw(k) % (up / 128), end = first + 1 + draw(k + 8) % (up / 128 - first),
+                       last = end * 128 < n ? end * 128 : n;
+        part[(end - first) * block] = 0xee;
+        assert_int_equal(spw_hf_read_codes(b->r, id, form, first * 128, last - first * 128, part, &err), SPW_OK);
+        assert_memory_equal(part, all + first * block, (end - first) * block);
+        assert_int_equal(part[(end - first) * block], 0xee);
+    }
+    free(all);
+    free(part);
+    free(numbers);
+    free(want);
+    free(got);
+}
+
+static void
+test_read(void **state)
+{
+    const char *const paths[] = {kimi,
+                                 floats,
+                                 whole,
+                                 "tests/vectors/scaled/llama_nvfp4",
+                                 "tests/vectors/scaled/llama_modelopt",
+                                 "tests/vectors/scaled/llama_mxfp4",
+                                 "tests/vectors/scaled/qwen3_fp4"};
+    (void)state;
+    for (size_t k = 0; k < 2 * sizeof paths / sizeof paths[0]; k++) {
+        const spw_dtype dtype = k % 2 ? SPW_F32 : SPW_BF16;
+        bound b = open_codes(paths[k / 2], dtype);
+        uint32_t seen = 0;
+        for (uint32_t id = 0; id < b.model->param_count; id++) {
+            if (b.forms[id] != SPW_QUANT_NONE)
+                same_matrix(&b, id, dtype);
+            seen += b.forms[id] != SPW_QUANT_NONE;
+        }
+        assert_true(seen > 4);
+        close_codes(&b);
+    }
+}
+
+/* A NaN among codes, and scales that are none, infinite, or so great that products may be. */
+static void
+test_no_numbers(void **state)
+{
+    static const damage bad[] = {{"", 0x7f, 1},
+                                 {"", 0xff, 1},
+                                 {"_scale_inv", 0x7fc00000, 4},
+                                 {"_scale_inv", 0xff800000, 4},
+                                 {"_scale_inv", 0x7b000000, 4}};
+    static const damage good = {"_scale_inv", 0x7a000000, 4};
+    const char *of = "tensor " DAMAGED " has codes or scales that are no finite numbers";
+    char path[256];
+    (void)state;
+    for (size_t k = 0; k < sizeof bad / sizeof bad[0]; k++) {
+        rig r;
+        make_folder(path, false, &bad[k]);
+        rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+        rig_lora(&r);
+        from_folder(&r, path);
+        rig_open(&r);
+        assert_int_equal(spw_engine_load_weights(r.e, path, &r.err), SPW_ECORRUPT);
+        if (strstr(r.err.message, of) == NULL)
+            fail_msg("%s", r.err.message);
+        rig_remove(&r);
+        tiny_dir_remove(path);
+    }
+    make_folder(path, false, &good);
+    {
+        bound b = open_codes(path, SPW_F32);
+        for (uint32_t id = 0; id < b.model->param_count; id++)
+            if (b.forms[id] != SPW_QUANT_NONE)
+                same_matrix(&b, id, SPW_F32);
+        close_codes(&b);
+    }
+    tiny_dir_remove(path);
 }
 
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_as_numbers), cmocka_unit_test(test_everywhere), cmocka_unit_test(test_resumes),
-        cmocka_unit_test(test_bytes),      cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_as_numbers), cmocka_unit_test(test_everywhere),    cmocka_unit_test(test_resumes),
+        cmocka_unit_test(test_bytes),      cmocka_unit_test(test_refused),       cmocka_unit_test(test_not_set),
+        cmocka_unit_test(test_read),       cmocka_unit_test(test_other_numbers), cmocka_unit_test(test_no_numbers),
     };
-    return cmocka_run_group_tests_name("published", tests, make_floats, remove_floats);
+    return cmocka_run_group_tests_name("published", tests, make_folders, remove_folders);
 }

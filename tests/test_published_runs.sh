@@ -46,6 +46,17 @@ done
 check "its model's folder alone is enough for adapters" run train "$dir/c.json" --quiet --set spillway.checkpoint_base=false --set spillway.checkpoint_dir="$dir/light"
 check "of which one goes on with numbers" run train "$dir/c.json" --quiet --resume-anyway --resume "$dir/light/step-4" --set spillway.steps=5 --set spillway.frozen_codes=none
 
+# 8-bit floats beside experts of 4 bits, each kept as it is.
+mixed=tests/vectors/scaled/qwen3_fp4
+for codes in none published; do
+    rm -f "$dir/log"
+    check "two forms on 2 ranks, codes $codes" run train "$dir/c.json" -n 2 --quiet --set model.path="$mixed" --set spillway.run_log="$dir/log" --set gradient_accumulation_steps=6 \
+        --set spillway.frozen_codes=$codes --set spillway.checkpoint_dir="$dir/mixed-$codes"
+    losses mixed-$codes.losses
+done
+check "give the same losses" same mixed-published.losses mixed-none.losses 4
+check "and model.safetensors" cmp -s "$dir/mixed-published/step-4/model.safetensors" "$dir/mixed-none/step-4/model.safetensors"
+
 run generate "$kimi" --ids --prompt '1 2 3' --tokens 12 --temperature 0
 cp "$dir/out" "$dir/said"
 check "generate keeps codes" run generate "$kimi" --ids --prompt '1 2 3' --tokens 12 --temperature 0 --codes published
@@ -76,5 +87,12 @@ check "a plan by config.json alone" run plan "$dir/c.json" --gpu rtx4090 --set s
 grep spillway.frozen_codes "$dir/out" >"$dir/alone"
 check "says what one by the tensors does" same alone with 1
 check "which is some" grep -q "4 bits, those that model.path has" "$dir/with"
+cp "$mixed/config.json" "$dir/bare/config.json"
+run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda --set model.path="$mixed"
+grep spillway.frozen_codes "$dir/out" >"$dir/with"
+run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda --set model.path="$dir/bare"
+grep spillway.frozen_codes "$dir/out" >"$dir/alone"
+check "of two forms too" same alone with 1
+check "which it names" grep -q "codes of 8 and 4 bits, those" "$dir/with"
 check "a folder without codes is refused" refuses "has no matrices as codes" train "$dir/c.json" --set model.path=tests/vectors/families/llama
 echo "1..$n"

@@ -304,7 +304,7 @@ form_of(int k, bool round)
     return spw_codes_published(published[k].bits, published[k].floats, published[k].scale, published[k].group, round);
 }
 
-/* Published codes decode to what the formats say, with every instruction set; and such numbers are codes again, of the same bytes each, which decode to them. */
+/* Published codes decode to what the formats say, with every instruction set, and to 16 bits as to 32. */
 static void
 test_published(void **state)
 {
@@ -320,48 +320,10 @@ test_published(void **state)
             memset(output, 0xee, sizeof output);
             all[a]->decode(output, SPW_F32, codes, form, ELEMS);
             assert_memory_equal(output, input, sizeof output);
-        }
-        if (published[k / 2].bits == 8 && !published[k / 2].floats && round)
-            continue; /* they are nearer to each other than bf16 rounds */
-        memset(other, 0xee, sizeof other);
-        assert_true(spw__quant_find(other, form, input, SPW_F32, ELEMS));
-        assert_int_equal(other[spw__quant_bytes(form, ELEMS)], 0xee);
-        spw__quant_decode(output, SPW_F32, other, form, ELEMS);
-        assert_memory_equal(output, input, sizeof output);
-        if (!round)
-            continue;
-        spw_convert(half, SPW_BF16, input, SPW_F32, ELEMS);
-        memset(codes, 0, sizeof codes);
-        assert_true(spw__quant_find(codes, form, half, SPW_BF16, ELEMS));
-        assert_memory_equal(codes, other, spw__quant_bytes(form, ELEMS));
-        spw__quant_decode(output, SPW_BF16, codes, form, ELEMS);
-        assert_memory_equal(output, half, sizeof half);
-    }
-}
-
-/* A number that no code of its group stands for, in each of them; what is not finite; and a zero whose sign integers do not have. */
-static void
-test_not_published(void **state)
-{
-    (void)state;
-    for (int k = 0; k < PUBLISHED; k++) {
-        const uint32_t group = published[k].group;
-        const spw_quant form = form_of(k, true);
-        const float odd[] = {NAN, -INFINITY, published[k].floats ? NAN : -0.0f};
-        if (published[k].bits == 8 && !published[k].floats)
-            continue;
-        publish(k, true);
-        for (uint64_t g = 0; g < ELEMS / group && g < 600; g++) {
-            float *x = input + g * group, kept = x[g % group], most = 0;
-            for (uint32_t i = 0; i < group; i++)
-                most = i != g % group && fabsf(x[i]) > most ? fabsf(x[i]) : most;
-            x[g % group] = to_bf16(most * 0x1.08p-12f);
-            if (most > 0 && spw__quant_find(other, form, input + g * group / BLOCK * BLOCK, SPW_F32, BLOCK))
-                fail_msg("form %d, group %llu: %g is a code beside %g", k, (unsigned long long)g, (double)x[g % group],
-                         (double)most);
-            x[g % group] = odd[g % 3];
-            assert_false(spw__quant_find(other, form, input + g * group / BLOCK * BLOCK, SPW_F32, BLOCK));
-            x[g % group] = kept;
+            spw_convert(half, SPW_BF16, input, SPW_F32, ELEMS);
+            memset(other, 0xee, sizeof other);
+            all[a]->decode(other, SPW_BF16, codes, form, ELEMS);
+            assert_true(!round || memcmp(other, half, sizeof half) == 0);
         }
     }
 }
@@ -371,7 +333,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nearest),    cmocka_unit_test(test_extremes),  cmocka_unit_test(test_settled),
-        cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_published), cmocka_unit_test(test_not_published),
+        cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_published),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

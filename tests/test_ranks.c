@@ -58,7 +58,7 @@ tight_elems(spw_family family)
     uint64_t most = 0;
     tiny_model_config(&mc, family);
     assert_int_equal(spw_model_build(&m, &mc, NULL), SPW_OK);
-    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, SPW_QUANT_NONE, NULL, false, 0, 0, WORLD_MAX, NULL), SPW_OK);
+    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, NULL, false, 0, 0, WORLD_MAX, NULL), SPW_OK);
     for (uint32_t u = 0; u < l.unit_count; u++)
         most = spw_layout_whole(&l, u) > most ? spw_layout_whole(&l, u) : most;
     spw_layout_free(&l);

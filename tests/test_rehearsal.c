@@ -511,7 +511,7 @@ make_groups(sim *s, uint32_t per_group)
         u->group_first = s->group_count;
         u->device_bytes = from->elems * s->in->compute_bytes;
         if (s->in->direct && from->chunk_count > 0 && l->chunks[from->chunk_first].weight_tier == SPW_TIER_DEVICE &&
-            !from->coded)
+            from->form == SPW_QUANT_NONE)
             u->device_bytes = 0; /* used where it lies */
         u->next_at = u->then_at = UINT64_MAX;
         for (uint32_t c = 0; c < from->chunk_count; c += per_group) {
@@ -625,13 +625,13 @@ static void
 draw_layout(example *x, draw *d, uint32_t chunks_each)
 {
     const uint32_t tiers = below(d, 3); /* nvme alone, with host memory, with the device */
-    x->layout = (spw_layout){.units = x->units, .chunks = x->chunks, .parts = 1, .code_form = SPW_QUANT_INT4};
+    x->layout = (spw_layout){.units = x->units, .chunks = x->chunks, .parts = 1};
     x->layout.unit_count = 2 + below(d, UNITS_MAX - 1);
     for (uint32_t i = 0; i < x->layout.unit_count; i++) {
         spw_store_unit *u = &x->units[i];
         const bool there = tiers == 2 && below(d, 4) == 0;
         *u = (spw_store_unit){.chunk_first = x->layout.chunk_count, .trainable = below(d, 4) > 0};
-        u->coded = !u->trainable && below(d, 2) == 0;
+        u->form = !u->trainable && below(d, 2) == 0 ? SPW_QUANT_INT4 : SPW_QUANT_NONE;
         u->spills = u->trainable && below(d, 3) == 0;
         u->chunk_count = 1 + below(d, chunks_each);
         for (uint32_t k = 0; k < u->chunk_count; k++) {

@@ -1,6 +1,6 @@
 /*
  * quant.h - numbers as codes of 8 or 4 bits in blocks with a scale each: what ZeRO++ sends instead of weights and gradients, and
- * what frozen weights can be stored as; and those that are published (spw_codes.h), as far as they are decoded and found again.
+ * what frozen weights can be stored as; and those that are published (spw_codes.h), as far as they are decoded.
  *
  * A block is 128 elements, because parameters begin at multiples of 128 elements of their unit: no scale is shared by two
  * parameters, however different they are. Blocks lie one after another, without a header:
@@ -36,15 +36,6 @@ void spw__quant_decode(void *dst, spw_dtype type, const void *codes, spw_quant k
  * top of that, and bf16 has 8). 2^-24 or 2^-20 at least, for fp16. |decoded - x| <= 0.5 scale; scale is below 2 max |x| / 127, or 17/16 max |x| / 7.
  */
 void spw__quant_settle(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems);
-
-/*
- * spw__quant_find - codes of a published form that decode to exactly these numbers, of fp32, or of bf16 where the form rounds to that. The scale that a
- * publisher's codes had may be found again, or another with which the numbers are the same bits.
- *   false  some group's numbers are those of no codes; codes are undefined
- * That codes are found which exist takes that two of them are further apart than bf16 rounds: integers of 4 bits and floats, and all with fp32.
- * Cost  a few us for a block: for starts, not for steps.
- */
-bool spw__quant_find(void *codes, spw_quant form, const void *src, spw_dtype type, uint64_t elems);
 
 /* The same with one instruction set, for quant.c and tests. */
 typedef struct spw__quant_kernels {

@@ -22,6 +22,7 @@ enum { SPW_QUANT_BLOCK = 128 };
 /* Its low four bits are those of a code; what is above is 0 for our own. */
 typedef uint32_t spw_quant;
 enum { SPW_QUANT_NONE = 0, SPW_QUANT_INT4 = 4, SPW_QUANT_INT8 = 8 };
+enum { SPW_FORMS_MAX = 4 }; /* that the weights of one model are in */
 typedef enum spw_codes_scale { SPW_SCALE_F32, SPW_SCALE_BF16, SPW_SCALE_E8M0 } spw_codes_scale;
 
 static inline spw_quant

@@ -46,6 +46,14 @@ spw__hf_blocks_of(const spw_hf_reader *r, uint32_t id)
     return strcmp(r->tensors[r->of_param[id]].info->type, "I8") == 0 ? &r->experts : &r->blocks;
 }
 
+/* Columns of a parameter that is codes: a tensor's are bytes, or words of 32 bits. */
+static inline uint64_t
+spw__hf_code_cols(const spw_hf_reader *r, uint32_t id)
+{
+    const spw_scaled *b = spw__hf_blocks_of(r, id);
+    return r->tensors[r->of_param[id]].info->shape[1] * (b->floats ? 2 : b->packed ? 32 / b->bits : 1);
+}
+
 /* Whether scales are powers of two in 8 bits, where codes do not say it. */
 static inline bool
 spw__hf_is_e8m0(const spw_tensor_info *scales)
@@ -56,6 +64,9 @@ spw__hf_is_e8m0(const spw_tensor_info *scales)
 /* Elements [first, first + count) of tensor i, numbers; and of a parameter that has its tensors. */
 spw_status
 spw__hf_read_floats(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *out, spw_error *err);
+/* Of a parameter that is codes: up to SPW__HF_BLOCK of its scales, in the order of their tensor. */
+spw_status
+spw__hf_read_scales(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err);
 spw_status
 spw__hf_read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err);
 

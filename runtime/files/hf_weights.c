@@ -391,9 +391,8 @@ read_scale_of_all(spw_hf_reader *r, uint32_t id, float *out, spw_error *err)
     return SPW_OK;
 }
 
-/* Of up to BLOCK scales. */
-static spw_status
-read_scales(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
+spw_status
+spw__hf_read_scales(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
     const spw_scaled *b = spw__hf_blocks_of(r, id);
     uint8_t raw[BLOCK];
@@ -414,14 +413,14 @@ static spw_status
 read_scaled(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
     const spw_scaled *b = spw__hf_blocks_of(r, id);
-    const uint64_t cols = r->tensors[r->of_param[id]].info->shape[1] * (b->floats ? 2 : b->packed ? 32 / b->bits : 1);
+    const uint64_t cols = spw__hf_code_cols(r, id);
     while (count > 0) {
         spw_scaled_piece p = spw__scaled_piece(b, cols, first, count < BLOCK ? count : BLOCK);
         const uint64_t begin = first * b->bits / 8, end = ((first + p.count) * b->bits + 7) / 8;
         uint8_t codes[BLOCK];
         float scales[BLOCK];
         SPW_TRY(spw_hf_read(r, r->of_param[id], begin, codes, end - begin, err));
-        SPW_TRY(read_scales(r, id, p.scale_first, p.scale_count, scales, err));
+        SPW_TRY(spw__hf_read_scales(r, id, p.scale_first, p.scale_count, scales, err));
         spw__scaled_read(out, b, cols, codes, scales, first, &p);
         first += p.count;
         out += p.count;

@@ -1,6 +1,6 @@
 /*
  * Which matrices of a folder are published as codes that can be kept as they are (spw_codes.h): by the types of its tensors, or, of a folder that has its
- * config.json alone, by what that says, so that what does not fit anywhere here can be planned. Reading them is the reader's, as numbers.
+ * config.json alone, by what that says, so that what does not fit anywhere here can be planned. published_read.c reads them.
  * Source: the documentation of compressed-tensors (config_groups, ignore: names, or regular expressions behind "re:"), and of transformers
  * (modules_to_not_convert: names or what they begin with).
  */
@@ -9,14 +9,14 @@
 #include <regex.h>
 #include <stdio.h>
 
-/* SPW_QUANT_NONE: rows of so many columns are not kept. */
+/* SPW_QUANT_NONE: rows of so many columns are not kept. A group is of one row, and of one column of the publisher's blocks. */
 static spw_quant
 form_of(const spw_scaled *b, uint64_t cols, bool bf16_scales, spw_dtype dtype)
 {
     uint32_t group = SPW_QUANT_BLOCK;
-    while (group > 8 && b->cols % group != 0)
+    while (group > 8 && (b->cols % group != 0 || cols % group != 0))
         group /= 2;
-    if (group == 8 || cols % group != 0 || (b->packed && b->bits == 8 && dtype == SPW_BF16))
+    if (group == 8)
         return SPW_QUANT_NONE;
     return spw_codes_published(b->bits, b->floats || !b->packed,
                                b->scales == SPW_SCALES_E8M0             ? SPW_SCALE_E8M0
@@ -26,23 +26,33 @@ form_of(const spw_scaled *b, uint64_t cols, bool bf16_scales, spw_dtype dtype)
                                group, dtype == SPW_BF16);
 }
 
-/*
- * Scales of 16 bits are kept in 16 where all of a folder are bf16. Where experts are floats of 4 bits and the rest of 8, these stay numbers: the most are
- * experts.
- */
-static void
-of_tensors(spw_quant *form, bool *in_codes, const spw_hf_reader *r, const spw_model *m, spw_dtype dtype)
+/* The forms that were met, of which there is room for some; what has another one stays numbers. */
+typedef struct met {
+    spw_quant forms[SPW_FORMS_MAX];
+    uint32_t count;
+} met;
+
+static spw_quant
+add_form(met *m, spw_quant form)
 {
-    const bool by_experts = r->experts.rows > 0;
-    bool bf16 = true;
-    for (uint32_t id = 0; id < m->param_count; id++)
-        bf16 = bf16 && (r->scale_of[id] == UINT32_MAX || r->tensors[r->scale_of[id]].info->dtype == SPW_BF16);
+    uint32_t k = 0;
+    while (k < m->count && m->forms[k] != form)
+        k++;
+    if (form == SPW_QUANT_NONE || k == SPW_FORMS_MAX)
+        return SPW_QUANT_NONE;
+    m->forms[k] = form;
+    m->count = k < m->count ? m->count : k + 1;
+    return form;
+}
+
+static void
+of_tensors(spw_quant *forms, met *found, const spw_hf_reader *r, const spw_model *m, spw_dtype dtype)
+{
     for (uint32_t id = 0; id < m->param_count; id++) {
-        const spw_scaled *b = r->scale_of[id] != UINT32_MAX ? spw__hf_blocks_of(r, id) : NULL;
-        const spw_quant of = b != NULL && (b == &r->experts) == by_experts ? form_of(b, m->params[id].cols, bf16, dtype)
-                                                                           : SPW_QUANT_NONE;
-        in_codes[id] = of != SPW_QUANT_NONE;
-        *form = in_codes[id] ? of : *form;
+        const bool coded = r->scale_of[id] != UINT32_MAX;
+        const bool bf16 = coded && r->tensors[r->scale_of[id]].info->dtype == SPW_BF16;
+        forms[id] = coded ? add_form(found, form_of(spw__hf_blocks_of(r, id), m->params[id].cols, bf16, dtype))
+                          : SPW_QUANT_NONE;
     }
 }
 
@@ -55,8 +65,7 @@ typedef struct left_out {
     const char *names[ITEMS_MAX];
     regex_t expressions[ITEMS_MAX];
     uint32_t name_count, expression_count;
-    bool images;     /* they call what is read here language_model.X */
-    bool by_experts; /* experts are floats of 4 bits, and what else is coded is not kept */
+    bool images; /* they call what is read here language_model.X */
 } left_out;
 
 /* What is no expression here leaves nothing out. */
@@ -104,21 +113,31 @@ is_left_out(const left_out *l, const char *module)
     return has(l, module) || (l->images && has(l, longer));
 }
 
+/* Matrices of layers, without routers, and what DeepSeek-V4 has in 16 bits or more without a list that says so. */
+static bool
+may_be_codes(const spw_param *p)
+{
+    static const char *const numbers[] = {".gate.weight", ".compressor.", "_hc."};
+    bool may = p->ndim == 2 && p->stack == 0 && !p->adapter && strncmp(p->name, "model.layers.", 13) == 0;
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        may = may && strstr(p->name, numbers[i]) == NULL;
+    return may;
+}
+
+/* experts: what theirs are codes of, where they differ from the others; rows 0: they do not. */
 static void
-of_config(spw_quant *form, bool *in_codes, const left_out *l, const spw_scaled *b, const spw_model *m, spw_dtype dtype)
+of_config(spw_quant *forms, met *found, const left_out *l, const spw_scaled *b, const spw_scaled *experts,
+          const spw_model *m, spw_dtype dtype)
 {
     for (uint32_t id = 0; id < m->param_count; id++) {
         const spw_param *p = &m->params[id];
         const char *end = strstr(p->name, ".weight");
+        const bool other = experts->rows > 0 && strstr(p->name, ".experts.") != NULL;
         char module[SPW_TENSOR_NAME_BYTES];
-        spw_quant of = SPW_QUANT_NONE;
         snprintf(module, sizeof module, "%.*s", end != NULL ? (int)(end - p->name) : (int)strlen(p->name), p->name);
-        if (p->ndim == 2 && p->stack == 0 && !p->adapter && strncmp(p->name, "model.layers.", 13) == 0 &&
-            strstr(p->name, ".gate.weight") == NULL && !is_left_out(l, module) &&
-            (!l->by_experts || strstr(p->name, ".experts.") != NULL))
-            of = form_of(b, p->cols, true, dtype);
-        in_codes[id] = of != SPW_QUANT_NONE;
-        *form = in_codes[id] ? of : *form;
+        forms[id] = may_be_codes(p) && !is_left_out(l, module)
+                        ? add_form(found, form_of(other ? experts : b, p->cols, b->packed, dtype))
+                        : SPW_QUANT_NONE;
     }
 }
 
@@ -131,11 +150,11 @@ says_fp4(const json_t *object)
 }
 
 static spw_status
-read_config(spw_quant *form, bool *in_codes, const char *folder, const spw_model *m, spw_dtype dtype, spw_error *err)
+read_config(spw_quant *forms, met *found, const char *folder, const spw_model *m, spw_dtype dtype, spw_error *err)
 {
     char file[SPW_HF_CONFIG_PATH_BYTES];
     const json_t *whole, *text;
-    spw_scaled b;
+    spw_scaled b, experts = {0};
     left_out *l;
     json_t *root;
     SPW_TRY(spw__hf_folder_config(&root, file, folder, err));
@@ -146,10 +165,9 @@ read_config(spw_quant *form, bool *in_codes, const char *folder, const spw_model
     if (l != NULL && whole != NULL && spw__scaled_refused(whole, &b) == NULL) {
         l->images = text != NULL;
         take_lists(l, whole);
-        l->by_experts = says_fp4(whole) || says_fp4(root);
-        if (l->by_experts)
-            spw__scaled_of_experts(&b);
-        of_config(form, in_codes, l, &b, m, dtype);
+        if (says_fp4(whole) || says_fp4(root))
+            spw__scaled_of_experts(&experts);
+        of_config(forms, found, l, &b, &experts, m, dtype);
     }
     for (uint32_t i = 0; l != NULL && i < l->expression_count; i++)
         regfree(&l->expressions[i]);
@@ -163,23 +181,23 @@ read_config(spw_quant *form, bool *in_codes, const char *folder, const spw_model
 /* ---------------------------------------------------------------- either */
 
 spw_status
-spw_hf_codes(spw_quant *form, bool *in_codes, const char *folder, const spw_model *m, spw_dtype dtype, spw_error *err)
+spw_hf_codes(spw_quant *forms, const char *folder, const spw_model *m, spw_dtype dtype, spw_error *err)
 {
     spw_hf_reader *r = NULL;
+    met found = {0};
     spw_status st;
-    *form = SPW_QUANT_NONE;
     if (!spw_hf_has_weights(folder)) {
-        SPW_TRY(read_config(form, in_codes, folder, m, dtype, err));
+        SPW_TRY(read_config(forms, &found, folder, m, dtype, err));
     } else {
         st = spw_hf_reader_open(&r, folder, err);
         if (st == SPW_OK)
             st = spw_hf_reader_bind(r, m, err);
         if (st == SPW_OK)
-            of_tensors(form, in_codes, r, m, dtype);
+            of_tensors(forms, &found, r, m, dtype);
         spw_hf_reader_close(r);
         SPW_TRY(st);
     }
-    if (*form != SPW_QUANT_NONE)
+    if (found.count > 0)
         return SPW_OK;
     return SPW_RAISE(err, SPW_ECONFIG,
                      "spillway.frozen_codes \"published\": %s has no matrices as codes that are kept as they are: "

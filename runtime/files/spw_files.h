@@ -253,17 +253,24 @@ const char *spw_hf_adapters(const char *folder);
  */
 spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_error *err);
 /*
- * spw_hf_codes - as what codes a folder has its weights, to be kept as they are (spw__quant_find).
- *   form      of those that can be kept, which is one for a folder
- *   in_codes  (param_count) out  which these are: matrices whose rows are whole groups of a scale, 16 to 128 columns of its block; with weights in bf16
- *             no integers of 8 bits, which are nearer to each other than bf16 rounds
- *   dtype     of weights, fp32 or bf16
+ * spw_hf_codes - as what codes a folder has its weights, to be kept as they are (spw_hf_read_codes).
+ *   forms  (param_count) out  of each parameter; SPW_QUANT_NONE: numbers, as are all but matrices whose rows are whole groups of a scale, 16 to 128 columns
+ *          of its block, in up to SPW_FORMS_MAX forms
+ *   dtype  of weights, fp32 or bf16
  * A folder without files of weights has what its config.json says: all matrices of layers but routers, and those that its lists leave out, with scales
  * in bf16 where integers are packed. A file of its own has no config.json: codes of 8 bits.
  * Errors  SPW_ECONFIG, naming the folder: it has no codes, or none that can be kept; those of the reader.
  */
-spw_status spw_hf_codes(spw_quant *form, bool *in_codes, const char *folder, const spw_model *model, spw_dtype dtype,
-                        spw_error *err);
+spw_status spw_hf_codes(spw_quant *forms, const char *folder, const spw_model *model, spw_dtype dtype, spw_error *err);
+/*
+ * spw_hf_read_codes - elements [first, first + count) of a bound model's parameter as blocks of 128 in that form, which spw_hf_codes said of it; what the
+ * last block has behind them is zero.
+ *   first, count  begin at a whole block, and end at one or with the parameter
+ * Codes come past the page cache and are summed, as in spw_hf_read_run, whose buffers it needs; scales are not.
+ * Errors  SPW_ECORRUPT  a code or a scale is no finite number, or a scale so great that a product might be none
+ */
+spw_status spw_hf_read_codes(spw_hf_reader *r, uint32_t param_id, spw_quant form, uint64_t first, uint64_t count,
+                             void *blocks, spw_error *err);
 /* Where a bound model's parameter lies, and its type there; false: it is none of the file's (an adapter), or there as codes. */
 bool spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype);
 /* The name of a bound parameter's tensor, and the parameter's first element in it; NULL: there is none. */
