@@ -174,6 +174,11 @@ read_small(spw_model_config *m, spw_family family)
         {SPW_FAMILY_LFM2_MOE,
          "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"num_experts\":6,\"num_experts_per_tok\":2,"
          "\"num_dense_layers\":1,\"layer_types\":[\"conv\",\"full_attention\",\"conv\"]"},
+        {SPW_FAMILY_AFMOE,
+         "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"num_experts\":6,\"num_experts_per_tok\":2,\"head_"
+         "dim\":8,"
+         "\"num_shared_experts\":2,\"num_dense_layers\":1,\"sliding_window\":5,\"global_attn_every_n_layers\":2,"
+         "\"route_scale\":1.5,\"mup_enabled\":true"},
         {SPW_FAMILY_GRANITE_HYBRID,
          "\"intermediate_size\":24,\"shared_intermediate_size\":40,\"num_local_experts\":6,\"num_experts_per_tok\":2,"
          "\"residual_multiplier\":0.5,\"mamba_n_heads\":4,\"mamba_d_head\":16,\"mamba_d_state\":8,"

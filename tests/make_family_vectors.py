@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AfmoeConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -39,7 +39,7 @@ def draw(model, dtype):
             x = torch.randn(p.shape) * ((4.0 if "gate_up" in name else 0.2) / math.sqrt(p.shape[1]) if oss else 0.7 / math.sqrt(p.shape[2]))
         elif "sinks" in name:
             x = torch.randn(p.shape)
-        elif name.endswith("e_score_correction_bias"):
+        elif name.endswith(("e_score_correction_bias", "expert_bias")):
             x = torch.randn(p.shape) * 0.05
         elif p.ndim == 2:
             x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
@@ -294,6 +294,15 @@ def mimo_keys(folder):
     t = load_file(path)
     assert "model.layers.1.self_attn.attention_sink_bias" in t
     save_file(t | {"model.mtp.layers.0.eh_proj.weight": torch.zeros(4, 8)}, path, metadata={"format": "pt"})
+
+
+# As Trinity's folders have it: by older names, and more of what the class does anyway.
+def afmoe_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"rope_theta": c.pop("rope_parameters")["rope_theta"], "rope_scaling": None, "n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1, "route_norm": True,
+          "score_func": "sigmoid", "load_balance_coeff": 0.001, "use_grouped_mm": True}
+    json.dump(c, open(path, "w"), indent=2)
 
 
 # As Kimi-K2.5's folders have it: by their own names.
@@ -786,6 +795,11 @@ def random_case(rng, family):
         experts = rng.choice([1, 2, 3, 6, 9])
         return Lfm2MoeConfig(**more, pad_token_id=None, num_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)), moe_intermediate_size=rng.randrange(3, 30),
                              num_dense_layers=rng.randrange(layers + 1), norm_topk_prob=rng.random() < 0.7, routed_scaling_factor=rng.choice([1.0, 2.5]))
+    if family == "afmoe":
+        experts, pattern = rng.choice([1, 2, 3, 6, 9]), rng.choice([1, 2, 3, 4])
+        return AfmoeConfig(**more | dict(head_dim=more["head_dim"] + 6), pad_token_id=None, sliding_window=window, global_attn_every_n_layers=pattern, attention_bias=rng.random() < 0.4,
+                           num_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)), moe_intermediate_size=rng.randrange(3, 30), num_shared_experts=rng.choice([1, 2]),
+                           num_dense_layers=rng.randrange(layers + 1), route_scale=rng.choice([1.0, 2.826]), mup_enabled=rng.random() < 0.6)
     if family == "seed_oss":
         return SeedOssConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.6, attention_out_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
     if family == "ministral3":
@@ -1009,7 +1023,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba", "afmoe"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1307,6 +1321,11 @@ elif __name__ == "__main__":
     make("lfm2", Lfm2Config(**lfm | dict(num_hidden_layers=3), layer_types=["conv", "full_attention", "conv"], block_multiple_of=8), bf16, rewrite=lfm_keys)
     make("lfm2_moe", Lfm2MoeConfig(**lfm | dict(num_key_value_heads=1), layer_types=["conv", "full_attention"], conv_L_cache=4, num_dense_layers=1, num_experts=4, num_experts_per_tok=2,
                                    moe_intermediate_size=7, routed_scaling_factor=1.7, tie_word_embeddings=False), f32, change=small_scores)
+    afmoe = common | dict(hidden_size=16, intermediate_size=21, pad_token_id=None, head_dim=8, num_experts_per_tok=2, moe_intermediate_size=9)
+    make("afmoe", AfmoeConfig(**afmoe, sliding_window=5, global_attn_every_n_layers=2, num_experts=4, num_shared_experts=1, route_scale=2.826, mup_enabled=True,
+                              rope_parameters=rope(1000.0)), bf16, rewrite=afmoe_keys)
+    make("afmoe_bias", AfmoeConfig(**afmoe | dict(num_key_value_heads=1, head_dim=6), sliding_window=4, layer_types=["sliding_attention"] * 2, num_experts=3, num_dense_layers=0, attention_bias=True,
+                                   tie_word_embeddings=True, rope_parameters=rope(500.0, "linear", factor=2.5)), f32)
     make("exaone_moe", ExaoneMoeConfig(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"], num_experts=4,
                                        num_experts_per_tok=2, moe_intermediate_size=11, mlp_layer_types=["dense", "dense", "sparse", "sparse"],

@@ -507,6 +507,7 @@ test_lora_merged(void **state)
     merged(SPW_FAMILY_NEMOTRON_H, rig_lora_experts); /* without a gate */
     merged(SPW_FAMILY_MISTRAL4, rig_lora_experts);
     merged(SPW_FAMILY_LFM2_MOE, rig_lora_experts);
+    merged(SPW_FAMILY_AFMOE, rig_lora_experts);
     merged(SPW_FAMILY_LLAMA4, rig_lora_experts); /* (in, out), which peft takes for (out, in) */
 }
 
@@ -587,6 +588,7 @@ test_lora_routers(void **state)
         {SPW_FAMILY_QWEN2_MOE, "gate", "gate", NULL},
         {SPW_FAMILY_QWEN2_MOE, "shared_expert_gate", "shared_expert_gate", NULL},
         {SPW_FAMILY_MINIMAX_M2, "gate", "gate", NULL},
+        {SPW_FAMILY_AFMOE, "router.gate", "gate", NULL},
         {SPW_FAMILY_GPT_OSS, "router", "router", "matches the target \"router\"; there are q_proj"},
         {SPW_FAMILY_GLM4_MOE, "gate", "gate", "matches the target \"gate\"; there are"},
         {SPW_FAMILY_DEEPSEEK_V2, "*.gate", "gate", "is all; the router is none, because peft"},

@@ -292,6 +292,7 @@ test_streamed(void **state)
     run("lfm2", dir);
     run("bamba", dir);
     run("lfm2_moe", dir);
+    run("afmoe", dir);
     run("glm_moe_dsa_few", dir);
     run("deepseek_v4", dir);
     run("deepseek_v4_all", dir);
@@ -332,6 +333,7 @@ test_same_bits(void **state)
                                        "mistral4",
                                        "mimo_v2_flash",
                                        "lfm2_moe",
+                                       "afmoe_bias",
                                        "bamba",
                                        "glm_moe_dsa",
                                        "glm_moe_dsa_few",

@@ -350,6 +350,18 @@ test_refusals(void **state)
         {"lfm2", "\"layer_types\":[\"conv\"]", "layer_types: expected a list with one entry for each layer"},
         {"lfm2", "\"tie_embedding\":true,\"tie_word_embeddings\":false",
          "tie_embedding: expected the same as tie_word_embeddings, got true"},
+        {"afmoe", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[2] \"full_attention\""},
+        {"afmoe", "\"sliding_window\":null", "sliding_window: expected integer"},
+        {"afmoe", "\"num_shared_experts\":0", "num_shared_experts: expected integer in [1"},
+        {"afmoe", "\"n_group\":2", "not supported yet: n_group 2"},
+        {"afmoe", "\"topk_group\":2", "not supported yet: topk_group 2"},
+        {"afmoe", "\"num_expert_groups\":2", "not supported yet: num_expert_groups 2"},
+        {"afmoe", "\"num_limited_groups\":2", "not supported yet: num_limited_groups 2"},
+        {"afmoe", "\"route_norm\":false", "not supported yet: route_norm false"},
+        {"afmoe", "\"route_scale\":0", "route_scale: expected number above 0, got 0"},
+        {"afmoe", "\"score_func\":\"softmax\"", "not supported yet: score_func \"softmax\""},
+        {"afmoe", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"lfm2_moe", "", "layer_types: expected a list with one entry for each layer, got nothing"},
         {"lfm2_moe", CONVS ",\"use_expert_bias\":false", "not supported yet: use_expert_bias false"},
         {"lfm2_moe", CONVS ",\"routed_scaling_factor\":0", "routed_scaling_factor: expected number above 0, got 0"},
@@ -947,6 +959,18 @@ test_defaults(void **state)
     DONE(parse("lfm2_moe", CONVS, &m, &err));
     assert_true(m.experts == 32 && m.choices == 4 && m.mlp_width == 1792 && m.dense_first == 2 && m.dense_width == 7);
     assert_true(m.sigmoid && m.sum_to_one && m.choice_scale == 1 && m.choice_least == 1e-6 && m.tied);
+    DONE(parse("afmoe", "", &m, &err));
+    assert_true(m.experts == 64 && m.choices == 6 && m.mlp_width == 1408 && m.shared_width == 2816 && m.sigmoid);
+    assert_true(m.sum_to_one && m.choice_scale == 1 && m.dense_first == 1 && m.dense_width == 7 && m.groups == 0);
+    assert_true(m.head_dim == 128 && m.kv_heads == m.heads && m.norms == SPW_NORMS_BOTH && m.qk_norm && !m.qkv_bias);
+    assert_true(m.attention_gated && m.gate_apart && m.embedding_scale == 0 && spw_model_reads_experts(&m));
+    assert_true(m.window == 1024 && m.full_every == 0 && spw_model_has_rope(&m, 2) && m.norm_eps == 1e-5 && !m.tied);
+    DONE(parse("afmoe", "\"global_attn_every_n_layers\":2,\"mup_enabled\":true,\"num_dense_layers\":0", &m, &err));
+    assert_true(m.embedding_scale == sqrt((double)m.width) && m.dense_width == 0 && m.full_every == 2);
+    assert_true(spw_model_window(&m, 0) == 1024 && spw_model_window(&m, 1) == 0 && spw_model_window(&m, 2) == 1024);
+    assert_true(spw_model_has_rope(&m, 0) && !spw_model_has_rope(&m, 1) && spw_model_experts(&m, 0) == 64);
+    DONE(parse("afmoe", "\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]", &m, &err));
+    assert_true(m.window == 0 && !spw_model_has_rope(&m, 0) && !spw_model_has_rope(&m, 2));
     DONE(parse("mistral4", GROWS ",\"head_dim\":128,\"sliding_window\":null", &m, &err));
     assert_true(m.kv_rank == 256 && m.q_rank == 1024 && m.rope_dim == 64 && m.head_dim == 128 && m.value_dim == 128);
     assert_true(m.experts == 128 && m.choices == 4 && m.mlp_width == 2048 && m.shared_width == 2048 && m.groups == 0);

@@ -325,6 +325,18 @@ write_hy_experts(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "mlp_layer_types", mlp_layer_types(c));
 }
 
+static void
+write_afmoe(json_t *o, const spw_model_config *c)
+{
+    set_size(o, "num_experts", c->experts);
+    set_size(o, "num_experts_per_tok", c->choices);
+    set_size(o, "moe_intermediate_size", c->mlp_width);
+    set_size(o, "num_shared_experts", c->shared_width / c->mlp_width);
+    set_size(o, "num_dense_layers", c->dense_first);
+    json_object_set_new(o, "route_scale", json_real(c->choice_scale));
+    json_object_set_new(o, "mup_enabled", json_boolean(c->embedding_scale > 0));
+}
+
 /* Those that have none whatever the step says. */
 static json_t *
 dense_layers(const spw_model_config *c)
@@ -412,6 +424,8 @@ write_experts(json_t *o, const spw_model_config *c)
         write_ernie_experts(o, c);
     } else if (c->family == SPW_FAMILY_HY_V3) {
         write_hy_experts(o, c);
+    } else if (c->family == SPW_FAMILY_AFMOE) {
+        write_afmoe(o, c);
     } else if (c->family == SPW_FAMILY_LFM2_MOE) {
         write_plain_experts(o, c);
         set_size(o, "num_dense_layers", c->dense_first);
@@ -432,7 +446,7 @@ write_layers(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
     if (spw__hf_of(c->family, QWEN | DOTS))
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
-    if (spw__hf_of(c->family, EXAONE))
+    if (spw__hf_of(c->family, EXAONE | AFMOE))
         spw__hf_write_rope_windows(o, c);
     else if (spw__hf_of(c->family, OLMO3 | MIMO))
         write_windows(o, c);

@@ -62,6 +62,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "lfm2",
                                                            "lfm2_moe",
                                                            "bamba",
+                                                           "afmoe",
                                                            "custom"};
 
 const char *
@@ -335,7 +336,7 @@ spw_model_experts(const spw_model_config *c, uint64_t layer_idx)
 bool
 spw_model_reads_experts(const spw_model_config *c)
 {
-    return c->experts_beside || c->latent_width > 0 || c->streams > 0;
+    return c->experts_beside || c->latent_width > 0 || c->streams > 0 || c->norms != SPW_NORMS_BEFORE;
 }
 
 uint64_t

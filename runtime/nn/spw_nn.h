@@ -502,6 +502,7 @@ typedef enum spw_family {
     SPW_FAMILY_LFM2,
     SPW_FAMILY_LFM2_MOE,
     SPW_FAMILY_BAMBA,
+    SPW_FAMILY_AFMOE,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -650,6 +651,7 @@ typedef struct spw_model_config {
     uint64_t mlp_layers[SPW_FULL_LAYERS_MAX / 64], sparse_layers[SPW_FULL_LAYERS_MAX / 64];
     bool linear_woven;    /* q, k, v and gates of a key head are beside each other in one matrix, b and a in another */
     bool attention_gated; /* behind a head's queries is a gate of their size; its sigmoid times what attention gives */
+    bool gate_apart;      /* but all heads' gates are made by a matrix of their own */
     double rope_theta;    /* 0: no rotary positions */
     double rope_local_theta;                 /* of layers with a window, whose rope is then plain; 0: as the others' */
     double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */
