@@ -345,7 +345,7 @@ const key_row spw__config_rows[] = {
             "ministral3, gpt_neox, opt, starcoder2, stablelm, qwen3_5_text, "
             "qwen3_5_moe_text, qwen3_next, gemma4_text, dots1, solar_open, ernie4_5_moe, hy_v3, hunyuan_v1_dense, "
             "hunyuan_v1_moe, cohere, cohere2, granitemoehybrid, llama4_text, deepseek_v32, glm_moe_dsa, exaone_moe, "
-            "nemotron_h, deepseek_v4, mistral4, mimo_v2_flash, lfm2, lfm2_moe, bamba or afmoe), or "
+            "nemotron_h, deepseek_v4, mistral4, mimo_v2_flash, lfm2, lfm2_moe, bamba, afmoe or olmo_hybrid), or "
             "{\"path\": folder, or OWNER/NAME of a model in the Hugging Face cache}"),
     SECTION("data", "what is trained on"),
     {"data.path", NULL, K_PATHS, C_BUILT, AT(data.path), 0, 0, 0, NULL,

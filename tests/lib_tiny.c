@@ -179,6 +179,10 @@ read_small(spw_model_config *m, spw_family family)
          "dim\":8,"
          "\"num_shared_experts\":2,\"num_dense_layers\":1,\"sliding_window\":5,\"global_attn_every_n_layers\":2,"
          "\"route_scale\":1.5,\"mup_enabled\":true"},
+        {SPW_FAMILY_OLMO_HYBRID,
+         "\"intermediate_size\":72,\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,\"linear_key_head_dim\":8,"
+         "\"linear_value_head_dim\":16,\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],"
+         "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":null}"},
         {SPW_FAMILY_GRANITE_HYBRID,
          "\"intermediate_size\":24,\"shared_intermediate_size\":40,\"num_local_experts\":6,\"num_experts_per_tok\":2,"
          "\"residual_multiplier\":0.5,\"mamba_n_heads\":4,\"mamba_d_head\":16,\"mamba_d_state\":8,"

@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AfmoeConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AfmoeConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, OlmoHybridConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -56,6 +56,22 @@ def draw(model, dtype):
             p.copy_((1 + 0.2 * torch.randn(p.shape)).to(dtype))
 
 
+# Channels of queries, keys and values.
+def apart(config):
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    return [keys, keys, config.linear_num_value_heads * config.linear_value_head_dim]
+
+
+# As published files have the taps: transformers saves them in three equal parts, whatever they are of.
+def taps_apart(folder, config):
+    path = os.path.join(folder, "model.safetensors")
+    t = load_file(path)
+    for name in [n for n in t if n.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{kind}_conv1d") for kind in "qkv"]
+        t |= {n: x.contiguous() for n, x in zip(names, torch.cat([t[n] for n in names]).split(apart(config)))}
+    save_file(t, path, metadata={"format": "pt"})
+
+
 # The gradient of each expert's weights by the name that they have in files.
 def gradients(model, config):
     for name, p in model.named_parameters():
@@ -81,6 +97,9 @@ def gradients(model, config):
                 for e in range(grad.shape[0]):
                     yield f"{name}.{e}", grad[e]
                 continue
+        if config.model_type == "olmo_hybrid" and "conv1d" in name:
+            yield from zip((name.replace("conv1d", f"{kind}_conv1d") for kind in "qkv"), grad.split(apart(config)))
+            continue
         if p.ndim < 3 or "conv1d" in name or ".conv." in name:
             yield name, grad
             continue
@@ -800,6 +819,13 @@ def random_case(rng, family):
         return AfmoeConfig(**more | dict(head_dim=more["head_dim"] + 6), pad_token_id=None, sliding_window=window, global_attn_every_n_layers=pattern, attention_bias=rng.random() < 0.4,
                            num_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)), moe_intermediate_size=rng.randrange(3, 30), num_shared_experts=rng.choice([1, 2]),
                            num_dense_layers=rng.randrange(layers + 1), route_scale=rng.choice([1.0, 2.826]), mup_enabled=rng.random() < 0.6)
+    if family == "olmo_hybrid":  # files of equal parts, as transformers saves them
+        layers, every, K = max(layers, 2), rng.choice([2, 3, 4]), 8 * rng.randrange(1, 3)
+        del more["head_dim"]
+        more |= dict(num_hidden_layers=layers, hidden_size=heads * 2 * rng.randrange(3, 9), linear_num_key_heads=2, linear_num_value_heads=rng.choice([2, 4] if K == 16 else [2]), linear_key_head_dim=K)
+        return OlmoHybridConfig(**more | dict(linear_value_head_dim=2 * K // more["linear_num_value_heads"]), pad_token_id=None, attention_bias=rng.random() < 0.4,
+                                linear_conv_kernel_dim=rng.randrange(2, 7), linear_allow_neg_eigval=rng.random() < 0.6,
+                                layer_types=["full_attention" if (i + 1) % min(every, layers) == 0 else "linear_attention" for i in range(layers)])
     if family == "seed_oss":
         return SeedOssConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.6, attention_out_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
     if family == "ministral3":
@@ -1023,7 +1049,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba", "afmoe"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba", "afmoe", "olmo_hybrid"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1034,7 +1060,8 @@ def make_random(seed, count, out):
                 make(f"{i:03}_{family}", config, dtype, shard, out=out, seed=seed + more, B=B, T=T, double=True,
                      # Gemma 4's scores are large, as nothing divides them: how their last bit is rounded shows, and one way may be lucky.
                      # So do Sinkhorn's rounds and scores of keys that are values.
-                     wide=family.startswith("gemma4") or family == "deepseek_v4")
+                     # A beta of 2 turns what a state has for a key round, so that fewer of its roundings are forgotten.
+                     wide=family.startswith("gemma4") or family in ("deepseek_v4", "olmo_hybrid"))
                 break
             except CloseChoice as close:
                 if more == 99:
@@ -1326,6 +1353,12 @@ elif __name__ == "__main__":
                               rope_parameters=rope(1000.0)), bf16, rewrite=afmoe_keys)
     make("afmoe_bias", AfmoeConfig(**afmoe | dict(num_key_value_heads=1, head_dim=6), sliding_window=4, layer_types=["sliding_attention"] * 2, num_experts=3, num_dense_layers=0, attention_bias=True,
                                    tie_word_embeddings=True, rope_parameters=rope(500.0, "linear", factor=2.5)), f32)
+    hybrid = OlmoHybridConfig(**common | dict(hidden_size=16, intermediate_size=21, pad_token_id=None), layer_types=["linear_attention", "full_attention"], linear_num_key_heads=1,
+                              linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": None})
+    make("olmo_hybrid", hybrid, bf16, double=True, rewrite=lambda folder: taps_apart(folder, hybrid))
+    make("olmo_hybrid_rope", OlmoHybridConfig(**common | dict(hidden_size=16, intermediate_size=21, num_hidden_layers=3, num_key_value_heads=1, pad_token_id=None), linear_num_key_heads=2,
+                                              linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, linear_conv_kernel_dim=3, linear_allow_neg_eigval=False,
+                                              attention_bias=True, tie_word_embeddings=True, rope_parameters=rope(500.0)), f32, double=True)
     make("exaone_moe", ExaoneMoeConfig(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"], num_experts=4,
                                        num_experts_per_tok=2, moe_intermediate_size=11, mlp_layer_types=["dense", "dense", "sparse", "sparse"],

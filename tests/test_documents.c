@@ -179,6 +179,7 @@ static const struct {
               {"mistral4, of whose latent attention they grow", SPW_FAMILY_MISTRAL4, 0},
               {"mimo_v2_flash", SPW_FAMILY_MIMO_V2, 0},
               {"afmoe", SPW_FAMILY_AFMOE, 0},
+              {"olmo_hybrid", SPW_FAMILY_OLMO_HYBRID, 0},
               {"lfm2_moe, with convolutions", SPW_FAMILY_LFM2_MOE, 0},
               {"llama4 in chunks", SPW_FAMILY_LLAMA4, 0},
               {"gemma4", SPW_FAMILY_GEMMA4, 4},

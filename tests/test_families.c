@@ -293,6 +293,7 @@ test_streamed(void **state)
     run("bamba", dir);
     run("lfm2_moe", dir);
     run("afmoe", dir);
+    run("olmo_hybrid", dir);
     run("glm_moe_dsa_few", dir);
     run("deepseek_v4", dir);
     run("deepseek_v4_all", dir);
@@ -334,6 +335,7 @@ test_same_bits(void **state)
                                        "mimo_v2_flash",
                                        "lfm2_moe",
                                        "afmoe_bias",
+                                       "olmo_hybrid_rope",
                                        "bamba",
                                        "glm_moe_dsa",
                                        "glm_moe_dsa_few",

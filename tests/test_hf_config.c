@@ -350,6 +350,24 @@ test_refusals(void **state)
         {"lfm2", "\"layer_types\":[\"conv\"]", "layer_types: expected a list with one entry for each layer"},
         {"lfm2", "\"tie_embedding\":true,\"tie_word_embeddings\":false",
          "tie_embedding: expected the same as tie_word_embeddings, got true"},
+        {"olmo_hybrid",
+         "\"linear_key_head_dim\":8,\"layer_types\":[\"linear_attention\",\"linear_attention\",\"linear_attention\"]",
+         "not supported yet: layer_types [\"linear_attention\","},
+        {"olmo_hybrid",
+         "\"linear_key_head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types [\"full_attention\","},
+        {"olmo_hybrid",
+         "\"linear_key_head_dim\":8,\"layer_types\":[\"full_attention\",\"linear_attention\",\"full_attention\"]",
+         "not supported yet: layer_types [\"full_attention\","},
+        {"olmo_hybrid", "", "not supported yet: linear_key_head_dim nothing"}, /* 0.75 12 / 2 */
+        {"olmo_hybrid", "\"linear_key_head_dim\":8,\"linear_num_key_heads\":4",
+         "linear_num_value_heads: expected a multiple of linear_num_key_heads"},
+        {"olmo_hybrid", "\"linear_key_head_dim\":\"a\"", "linear_key_head_dim: expected integer"},
+        {"olmo_hybrid", "\"linear_key_head_dim\":8,\"rope_parameters\":null",
+         "not supported yet: rope_parameters null: transformers takes it for a rope_theta of 10000"},
+        {"olmo_hybrid",
+         "\"linear_key_head_dim\":8,\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2,\"rope_theta\":null}",
+         "not supported yet: rope_parameters.rope_type \"linear\""},
         {"afmoe", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
          "not supported yet: layer_types[2] \"full_attention\""},
         {"afmoe", "\"sliding_window\":null", "sliding_window: expected integer"},
@@ -959,6 +977,20 @@ test_defaults(void **state)
     DONE(parse("lfm2_moe", CONVS, &m, &err));
     assert_true(m.experts == 32 && m.choices == 4 && m.mlp_width == 1792 && m.dense_first == 2 && m.dense_width == 7);
     assert_true(m.sigmoid && m.sum_to_one && m.choice_scale == 1 && m.choice_least == 1e-6 && m.tied);
+    DONE(parse("olmo_hybrid", "\"linear_key_head_dim\":8", &m, &err));
+    assert_true(m.linear_heads == 2 && m.linear_key_heads == 2 && m.linear_value_dim == 16 && m.linear_taps == 4);
+    assert_true(m.linear_most == 2 && m.linear_eps == 1e-5 && m.linear_apart && !m.attention_gated &&
+                m.full_every == 3);
+    assert_true(spw_model_norms(&m, 0) == SPW_NORMS_BEFORE && spw_model_norms(&m, 2) == SPW_NORMS_AFTER);
+    assert_true(m.qk_norm_whole && !m.norms_from_one && m.norm_eps == 1e-6 && m.rope_theta == 1e4 && !m.qkv_bias);
+    DONE(spw_hf_config_parse(
+        &m,
+        "{\"model_type\":\"olmo_hybrid\",\"hidden_size\":64,\"num_hidden_layers\":9,\"num_attention_heads\":2,"
+        "\"intermediate_size\":7,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":null},"
+        "\"linear_allow_neg_eigval\":false}",
+        "config.json", false, &err));
+    assert_true(m.linear_key_dim == 24 && m.linear_value_dim == 48 && m.linear_most == 0 && m.full_every == 4);
+    assert_true(m.rope_theta == 0 && spw_model_rope_tables(&m) == 0 && !spw_model_has_rope(&m, 3));
     DONE(parse("afmoe", "", &m, &err));
     assert_true(m.experts == 64 && m.choices == 6 && m.mlp_width == 1408 && m.shared_width == 2816 && m.sigmoid);
     assert_true(m.sum_to_one && m.choice_scale == 1 && m.dense_first == 1 && m.dense_width == 7 && m.groups == 0);

@@ -231,13 +231,13 @@ compare(spw_family family, void (*change)(rig *r))
 static void
 test_families(void **state)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2,        SPW_FAMILY_LLAMA,      SPW_FAMILY_PHI3,
-                                          SPW_FAMILY_OLMO2,       SPW_FAMILY_GEMMA3,     SPW_FAMILY_MIXTRAL,
-                                          SPW_FAMILY_QWEN2_MOE,   SPW_FAMILY_GPT_OSS,    SPW_FAMILY_GLM4_MOE,
-                                          SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_QWEN3_NEXT, SPW_FAMILY_GEMMA4,
-                                          TINY_GEMMA4_SMALL,      SPW_FAMILY_ERNIE_MOE,  SPW_FAMILY_GRANITE_HYBRID,
-                                          SPW_FAMILY_LLAMA4,      SPW_FAMILY_NEMOTRON_H, SPW_FAMILY_MISTRAL4,
-                                          SPW_FAMILY_MIMO_V2,     SPW_FAMILY_LFM2_MOE,   SPW_FAMILY_AFMOE};
+    static const spw_family families[] = {
+        SPW_FAMILY_GPT2,       SPW_FAMILY_LLAMA,       SPW_FAMILY_PHI3,           SPW_FAMILY_OLMO2,
+        SPW_FAMILY_GEMMA3,     SPW_FAMILY_MIXTRAL,     SPW_FAMILY_QWEN2_MOE,      SPW_FAMILY_GPT_OSS,
+        SPW_FAMILY_GLM4_MOE,   SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_QWEN3_NEXT,     SPW_FAMILY_GEMMA4,
+        TINY_GEMMA4_SMALL,     SPW_FAMILY_ERNIE_MOE,   SPW_FAMILY_GRANITE_HYBRID, SPW_FAMILY_LLAMA4,
+        SPW_FAMILY_NEMOTRON_H, SPW_FAMILY_MISTRAL4,    SPW_FAMILY_MIMO_V2,        SPW_FAMILY_LFM2_MOE,
+        SPW_FAMILY_AFMOE,      SPW_FAMILY_OLMO_HYBRID};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         spw_model_config m;

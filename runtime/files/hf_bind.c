@@ -30,7 +30,7 @@ begins_with(const char *text, const char *begin)
 #define OLDER_EXPERTS (MIXTRAL | MINIMAX)
 #define NUMBERED      (OLDER_EXPERTS | DEEPSEEK_V4 | LFM_MOE) /* whose experts' matrices are w1, w3 and w2 */
 
-/* What transformers 5 has in memory under other names than in files: who saves that writes those, and it reads both. */
+/* What transformers 5 has in memory under other names than in files, or files under others: who saves that writes those, and it reads both. */
 static const struct {
     spw_family family;
     const char *there, *here;
@@ -39,6 +39,8 @@ static const struct {
                  {SPW_FAMILY_HY_V3, ".mlp.gate.", ".mlp.router.gate."},
                  {SPW_FAMILY_HY_V3, ".mlp.e_score_correction_bias", ".mlp.expert_bias"},
                  {SPW_FAMILY_HY_V3, ".mlp.shared_experts.", ".mlp.shared_mlp."},
+                 {SPW_FAMILY_OLMO_HYBRID, ".attention_layer_norm.", ".input_layernorm."},
+                 {SPW_FAMILY_OLMO_HYBRID, ".feedforward_layer_norm.", ".post_attention_layernorm."},
                  {SPW_FAMILY_MIMO_V2, ".self_attn.sinks", ".self_attn.attention_sink_bias"}};
 
 /* What DeepSeek-V4's files call what transformers has in memory, by what stands in a name; they may be without "model.". */

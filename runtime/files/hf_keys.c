@@ -234,11 +234,12 @@ static const struct {
     {"router_jitter_noise", MIXTRAL | MINIMAX | LLAMA4 | DEEPSEEK_V4},
     {"layer_types", LLAMAS | COHERE2 | NEMOTRON | DEEPSEEK_V4},
     {"full_attention_interval", LINEAR},
-    {"linear_num_value_heads", LINEAR},
-    {"linear_num_key_heads", LINEAR},
-    {"linear_key_head_dim", LINEAR},
-    {"linear_value_head_dim", LINEAR},
-    {"linear_conv_kernel_dim", LINEAR},
+    {"linear_num_value_heads", LINEAR | OLMO_HYBRID},
+    {"linear_num_key_heads", LINEAR | OLMO_HYBRID},
+    {"linear_key_head_dim", LINEAR | OLMO_HYBRID},
+    {"linear_value_head_dim", LINEAR | OLMO_HYBRID},
+    {"linear_conv_kernel_dim", LINEAR | OLMO_HYBRID},
+    {"linear_allow_neg_eigval", OLMO_HYBRID},
     {"attn_output_gate", LINEAR},
     {"mamba_ssm_dtype", LINEAR},       /* of the state in generation, which is fp32 here always */
     {"mtp_num_hidden_layers", LINEAR}, /* layers behind the last one, which are left out */
@@ -307,7 +308,8 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {"GPT2LMHeadModel",
                                                               "NemotronHForCausalLM",    "DeepseekV4ForCausalLM",
                                                               "Mistral4ForCausalLM",     "MiMoV2FlashForCausalLM",
                                                               "Lfm2ForCausalLM",         "Lfm2MoeForCausalLM",
-                                                              "BambaForCausalLM",        "AfmoeForCausalLM"};
+                                                              "BambaForCausalLM",        "AfmoeForCausalLM",
+                                                              "OlmoHybridForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)

@@ -87,7 +87,7 @@ read_windows_between(const source *s, spw_model_config *c)
     return c->window > 0 && json_is_null(said) ? wrong(s, "sliding_window", "integer", said) : SPW_OK;
 }
 
-/* Linear attention's: a layer's is full where it is the last of each so many; a list counts more than their number. */
+/* Linear attention's: a layer's is full where it is the last of each so many; a list counts more than their number. OLMo Hybrid has both kinds. */
 static spw_status
 read_full_between(const source *s, spw_model_config *c)
 {
@@ -96,8 +96,13 @@ read_full_between(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "full_attention_interval", 1, &c->full_every));
     if (c->full_every > c->layers) /* as the list would have it, in which no layer is full */
         c->full_every = c->layers + 1;
+    if (c->family == SPW_FAMILY_OLMO_HYBRID && list == NULL && c->full_every > c->layers)
+        c->full_every = c->layers; /* the last one then */
     if (json_is_array(list))
         c->full_every = first_full(list);
+    if (c->family == SPW_FAMILY_OLMO_HYBRID && (c->full_every == 1 || c->full_every > c->layers))
+        return list != NULL ? refuse(s, "layer_types", list)
+                            : refuse(s, "num_hidden_layers", get(s, "num_hidden_layers"));
     return read_layer_types(s, c, false);
 }
 
@@ -144,7 +149,7 @@ spw__hf_read_window(const source *s, spw_model_config *c)
     bool idle = spw__hf_of(c->family, SMOLLM3 | QWEN2_MOE);             /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || dots || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
-    if (spw__hf_of(c->family, LINEAR))
+    if (spw__hf_of(c->family, LINEAR | OLMO_HYBRID))
         return read_full_between(s, c);
     if (spw__hf_of(c->family, GRANITE4 | LFM | BAMBA)) /* it is read where their other layers are */
         return SPW_OK;

@@ -108,6 +108,17 @@ write_rope_part(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "rope_parameters", rope);
 }
 
+/* By the object in which alone a theta of null is none. */
+static void
+write_rope_or_none(json_t *o, const spw_model_config *c)
+{
+    json_t *rope = rope_scaling(c);
+    if (rope == NULL)
+        rope = json_pack("{s:s}", "rope_type", "default");
+    json_object_set_new(rope, "rope_theta", c->rope_theta > 0 ? json_real(c->rope_theta) : json_null());
+    json_object_set_new(o, "rope_parameters", rope);
+}
+
 /* By newer keys: by older ones releases make different models. */
 static void
 write_rope_by_layer(json_t *o, const spw_model_config *c)
@@ -148,6 +159,10 @@ write_rope(json_t *o, const spw_model_config *c)
     }
     if (c->family == SPW_FAMILY_BAMBA) {
         write_rope_part(o, c);
+        return;
+    }
+    if (c->family == SPW_FAMILY_OLMO_HYBRID) {
+        write_rope_or_none(o, c);
         return;
     }
     if (c->rope_theta > 0)
@@ -374,7 +389,7 @@ write_attention(json_t *o, const spw_model_config *c)
         write_gpt_oss(o, c);
     if (spw__hf_of(c->family, ERNIE))
         json_object_set_new(o, "use_bias", json_boolean(c->qkv_bias));
-    if (spw__hf_of(c->family, LINEAR))
+    if (spw__hf_of(c->family, LINEAR | OLMO_HYBRID))
         spw__hf_write_linear(o, c);
     if (mlp || (c->qk_norm && !spw__hf_of(c->family, MINIMAX | EXAONE | LFM)) ||
         spw__hf_of(c->family, GEMMAS | GPT_OSS | GLM_DENSE | GRANITE))

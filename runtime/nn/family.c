@@ -63,6 +63,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "lfm2_moe",
                                                            "bamba",
                                                            "afmoe",
+                                                           "olmo_hybrid",
                                                            "custom"};
 
 const char *
@@ -143,6 +144,12 @@ spw_model_is_linear(const spw_model_config *c, uint64_t layer_idx)
     if (c->linear_heads > 0 && (c->linear_mamba || c->linear_conv))
         return spw_model_attends(c, layer_idx) && !has_bit(c->full_layers, layer_idx);
     return c->linear_heads > 0 && !is_each(c->full_every, layer_idx);
+}
+
+spw_norms
+spw_model_norms(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->linear_before && spw_model_is_linear(c, layer_idx) ? SPW_NORMS_BEFORE : c->norms;
 }
 
 uint64_t

@@ -13,7 +13,7 @@
  * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Nemotron-H (the same, halves of a layer apart, experts without a gate), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
  * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c), DeepSeek-V4 (deepseek4.c), Mistral 4 (V3 whose queries grow, experts in one), MiMo-V2
  * (V3's experts; sinks and more keys in layers with a window, values of another size), LFM2 (gated convolutions between its layers), AFMoE (V3's experts between
- * norms, gates of attention by a matrix of their own, no rope without a window) apart are flags of the configuration, not functions.
+ * norms, gates of attention by a matrix of their own, no rope without a window), OLMo Hybrid (layers of linear attention with Llama's norms between OLMo 2's) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -75,6 +75,12 @@ spw__nn_norm(const spw_call *call, uint32_t *at, spw_value *x)
         return spw_nn_layernorm(call->tape, x, w, c->norm_unbiased ? NULL : call->params[(*at)++], (float)c->norm_eps);
     return c->norms_from_one ? spw_nn_rmsnorm_from_one(call->tape, x, w, (float)c->norm_eps)
                              : spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps);
+}
+
+static spw_norms
+norms_of(const spw_call *call)
+{
+    return spw_model_norms(&call->model->config, call->block->layer_idx);
 }
 
 static spw_value *
@@ -319,7 +325,7 @@ before_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_v
     spw_value *h = in[0];
     if (shares)
         spw_nn_into(call->tape, c->packed ? 1 : 3);
-    if (c->norms != SPW_NORMS_AFTER)
+    if (norms_of(call) != SPW_NORMS_AFTER)
         h = spw__nn_norm(call, at, h);
     if (shares)
         out[c->packed ? 1 : 3] = h;
@@ -426,7 +432,7 @@ static void
 after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
     const spw_model_config *c = &call->model->config;
-    bool before = c->norms != SPW_NORMS_AFTER, apart = c->norms != SPW_NORMS_BEFORE || c->half_scale > 0;
+    bool before = norms_of(call) != SPW_NORMS_AFTER, apart = norms_of(call) != SPW_NORMS_BEFORE || c->half_scale > 0;
     spw_tape *t = call->tape;
     spw_value *x = in[0], *h = let_through(call, at, in);
     h = linear_onto(call, at, apart ? NULL : x, h, out_bias(call), false);
@@ -1082,8 +1088,7 @@ spw__nn_build_llama(spw_model *m)
     const spw__names *names = spw__nn_names(c->family);
     uint64_t H = c->width;
     char own[48];
-    bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE, glm = c->family == SPW_FAMILY_GLM4;
-    bool afmoe = c->family == SPW_FAMILY_AFMOE;
+    bool glm = c->family == SPW_FAMILY_GLM4, afmoe = c->family == SPW_FAMILY_AFMOE;
     float std = (float)c->init_std;
     spw_block *b = spw_model_add_block(m, "embed", spw_llama_embed_forward);
     snprintf(own, sizeof own, "%s.weight", names->embedding);
@@ -1097,6 +1102,8 @@ spw__nn_build_llama(spw_model *m)
     for (uint32_t l = 0; l < c->layers; l++) {
         char h[40];
         snprintf(h, sizeof h, "layers.%u", l);
+        const spw_norms norms = spw_model_norms(c, l);
+        const bool before = norms != SPW_NORMS_AFTER, after = norms != SPW_NORMS_BEFORE;
         b = spw_model_add_block(m, h, spw_llama_layer_forward);
         b->layer_idx = l;
         if (l == 0 && c->inputs_dim > 0)

@@ -68,7 +68,10 @@ spw__nn_names(spw_family family)
                                    .mlp_norm = "ffn_norm",
                                    .last_norm = "embedding_norm",
                                    .head = "lm_head"};
+    static const spw__names olmo = {OF_LLAMA, .linear = "linear_attn", .linear_out = "o_proj", .linear_norm = "o_norm",
+                                    .down = "mlp.down_proj"};
     switch (family) {
+    case SPW_FAMILY_OLMO_HYBRID: return &olmo;
     case SPW_FAMILY_LFM2:
     case SPW_FAMILY_LFM2_MOE: return &lfm;
     case SPW_FAMILY_GRANITE_HYBRID: return &granite;

@@ -208,6 +208,7 @@ spw_value *spw_nn_rope_back(spw_tape *t, spw_value *x, uint64_t col, const float
  * of a value that one of them reads, they and attention together read each column once, and nothing else reads any.
  *   spw_nn_parts    a row of x holds `heads` groups of parts of these sizes (elements); part `first` of all heads, then the next one of all,
  *                   for count parts
+ *   spw_nn_beside   up to three values, which have no other user, side by side
  *   spw_nn_keys     (rows, heads (N + R)): each head has the first N columns of its own, of own's columns over heads each, and behind them
  *                   shared's R columns from col on, whose gradient is the heads' sum in fp32
  * Source  DeepSeek-AI 2024 (2405.04434, 2.1)
@@ -215,6 +216,7 @@ spw_value *spw_nn_rope_back(spw_tape *t, spw_value *x, uint64_t col, const float
 enum { SPW_PARTS_MAX = 4 };
 spw_value *
 spw_nn_parts(spw_tape *t, spw_value *x, uint64_t heads, const uint64_t *sizes, uint32_t first, uint32_t count);
+spw_value *spw_nn_beside(spw_tape *t, spw_value *const *x, uint32_t count);
 spw_value *
 spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64_t heads, uint64_t N, uint64_t R);
 /* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. sinks (1, Hq): a parameter, or NULL.
@@ -245,6 +247,8 @@ spw_value *spw_nn_linear_groups(spw_tape *t, spw_value *x, spw_value *w, uint64_
  * spw_gpu_delta); qkv, a and b have no other user, log_a, dt_bias and skip (1, Hv) are parameters; b is NULL of Mamba-2, skip of the other. What a sequence's later rows read is kept in the delta cache, if the call has one.
  */
 spw_value *spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, spw_value *bias, const spw_conv_shape *shape);
+/* The same without a bias by the taps of three parameters, each of the channels behind the one before. */
+spw_value *spw_nn_conv_apart(spw_tape *t, spw_value *x, spw_value *const w[3], const spw_conv_shape *shape);
 spw_value *spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value *log_a, spw_value *dt_bias,
                         spw_value *skip, const spw_delta_shape *shape);
 spw_value *spw_nn_curve(spw_tape *t, spw_curve kind, spw_value *x);
@@ -503,6 +507,7 @@ typedef enum spw_family {
     SPW_FAMILY_LFM2_MOE,
     SPW_FAMILY_BAMBA,
     SPW_FAMILY_AFMOE,
+    SPW_FAMILY_OLMO_HYBRID,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -650,6 +655,10 @@ typedef struct spw_model_config {
     bool halves_apart;
     uint64_t mlp_layers[SPW_FULL_LAYERS_MAX / 64], sparse_layers[SPW_FULL_LAYERS_MAX / 64];
     bool linear_woven;    /* q, k, v and gates of a key head are beside each other in one matrix, b and a in another */
+    bool linear_apart;    /* each of q, k and v has a matrix of its own, and taps */
+    bool linear_before;   /* layers of linear attention have norms before their halves, wherever the others have them */
+    double linear_most;   /* beta comes to at most; 0: 1 */
+    double linear_eps;    /* of the norm of what linear attention gives; 0: norm_eps */
     bool attention_gated; /* behind a head's queries is a gate of their size; its sigmoid times what attention gives */
     bool gate_apart;      /* but all heads' gates are made by a matrix of their own */
     double rope_theta;    /* 0: no rotary positions */
@@ -807,6 +816,8 @@ bool spw_model_attends(const spw_model_config *config, uint64_t layer_idx);
 bool spw_model_has_mlp(const spw_model_config *config, uint64_t layer_idx);
 /* Whether this layer has linear attention. */
 bool spw_model_is_linear(const spw_model_config *config, uint64_t layer_idx);
+/* Where this layer has norms. */
+spw_norms spw_model_norms(const spw_model_config *config, uint64_t layer_idx);
 /* Elements of a row's queries, keys and values there, which the convolution goes over. */
 uint64_t spw_model_linear_channels(const spw_model_config *config);
 /* Whether this layer's heads have sinks. */
