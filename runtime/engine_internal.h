@@ -295,10 +295,11 @@ spw_aio_options spw__engine_aio(const spw_config *c);
 /*
  * What a layer keeps of running sequences: arrays one behind the other, at a byte of engine.cache. Keys and values (cache_slots,
  * cache_positions, cache_width), and of its indexer's keys (cache_slots, cache_positions, index_dim); or, of linear attention, states (cache_slots, Hv, Dk, Dv) fp32 and the last inputs of its convolution
- * (cache_slots, K - 1, C).
+ * (cache_slots, K - 1, C); these behind the others where it is beside attention.
  */
 typedef struct layer_cache {
     uint64_t at, bytes[3];
+    uint64_t beside[2]; /* state and rows of linear attention beside attention */
 } layer_cache;
 layer_cache spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx);
 uint64_t spw__cache_bytes(const spw_engine *e);                     /* of all layers */

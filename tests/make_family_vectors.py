@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AfmoeConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, OlmoHybridConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AfmoeConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, FalconH1Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, OlmoHybridConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -313,6 +313,14 @@ def mimo_keys(folder):
     t = load_file(path)
     assert "model.layers.1.self_attn.attention_sink_bias" in t
     save_file(t | {"model.mtp.layers.0.eh_proj.weight": torch.zeros(4, 8)}, path, metadata={"format": "pt"})
+
+
+# As Falcon-H1's folders have it: by older names, and more of what the class does anyway.
+def falcon_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"rope_theta": c.pop("rope_parameters")["rope_theta"], "rope_scaling": None, "mamba_use_mlp": True, "attn_layer_indices": None, "time_step_min": 0.001}
+    json.dump(c, open(path, "w"), indent=2)
 
 
 # As Trinity's folders have it: by older names, and more of what the class does anyway.
@@ -826,6 +834,13 @@ def random_case(rng, family):
         return OlmoHybridConfig(**more | dict(linear_value_head_dim=2 * K // more["linear_num_value_heads"]), pad_token_id=None, attention_bias=rng.random() < 0.4,
                                 linear_conv_kernel_dim=rng.randrange(2, 7), linear_allow_neg_eigval=rng.random() < 0.6,
                                 layer_types=["full_attention" if (i + 1) % min(every, layers) == 0 else "linear_attention" for i in range(layers)])
+    if family == "falcon_h1":
+        head, mamba_heads, any_of = rng.choice([8, 16]), rng.choice([2, 4]), lambda *some: rng.choice([1.0, *some])
+        return FalconH1Config(**more, pad_token_id=None, attention_bias=rng.random() < 0.4, mlp_bias=rng.random() < 0.4, mamba_n_heads=mamba_heads, mamba_n_groups=rng.choice([1, 2]),
+                              mamba_d_head=rng.choice([head, "auto"]), mamba_d_ssm=mamba_heads * head, mamba_d_state=8 * rng.randrange(1, 5), mamba_d_conv=rng.randrange(2, 7),
+                              mamba_conv_bias=rng.random() < 0.6, mamba_rms_norm=rng.random() < 0.6, mamba_norm_before_gate=rng.random() < 0.5, lm_head_multiplier=any_of(0.04, 0.7),
+                              embedding_multiplier=any_of(5.6), mlp_multipliers=rng.choice([None, [0.9, 0.3]]), key_multiplier=any_of(0.4), attention_in_multiplier=any_of(1.3),
+                              attention_out_multiplier=any_of(0.9), ssm_in_multiplier=any_of(1.25), ssm_out_multiplier=any_of(0.24), ssm_multipliers=rng.choice([None, [0.35, 0.25, 0.4, 0.5, 0.3]]))
     if family == "seed_oss":
         return SeedOssConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.6, attention_out_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
     if family == "ministral3":
@@ -1049,7 +1064,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba", "afmoe", "olmo_hybrid"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba", "afmoe", "olmo_hybrid", "falcon_h1"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1359,6 +1374,14 @@ elif __name__ == "__main__":
     make("olmo_hybrid_rope", OlmoHybridConfig(**common | dict(hidden_size=16, intermediate_size=21, num_hidden_layers=3, num_key_value_heads=1, pad_token_id=None), linear_num_key_heads=2,
                                               linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, linear_conv_kernel_dim=3, linear_allow_neg_eigval=False,
                                               attention_bias=True, tie_word_embeddings=True, rope_parameters=rope(500.0)), f32, double=True)
+    falcon = common | dict(hidden_size=16, intermediate_size=21, pad_token_id=None)
+    make("falcon_h1", FalconH1Config(**falcon | dict(head_dim=8), mamba_n_heads=2, mamba_d_ssm=16, mamba_d_head=8, mamba_d_state=8, embedding_multiplier=5.6, lm_head_multiplier=0.3,
+                                     mlp_multipliers=[0.9, 0.4], key_multiplier=0.4, attention_in_multiplier=1.3, attention_out_multiplier=0.9, ssm_in_multiplier=1.25, ssm_out_multiplier=0.6,
+                                     ssm_multipliers=[0.7, 0.5, 0.8, 0.6, 0.9], rope_parameters=rope(1000.0)), bf16, double=True, rewrite=falcon_keys)
+    make("falcon_h1_norm", FalconH1Config(**falcon | dict(num_hidden_layers=1), mamba_n_heads=4, mamba_d_ssm=None, mamba_d_head="auto", mamba_n_groups=2, mamba_d_state=8, mamba_d_conv=3,
+                                          mamba_conv_bias=False, mamba_rms_norm=True, mamba_norm_before_gate=False, attention_bias=True, mlp_bias=True, tie_word_embeddings=True), f32, double=True)
+    make("falcon_h1_norm_first", FalconH1Config(**falcon | dict(hidden_size=8, intermediate_size=11, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1), mamba_n_heads=2, mamba_d_ssm=16,
+                                                mamba_d_head=8, mamba_d_state=8, mamba_d_conv=2, mamba_rms_norm=True, tie_word_embeddings=True, lm_head_multiplier=0.5), f32, double=True)
     make("exaone_moe", ExaoneMoeConfig(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"], num_experts=4,
                                        num_experts_per_tok=2, moe_intermediate_size=11, mlp_layer_types=["dense", "dense", "sparse", "sparse"],

@@ -22,6 +22,8 @@
     "\"hidden_size_per_layer_input\":0,\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_"           \
     "attention\"]"
 
+#define HALVES "\"num_key_value_heads\":2,\"mamba_n_heads\":2,\"mamba_d_ssm\":16,\"mamba_d_head\":\"auto\""
+
 static spw_status
 parse(const char *type, const char *rest, spw_model_config *m, spw_error *err)
 {
@@ -368,6 +370,17 @@ test_refusals(void **state)
         {"olmo_hybrid",
          "\"linear_key_head_dim\":8,\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2,\"rope_theta\":null}",
          "not supported yet: rope_parameters.rope_type \"linear\""},
+        {"falcon_h1", HALVES ",\"mamba_n_groups\":4", "mamba_n_heads: expected a multiple of mamba_n_groups"},
+        {"falcon_h1", "\"num_key_value_heads\":2,\"mamba_n_heads\":2,\"mamba_d_ssm\":24,\"mamba_d_head\":8",
+         "mamba_n_heads: expected heads of mamba_d_head that are mamba_d_ssm together"},
+        {"falcon_h1", HALVES ",\"mamba_proj_bias\":true", "not supported yet: mamba_proj_bias true"},
+        {"falcon_h1", HALVES ",\"projectors_bias\":true", "not supported yet: projectors_bias true"},
+        {"falcon_h1", HALVES ",\"mamba_use_mlp\":false", "not supported yet: mamba_use_mlp false"},
+        {"falcon_h1", HALVES ",\"key_multiplier\":0", "key_multiplier: expected number above 0, got 0"},
+        {"falcon_h1", HALVES ",\"mlp_multipliers\":[1,0]",
+         "mlp_multipliers: expected a list of 2 numbers above 0, got [1,0]"},
+        {"falcon_h1", HALVES ",\"ssm_multipliers\":[1,1,1,1]", "ssm_multipliers: expected a list of 5 numbers above 0"},
+        {"falcon_h1", HALVES ",\"time_step_limit\":[0.0,0.5]", "not supported yet: time_step_limit [0.0,0.5]"},
         {"afmoe", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
          "not supported yet: layer_types[2] \"full_attention\""},
         {"afmoe", "\"sliding_window\":null", "sliding_window: expected integer"},
@@ -977,6 +990,22 @@ test_defaults(void **state)
     DONE(parse("lfm2_moe", CONVS, &m, &err));
     assert_true(m.experts == 32 && m.choices == 4 && m.mlp_width == 1792 && m.dense_first == 2 && m.dense_width == 7);
     assert_true(m.sigmoid && m.sum_to_one && m.choice_scale == 1 && m.choice_least == 1e-6 && m.tied);
+    DONE(parse("falcon_h1", HALVES, &m, &err));
+    assert_true(m.linear_beside && m.linear_mamba && m.linear_bias && m.linear_unnormed && !m.linear_norm_first);
+    assert_true(!spw_model_is_linear(&m, 0) && spw_model_has_linear(&m, 0) && spw_model_attends(&m, 0));
+    assert_true(m.linear_heads == 2 && m.linear_value_dim == 8 && m.linear_key_dim == 256 && m.linear_taps == 4);
+    assert_true(m.embedding_scale == 1 && m.logit_divisor == 1 && m.scales.keys == 1 && m.scales.linear[4] == 1);
+    assert_true(m.kv_heads == 2 && m.norm_eps == 1e-5 && m.rope_theta == 1e4 && !m.qkv_bias && !m.mlp_bias && !m.tied);
+    DONE(parse(
+        "falcon_h1",
+        "\"num_key_value_heads\":1,\"mamba_n_heads\":3,\"mamba_d_ssm\":null,\"mamba_expand\":2,\"mamba_rms_norm\":true,"
+        "\"lm_head_multiplier\":0.25,\"key_multiplier\":0.5,\"mlp_multipliers\":[0.5,2],\"ssm_multipliers\":[1,2,3,4,5]"
+        ","
+        "\"time_step_limit\":[0.0,{\"__float__\":\"Infinity\"}]",
+        &m, &err));
+    assert_true(m.linear_value_dim == 8 && !m.linear_unnormed && m.linear_norm_first && m.logit_divisor == 4);
+    assert_true(m.scales.gate == 0.5 && m.scales.mlp == 2 && m.scales.linear[2] == 3);
+    assert_true(spw_model_score_scale(&m) == (float)(0.5 / sqrt((double)m.head_dim)));
     DONE(parse("olmo_hybrid", "\"linear_key_head_dim\":8", &m, &err));
     assert_true(m.linear_heads == 2 && m.linear_key_heads == 2 && m.linear_value_dim == 16 && m.linear_taps == 4);
     assert_true(m.linear_most == 2 && m.linear_eps == 1e-5 && m.linear_apart && !m.attention_gated &&

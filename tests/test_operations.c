@@ -237,7 +237,7 @@ test_families(void **state)
         SPW_FAMILY_GLM4_MOE,   SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_QWEN3_NEXT,     SPW_FAMILY_GEMMA4,
         TINY_GEMMA4_SMALL,     SPW_FAMILY_ERNIE_MOE,   SPW_FAMILY_GRANITE_HYBRID, SPW_FAMILY_LLAMA4,
         SPW_FAMILY_NEMOTRON_H, SPW_FAMILY_MISTRAL4,    SPW_FAMILY_MIMO_V2,        SPW_FAMILY_LFM2_MOE,
-        SPW_FAMILY_AFMOE,      SPW_FAMILY_OLMO_HYBRID};
+        SPW_FAMILY_AFMOE,      SPW_FAMILY_OLMO_HYBRID, SPW_FAMILY_FALCON_H1};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         spw_model_config m;

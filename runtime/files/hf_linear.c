@@ -219,6 +219,8 @@ spw__hf_read_linear(const source *s, spw_model_config *c)
         return read_mamba(s, c);
     if (spw__hf_of(c->family, LFM))
         return read_lfm(s, c);
+    if (c->family == SPW_FAMILY_FALCON_H1)
+        return spw__hf_read_falcon(s, c);
     if (!spw__hf_of(c->family, LINEAR | OLMO_HYBRID))
         return SPW_OK;
     c->linear_heads = 32; /* the classes' defaults */

@@ -382,7 +382,7 @@ static void
 write_attention(json_t *o, const spw_model_config *c)
 {
     bool q_alone = spw__hf_of(c->family, SEED_OSS | GLM_DENSE);
-    bool mlp = spw__hf_of(c->family, LLAMA | SMOLLM3 | OF(GRANITE) | HY | SEED_OSS | BAMBA);
+    bool mlp = spw__hf_of(c->family, LLAMA | SMOLLM3 | OF(GRANITE) | HY | SEED_OSS | BAMBA | FALCON);
     if (mlp)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
     if (c->family == SPW_FAMILY_GPT_OSS)
@@ -492,6 +492,8 @@ write_llama(json_t *o, const spw_model_config *c)
         write_granite(o, c);
     if (c->family == SPW_FAMILY_BAMBA)
         spw__hf_write_mamba(o, c);
+    if (c->family == SPW_FAMILY_FALCON_H1)
+        spw__hf_write_falcon(o, c);
     if (c->kv_rank > 0)
         write_latent(o, c);
     write_experts(o, c);

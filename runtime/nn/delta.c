@@ -188,7 +188,7 @@ spw__delta_backward(spw_tape *t, const spw__op *o)
     spw_delta_shape s = some_sequences(&o->delta, 0);
     uint64_t used;
     act *d[3] = {NULL};
-    t->passed |= SPW_PASSED_ATTENTION;
+    t->passed |= SPW_PASSED_LINEAR;
     for (int i = 0; i < 3 && o->in[i] != NULL; i++) {
         unsigned ignored = 0;
         SPW_ASSERT(!o->in[i]->grad_set);

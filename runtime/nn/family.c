@@ -64,6 +64,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "bamba",
                                                            "afmoe",
                                                            "olmo_hybrid",
+                                                           "falcon_h1",
                                                            "custom"};
 
 const char *
@@ -141,9 +142,17 @@ spw_model_attends(const spw_model_config *c, uint64_t layer_idx)
 bool
 spw_model_is_linear(const spw_model_config *c, uint64_t layer_idx)
 {
+    if (c->linear_beside)
+        return false;
     if (c->linear_heads > 0 && (c->linear_mamba || c->linear_conv))
         return spw_model_attends(c, layer_idx) && !has_bit(c->full_layers, layer_idx);
     return c->linear_heads > 0 && !is_each(c->full_every, layer_idx);
+}
+
+bool
+spw_model_has_linear(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->linear_beside || spw_model_is_linear(c, layer_idx);
 }
 
 spw_norms
@@ -265,6 +274,8 @@ float
 spw_model_score_scale(const spw_model_config *c)
 {
     double all = 1;
+    if (c->scales.keys > 0)
+        return (float)(c->scales.keys / sqrt((double)c->head_dim));
     if (c->score_scale > 0)
         return (float)c->score_scale;
     if (c->rope == SPW_ROPE_YARN && c->rope_all_dim > 0 && c->rope_factor > 1)

@@ -34,6 +34,26 @@ unwoven(const spw_call *call, uint32_t *at, spw_value *h, spw_value **out)
     }
 }
 
+/* The same of what is in a row of x, each multiplied by a number of its own. */
+static void
+scaled_parts(const spw_call *call, spw_value *x, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    const uint64_t V = c->linear_heads * c->linear_value_dim, K = c->linear_key_heads * c->linear_key_dim;
+    const uint64_t sizes[5] = {V, V, K, K, c->linear_heads};
+    spw_value *parts[5];
+    for (uint32_t k = 0; k < 5; k++) {
+        parts[k] = spw_nn_parts(call->tape, x, 1, sizes, k, 1);
+        if (k % 4 == 0)
+            spw_nn_into(call->tape, k == 0 ? 1 : 2);
+        parts[k] = spw_nn_scale(call->tape, parts[k], (float)(c->scales.linear_in * c->scales.linear[k]));
+    }
+    spw_nn_into(call->tape, 0);
+    out[0] = spw_nn_beside(call->tape, parts + 1, 3);
+    out[1] = parts[0];
+    out[2] = parts[4];
+}
+
 /* What the convolution reads, the gate, and a step of each head. */
 static void
 before_mamba(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
@@ -41,7 +61,11 @@ before_mamba(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value
     static const uint32_t from[3] = {1, 0, 2};
     const spw_model_config *c = &call->model->config;
     const uint64_t sizes[3] = {c->linear_heads * c->linear_value_dim, spw_model_linear_channels(c), c->linear_heads};
-    spw_value *x = product(call, at, spw__nn_norm(call, at, in[0]));
+    spw_value *x = product(call, at, c->linear_beside ? in[0] : spw__nn_norm(call, at, in[0]));
+    if (c->scales.linear_in > 0) {
+        scaled_parts(call, x, out);
+        return;
+    }
     for (uint32_t k = 0; k < 3; k++) {
         spw_nn_into(call->tape, k);
         out[k] = spw_nn_parts(call->tape, x, 1, sizes, from[k], 1);
@@ -150,7 +174,13 @@ spw__nn_linear_gated(const spw_call *call, uint32_t *at, spw_value *x, spw_value
     spw_value *w;
     if (c->linear_conv)
         return spw_nn_gate_mul(call->tape, SPW_GATE_PLAIN, gate, x);
+    if (c->linear_unnormed)
+        return spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
     w = call->params[(*at)++];
+    if (c->linear_norm_first) {
+        x = spw_nn_rmsnorm_groups(call->tape, x, w, c->linear_key_heads, (float)c->norm_eps);
+        return spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
+    }
     if (!c->linear_mamba)
         return spw_nn_gate_mul(
             call->tape, SPW_GATE_SILU, gate,
@@ -227,6 +257,7 @@ spw__nn_own_linear_attention(spw_model *m, spw_block *b, const char *prefix)
     if (c->linear_mamba)
         own(m, b, prefix, "D", 1, c->linear_heads, 1, SPW_INIT_ONES);
     snprintf(full, sizeof full, "%s.weight", norm);
-    own(m, b, prefix, full, 1, c->linear_mamba ? V : c->linear_value_dim, 1, SPW_INIT_ONES);
+    if (!c->linear_unnormed)
+        own(m, b, prefix, full, 1, c->linear_mamba ? V : c->linear_value_dim, 1, SPW_INIT_ONES);
     own_matrix(m, b, prefix, names->linear_out != NULL ? names->linear_out : "out_proj", H, V);
 }

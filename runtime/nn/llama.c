@@ -13,7 +13,8 @@
  * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Nemotron-H (the same, halves of a layer apart, experts without a gate), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
  * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c), DeepSeek-V4 (deepseek4.c), Mistral 4 (V3 whose queries grow, experts in one), MiMo-V2
  * (V3's experts; sinks and more keys in layers with a window, values of another size), LFM2 (gated convolutions between its layers), AFMoE (V3's experts between
- * norms, gates of attention by a matrix of their own, no rope without a window), OLMo Hybrid (layers of linear attention with Llama's norms between OLMo 2's) apart are flags of the configuration, not functions.
+ * norms, gates of attention by a matrix of their own, no rope without a window), OLMo Hybrid (layers of linear attention with Llama's norms between OLMo 2's), Falcon-H1
+ * (Mamba-2's beside attention in each layer, multipliers) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -88,6 +89,13 @@ normed(const spw_call *call, uint32_t *at, spw_value *x, uint32_t k)
 {
     spw_nn_into(call->tape, k);
     return spw__nn_norm(call, at, x);
+}
+
+/* Times a number; 0 and 1: as it is. */
+static spw_value *
+scaled(const spw_call *call, spw_value *x, double scale)
+{
+    return scale > 0 && scale != 1 ? spw_nn_scale(call->tape, x, (float)scale) : x;
 }
 
 /* Whether the heads of this layer's queries and keys are made as long as each other behind rope. */
@@ -192,7 +200,7 @@ static spw_value *
 gated(const spw_call *call, uint32_t *at, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
-    spw_value *gate = linear(call, at, h, c->mlp_bias);
+    spw_value *gate = scaled(call, linear(call, at, h, c->mlp_bias), c->scales.gate);
     spw_value *up = linear(call, at, h, c->mlp_bias);
     return spw_nn_gate_mul(call->tape, c->gate, gate, up);
 }
@@ -325,8 +333,9 @@ before_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_v
     spw_value *h = in[0];
     if (shares)
         spw_nn_into(call->tape, c->packed ? 1 : 3);
-    if (norms_of(call) != SPW_NORMS_AFTER)
+    if (norms_of(call) != SPW_NORMS_AFTER && !c->linear_beside)
         h = spw__nn_norm(call, at, h);
+    h = scaled(call, h, c->scales.attention_in);
     if (shares)
         out[c->packed ? 1 : 3] = h;
     if (c->woven) {
@@ -721,6 +730,40 @@ half_layer(const spw_call *call, spw_value *x)
     return y;
 }
 
+/* What attention and linear attention beside it read of the block's input. */
+static void
+before_both(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    spw_nn_into(call->tape, 0);
+    out[0] = spw__nn_norm(call, at, in[0]);
+}
+
+/* Of the block's input, what attention gives, what linear attention gives, and the gate of that. */
+static void
+after_both(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_value *h = spw__nn_linear_gated(call, at, in[2], in[3]), *a, *x;
+    h = scaled(call, linear(call, at, h, false), c->scales.linear_out);
+    a = scaled(call, linear(call, at, in[1], c->out_bias), c->scales.attention_out);
+    x = spw_nn_add(call->tape, in[0], spw_nn_add(call->tape, h, a));
+    h = linear(call, at, inner(call, at, spw__nn_norm(call, at, x)), c->mlp_bias);
+    out[0] = last_sum(call, at, x, scaled(call, h, c->scales.mlp));
+}
+
+/* A layer that has both. */
+static spw_value *
+both_layer(const spw_call *call, spw_value *x)
+{
+    uint32_t at = 0;
+    spw_value *h, *found, *read, *gate, *y;
+    spw_nn_rows(call, &at, before_both, &x, 1, &h, 1);
+    found = attended(call, &at, h, &gate);
+    read = spw__nn_linear_attention(call, &at, h, &gate);
+    spw_nn_rows(call, &at, after_both, (spw_value *[]){x, found, read, gate}, 4, &y, 1);
+    return y;
+}
+
 spw_value *
 spw_llama_layer_forward(const spw_call *call, spw_value *x)
 {
@@ -730,6 +773,8 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
     spw_value *y, *h, *inputs, *beside;
     if (c->halves_apart)
         return half_layer(call, x);
+    if (c->linear_beside)
+        return both_layer(call, x);
     if (c->streams > 0)
         return spw__nn_streams_layer(call, x);
     inputs = c->inputs_dim > 0 ? own_inputs(call, &at, x) : NULL;
@@ -843,7 +888,8 @@ names_of(const spw_model_config *c)
         n.up = "w3";
         n.down = "w2";
         break;
-    case SPW_FAMILY_BAMBA: n.mlp = "feed_forward"; break;
+    case SPW_FAMILY_BAMBA:
+    case SPW_FAMILY_FALCON_H1: n.mlp = "feed_forward"; break;
     case SPW_FAMILY_LFM2:
     case SPW_FAMILY_LFM2_MOE:
         n = (mixture_names){"feed_forward", "gate", "expert_bias", NULL, "w1", "w3", "w2", true};
@@ -1049,6 +1095,8 @@ own_attention(spw_model *m, spw_block *b, const char *prefix)
         return;
     }
     own_qkv(m, b, prefix);
+    if (c->linear_beside)
+        spw__nn_own_linear_attention(m, b, prefix);
     own_linear(m, b, prefix, spw__nn_names(c->family)->out, c->width, c->heads * spw_model_value_dim(c, b->layer_idx),
                c->out_bias);
 }

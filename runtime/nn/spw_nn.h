@@ -88,8 +88,8 @@ void spw_tape_in_tiles(spw_tape *tape, uint64_t rows);
 uint64_t spw_tape_arena_used(const spw_tape *tape);
 /* Floating point operations of the products of linear layers that forward computed, experts' aside; dry: would have. */
 uint64_t spw_tape_linear_flops(const spw_tape *tape);
-/* What backward went through: attention, linear attention too; a mixture's experts. */
-enum { SPW_PASSED_ATTENTION = 1, SPW_PASSED_EXPERTS = 2 };
+/* What backward went through: attention, a mixture's experts, linear attention. */
+enum { SPW_PASSED_ATTENTION = 1, SPW_PASSED_EXPERTS = 2, SPW_PASSED_LINEAR = 4 };
 unsigned spw_tape_passed(const spw_tape *tape);
 /*
  * spw_tape_reset_kept - starts a recorded call whose forward was done before: the same block, input and batch, after
@@ -508,6 +508,7 @@ typedef enum spw_family {
     SPW_FAMILY_BAMBA,
     SPW_FAMILY_AFMOE,
     SPW_FAMILY_OLMO_HYBRID,
+    SPW_FAMILY_FALCON_H1,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -648,6 +649,15 @@ typedef struct spw_model_config {
     bool linear_conv;
     double linear_step;
     uint64_t full_layers[SPW_FULL_LAYERS_MAX / 64];
+    /*
+     * Each layer has both, Mamba-2's beside attention (Falcon-H1's): they read the same norm of its input, and their sum is added to that. unnormed: what Mamba-2
+     * gives is not normed; norm_first: in front of its gate. scales: by what all of it is multiplied; 0: by nothing
+     */
+    bool linear_beside, linear_unnormed, linear_norm_first;
+    struct {
+        double attention_in, keys, attention_out, linear_in, linear_out, gate, mlp;
+        double linear[5]; /* gates, values, keys, queries and steps of Mamba-2 */
+    } scales;
     /*
      * A layer is one half alone: an MLP where it has a bit in mlp_layers, of experts where it has one in sparse_layers, too; elsewhere attention,
      * linear or not.
@@ -814,8 +824,10 @@ bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
 /* Whether this layer has attention, linear or not, and whether it has an MLP, of experts or not: nearly all have both. */
 bool spw_model_attends(const spw_model_config *config, uint64_t layer_idx);
 bool spw_model_has_mlp(const spw_model_config *config, uint64_t layer_idx);
-/* Whether this layer has linear attention. */
+/* Whether this layer has linear attention in place of attention. */
 bool spw_model_is_linear(const spw_model_config *config, uint64_t layer_idx);
+/* Whether it has some, in place of attention or beside it. */
+bool spw_model_has_linear(const spw_model_config *config, uint64_t layer_idx);
 /* Where this layer has norms. */
 spw_norms spw_model_norms(const spw_model_config *config, uint64_t layer_idx);
 /* Elements of a row's queries, keys and values there, which the convolution goes over. */
