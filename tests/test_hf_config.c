@@ -858,6 +858,7 @@ test_defaults(void **state)
     assert_true(spw_model_rope_width(&m, 0) == 64);
     DONE(parse("olmo3", "", &m, &err));
     assert_true(m.qk_norm_whole && m.norms == SPW_NORMS_AFTER && m.norm_eps == 1e-5 && !m.tied);
+    assert_true(!spw_model_reads_experts(&m)); /* as it has none */
     assert_true(m.rope_theta == 5e5 && m.rope_local_theta == 5e5 && m.window == 4096 && m.full_every == 0);
     DONE(parse("olmo3", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8}", &m, &err));
     assert_true(m.rope == SPW_ROPE_YARN && spw_model_rope_table(&m, 0) == 1);

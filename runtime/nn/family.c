@@ -354,7 +354,8 @@ spw_model_experts(const spw_model_config *c, uint64_t layer_idx)
 bool
 spw_model_reads_experts(const spw_model_config *c)
 {
-    return c->experts_beside || c->latent_width > 0 || c->streams > 0 || c->norms != SPW_NORMS_BEFORE;
+    return c->experts_beside || c->latent_width > 0 || c->streams > 0 ||
+           (c->experts > 0 && c->norms != SPW_NORMS_BEFORE);
 }
 
 uint64_t
