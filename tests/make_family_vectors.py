@@ -62,14 +62,19 @@ def apart(config):
     return [keys, keys, config.linear_num_value_heads * config.linear_value_head_dim]
 
 
-# As published files have the taps: transformers saves them in three equal parts, whatever they are of.
-def taps_apart(folder, config):
+# As OLMo Hybrid's folder has it: transformers saves taps in three equal parts, whatever they are of, and one norm under one name in both kinds of layers.
+def hybrid_keys(folder, config):
     path = os.path.join(folder, "model.safetensors")
     t = load_file(path)
     for name in [n for n in t if n.endswith("q_conv1d.weight")]:
         names = [name.replace("q_conv1d", f"{kind}_conv1d") for kind in "qkv"]
         t |= {n: x.contiguous() for n, x in zip(names, torch.cat([t[n] for n in names]).split(apart(config)))}
+    for i in (i for i, kind in enumerate(config.layer_types) if kind == "full_attention"):
+        t[f"model.layers.{i}.post_attention_layernorm.weight"] = t.pop(f"model.layers.{i}.feedforward_layer_norm.weight")
     save_file(t, path, metadata={"format": "pt"})
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    json.dump(c | {"rope_parameters": None, "rope_theta": None}, open(path, "w"), indent=2)
 
 
 # The gradient of each expert's weights by the name that they have in files.
@@ -97,6 +102,8 @@ def gradients(model, config):
                 for e in range(grad.shape[0]):
                     yield f"{name}.{e}", grad[e]
                 continue
+        if config.model_type == "olmo_hybrid" and name.startswith("model.layers.") and config.layer_types[int(name.split(".")[2])] == "linear_attention":
+            name = name.replace(".input_layernorm.", ".attention_layer_norm.").replace(".post_attention_layernorm.", ".feedforward_layer_norm.")
         if config.model_type == "olmo_hybrid" and "conv1d" in name:
             yield from zip((name.replace("conv1d", f"{kind}_conv1d") for kind in "qkv"), grad.split(apart(config)))
             continue
@@ -1370,7 +1377,7 @@ elif __name__ == "__main__":
                                    tie_word_embeddings=True, rope_parameters=rope(500.0, "linear", factor=2.5)), f32)
     hybrid = OlmoHybridConfig(**common | dict(hidden_size=16, intermediate_size=21, pad_token_id=None), layer_types=["linear_attention", "full_attention"], linear_num_key_heads=1,
                               linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": None})
-    make("olmo_hybrid", hybrid, bf16, double=True, rewrite=lambda folder: taps_apart(folder, hybrid))
+    make("olmo_hybrid", hybrid, bf16, double=True, rewrite=lambda folder: hybrid_keys(folder, hybrid))
     make("olmo_hybrid_rope", OlmoHybridConfig(**common | dict(hidden_size=16, intermediate_size=21, num_hidden_layers=3, num_key_value_heads=1, pad_token_id=None), linear_num_key_heads=2,
                                               linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, linear_conv_kernel_dim=3, linear_allow_neg_eigval=False,
                                               attention_bias=True, tie_word_embeddings=True, rope_parameters=rope(500.0)), f32, double=True)

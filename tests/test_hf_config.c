@@ -1021,6 +1021,10 @@ test_defaults(void **state)
         "config.json", false, &err));
     assert_true(m.linear_key_dim == 24 && m.linear_value_dim == 48 && m.linear_most == 0 && m.full_every == 4);
     assert_true(m.rope_theta == 0 && spw_model_rope_tables(&m) == 0 && !spw_model_has_rope(&m, 3));
+    DONE(parse("olmo_hybrid", "\"linear_key_head_dim\":8,\"rope_parameters\":null,\"rope_theta\":null", &m, &err));
+    assert_true(m.rope_theta == 0); /* as it is published */
+    DONE(parse("olmo_hybrid", "\"linear_key_head_dim\":8,\"rope_parameters\":null,\"rope_theta\":500.0", &m, &err));
+    assert_true(m.rope_theta == 500);
     DONE(parse("afmoe", "", &m, &err));
     assert_true(m.experts == 64 && m.choices == 6 && m.mlp_width == 1408 && m.shared_width == 2816 && m.sigmoid);
     assert_true(m.sum_to_one && m.choice_scale == 1 && m.dense_first == 1 && m.dense_width == 7 && m.groups == 0);

@@ -367,6 +367,8 @@ def by_expert(model):
             key = key.replace(".mlp.gate.", ".mlp.router.gate.").replace("e_score_correction_bias", "expert_bias").replace(".shared_experts.", ".shared_mlp.")
         if model.config.model_type == "granitemoehybrid":
             key = key.replace(".router.", ".router.layer.").replace("experts.gate_up_proj", "input_linear.weight").replace("experts.down_proj", "output_linear.weight")
+        if model.config.model_type == "olmo_hybrid" and key.startswith("model.layers.") and model.config.layer_types[int(key.split(".")[2])] == "linear_attention":
+            key = key.replace(".input_layernorm.", ".attention_layer_norm.").replace(".post_attention_layernorm.", ".feedforward_layer_norm.")
         if model.config.model_type == "olmo_hybrid" and "conv1d" in key:
             yield from zip((key.replace("conv1d", f"{kind}_conv1d") for kind in "qkv"), t.chunk(3))
             continue

@@ -30,7 +30,7 @@ begins_with(const char *text, const char *begin)
 #define OLDER_EXPERTS (MIXTRAL | MINIMAX)
 #define NUMBERED      (OLDER_EXPERTS | DEEPSEEK_V4 | LFM_MOE) /* whose experts' matrices are w1, w3 and w2 */
 
-/* What transformers 5 has in memory under other names than in files, or files under others: who saves that writes those, and it reads both. */
+/* What transformers 5 has in memory under other names than in files: who saves that writes those, and it reads both. */
 static const struct {
     spw_family family;
     const char *there, *here;
@@ -39,8 +39,6 @@ static const struct {
                  {SPW_FAMILY_HY_V3, ".mlp.gate.", ".mlp.router.gate."},
                  {SPW_FAMILY_HY_V3, ".mlp.e_score_correction_bias", ".mlp.expert_bias"},
                  {SPW_FAMILY_HY_V3, ".mlp.shared_experts.", ".mlp.shared_mlp."},
-                 {SPW_FAMILY_OLMO_HYBRID, ".attention_layer_norm.", ".input_layernorm."},
-                 {SPW_FAMILY_OLMO_HYBRID, ".feedforward_layer_norm.", ".post_attention_layernorm."},
                  {SPW_FAMILY_MIMO_V2, ".self_attn.sinks", ".self_attn.attention_sink_bias"}};
 
 /* What DeepSeek-V4's files call what transformers has in memory, by what stands in a name; they may be without "model.". */
@@ -652,6 +650,27 @@ what_is_wrong(const char *name, bool known)
     return known ? "there twice, with and without its prefix" : "not in this model";
 }
 
+/*
+ * OLMo Hybrid's norms, which files of layers of linear attention have by other names than those of the others; transformers has the latter in
+ * memory, and writes the former for both kinds of layers. NULL: not such a name, or no parameter's.
+ */
+static const named *
+by_other_name(spw_family family, const named *names, uint32_t count, const char *name)
+{
+    static const char *const others[][2] = {{".input_layernorm.", ".attention_layer_norm."},
+                                            {".post_attention_layernorm.", ".feedforward_layer_norm."},
+                                            {".feedforward_layer_norm.", ".post_attention_layernorm."}};
+    for (size_t i = 0; family == SPW_FAMILY_OLMO_HYBRID && i < sizeof others / sizeof others[0]; i++) {
+        const char *at = strstr(name, others[i][0]);
+        char other[SPW_TENSOR_NAME_BYTES];
+        if (at == NULL)
+            continue;
+        snprintf(other, sizeof other, "%.*s%s%s", (int)(at - name), name, others[i][1], at + strlen(others[i][0]));
+        return bsearch(other, names, count, sizeof *names, compare_name);
+    }
+    return NULL;
+}
+
 /* names: (count) of the model's parameters in files, in order. */
 static spw_status
 bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t count, spw_error *err)
@@ -661,7 +680,8 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
     for (uint32_t i = 0; i < r->tensor_count; i++) {
         char room[SPW_TENSOR_NAME_BYTES];
         const char *name = spw__hf_name_here(r->tensors[i].info->name, family, room);
-        const named *found = bsearch(name, names, count, sizeof *names, compare_name);
+        const named *exact = bsearch(name, names, count, sizeof *names, compare_name);
+        const named *found = exact != NULL ? exact : by_other_name(family, names, count, name);
         uint32_t id = found != NULL ? found->id : m->param_count, ids[2], parts;
         if (found == NULL && is_coded(m, names, count, name, &id) &&
             (r->of_param[id] == UINT32_MAX || spw__hf_is_mapped(r, id))) {

@@ -338,19 +338,21 @@ static const struct class
 };
 
 /*
- * OLMo Hybrid's, which turn nothing where theta is said to be null. Of an object that is null its class makes one with a theta, and says that none
- * is meant: so it has to be said.
+ * OLMo Hybrid's, which turn nothing where theta is said to be null, in the object or, where that does not have it, beside it. Of an object that is null
+ * without that its class makes one with a theta, and says that none is meant: so it has to be said.
  */
 static spw_status
 read_none(const source *s, const source *rope, spw_model_config *c)
 {
     const json_t *said = json_object_get(s->object, "rope_parameters");
-    if (json_is_null(said))
+    const json_t *inside = json_object_get(rope->object, "rope_theta"),
+                 *beside = json_object_get(s->object, "rope_theta");
+    if (json_is_null(said) && beside == NULL)
         return say(
             s, "not supported yet: ", "rope_parameters", " ", said,
             ": transformers takes it for a rope_theta of 10000; write {\"rope_type\": \"default\", \"rope_theta\": "
             "null} for none, or with a theta");
-    if (!json_is_null(json_object_get(rope->object, "rope_theta")))
+    if (!json_is_null(inside) && (inside != NULL || !json_is_null(beside)))
         return SPW_OK;
     c->rope_theta = 0;
     return c->rope == SPW_ROPE_PLAIN ? SPW_OK : refuse(rope, "rope_type", get(rope, "rope_type"));

@@ -1152,6 +1152,7 @@ spw__nn_build_llama(spw_model *m)
         snprintf(h, sizeof h, "layers.%u", l);
         const spw_norms norms = spw_model_norms(c, l);
         const bool before = norms != SPW_NORMS_AFTER, after = norms != SPW_NORMS_BEFORE;
+        const bool apart = names->linear_halves[0] != NULL && spw_model_is_linear(c, l);
         b = spw_model_add_block(m, h, spw_llama_layer_forward);
         b->layer_idx = l;
         if (l == 0 && c->inputs_dim > 0)
@@ -1162,13 +1163,14 @@ spw__nn_build_llama(spw_model *m)
             continue;
         }
         if (before)
-            own_norm(m, b, h, names->norm, H);
+            own_norm(m, b, h, apart ? names->linear_halves[0] : names->norm, H);
         if (spw_model_attends(c, l))
             own_attention(m, b, h);
         if (glm)
             own_norm(m, b, h, "post_self_attn_layernorm", H);
         if ((!c->parallel || c->parallel_norm) && !c->halves_apart)
-            own_norm(m, b, h, names->mlp_norm, H); /* of what the MLP reads where no norm is after attention */
+            own_norm(m, b, h, apart ? names->linear_halves[1] : names->mlp_norm,
+                     H); /* of what the MLP reads where no norm is after attention */
         if (before && after && !glm)
             own_norm(m, b, h, afmoe ? "pre_mlp_layernorm" : "pre_feedforward_layernorm", H);
         if (spw_model_has_mlp(c, l))

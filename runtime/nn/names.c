@@ -68,7 +68,11 @@ spw__nn_names(spw_family family)
                                    .mlp_norm = "ffn_norm",
                                    .last_norm = "embedding_norm",
                                    .head = "lm_head"};
-    static const spw__names olmo = {OF_LLAMA, .linear = "linear_attn", .linear_out = "o_proj", .linear_norm = "o_norm",
+    static const spw__names olmo = {OF_LLAMA,
+                                    .linear = "linear_attn",
+                                    .linear_out = "o_proj",
+                                    .linear_norm = "o_norm",
+                                    .linear_halves = {"attention_layer_norm", "feedforward_layer_norm"},
                                     .down = "mlp.down_proj"};
     switch (family) {
     case SPW_FAMILY_OLMO_HYBRID: return &olmo;
