@@ -549,32 +549,43 @@ spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, const act
 static void
 check_conv(const spw_conv_shape *s)
 {
-    SPW_ASSERT(s->K > 0 && s->K <= SPW_TAPS_MAX);
+    SPW_ASSERT(s->K > 0 && s->K <= SPW_TAPS_MAX && (s->stride == 0 || s->stride >= s->C));
     SPW_ASSERT((s->begins != NULL) == (s->ends != NULL));
+}
+
+static spw_conv_shape
+strided(const spw_conv_shape *shape)
+{
+    spw_conv_shape s = *shape;
+    s.stride = s.stride > 0 ? s.stride : s.C;
+    return s;
 }
 
 void
 spw_gpu_conv(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_conv_shape *shape)
 {
+    spw_conv_shape s = strided(shape);
     check_conv(shape);
-    q->calls->conv(q, y, x, w, shape);
+    q->calls->conv(q, y, x, w, &s);
 }
 
 void
 spw_gpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, float *dbias, const act *dy, const act *x, const act *w,
                       const spw_conv_shape *shape, unsigned flags)
 {
+    spw_conv_shape s = strided(shape);
     check_conv(shape);
-    q->calls->conv_backward(q, dx, dw, dbias, dy, x, w, shape, flags);
+    q->calls->conv_backward(q, dx, dw, dbias, dy, x, w, &s, flags);
 }
 
 void
 spw_gpu_conv_cached(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_delta_cache *cache,
                     const spw_conv_shape *shape)
 {
+    spw_conv_shape s = strided(shape);
     check_conv(shape);
     SPW_ASSERT(shape->begins == NULL);
-    q->calls->conv_cached(q, y, x, w, cache, shape);
+    q->calls->conv_cached(q, y, x, w, cache, &s);
 }
 
 static void
@@ -583,7 +594,7 @@ check_delta(const spw_delta_shape *s)
     SPW_ASSERT(s->Hk > 0 && s->Hv % s->Hk == 0 && s->Dk % 8 == 0 && s->Dv % 8 == 0);
     SPW_ASSERT(s->Dk <= SPW_DELTA_DIM_MAX && s->Dv <= SPW_DELTA_DIM_MAX);
     SPW_ASSERT((s->begins != NULL) == (s->ends != NULL));
-    SPW_ASSERT(s->mamba || s->step_least == 0);
+    SPW_ASSERT(s->mamba ? s->beta_most == 0 : s->step_least == 0);
 }
 
 void

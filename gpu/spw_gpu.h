@@ -507,12 +507,14 @@ void spw_gpu_chunks(spw_gpu_queue *q, int32_t *to_begins, int32_t *to_ends, cons
  *
  * The convolution is depthwise and causal, with K taps for each channel, then SiLU: y[t,c] = silu(bias[c] + sum over j < K of w[c,j] x[t - (K-1) + j, c]),
  * where rows before a sequence's, or a document's, first are 0. plain: the sum alone, without SiLU. Arrays (B T, C), w (C,K); begins and ends as in spw_attention_shape.
+ * stride: rows of x, y and their gradients, and of what a cache keeps, begin so many elements apart, so that some of a row's channels are taken.
  */
 typedef struct spw_conv_shape {
     uint64_t B, T, C, K;          /* K <= SPW_TAPS_MAX */
     const int32_t *begins, *ends; /* both NULL: a sequence is one document. Not with a cache. */
     const act *bias;              /* (C) NULL: none */
     bool plain;
+    uint64_t stride; /* 0: C */
 } spw_conv_shape;
 enum { SPW_TAPS_MAX = 8, SPW_DELTA_DIM_MAX = 256 };
 void spw_gpu_conv(spw_gpu_queue *q, act *y, const act *x, const act *w, const spw_conv_shape *shape);
@@ -521,7 +523,7 @@ void spw_gpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, float *dbias, c
                            const act *w, const spw_conv_shape *shape, unsigned flags);
 /*
  * Each of Hv heads has a state S (Dk,Dv), 0 at first, that its rows read and write in turn. With q and k of length one (times 1 / sqrt(sum of
- * squares + 1e-6)), q / sqrt(Dk) besides, beta = sigmoid(b) and a decay of gamma = exp(-exp(log_a) softplus(a + dt_bias)):
+ * squares + 1e-6)), q / sqrt(Dk) besides, beta = beta_most sigmoid(b) and a decay of gamma = exp(-exp(log_a) softplus(a + dt_bias)):
  *   S' = gamma S[t-1]      delta = beta (v - S'^T k)      S[t] = S' + k delta^T      out = S[t]^T q
  * all in fp32. A head h reads q and k of head h / (Hv / Hk).
  *   qkv     (M, 2 Hk Dk + Hv Dv)  a row: q of all heads, k of all, v of all
@@ -541,6 +543,7 @@ typedef struct spw_delta_shape {
     uint64_t heads_each; /* backward: heads of keys, with those that read them, that are taken at a time; 0: all */
     bool mamba;
     float step_least; /* of mamba: what softplus(a + dt_bias) is at least, where it has no gradient; 0: as it is */
+    float beta_most;  /* of the rule, at most 2; 0: 1 */
 } spw_delta_shape;
 typedef struct spw_delta_inputs {
     const act *qkv, *a, *b, *log_a, *dt_bias, *skip;
@@ -555,7 +558,7 @@ void spw_gpu_delta(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inp
  * <dS + k dm^T, S'>, needs neither: it is that of row t + 1, if this is no other document's, + q dq - k (dS delta) + k (S' dm). What roundings
  * leave of such sums is cut off at what it cannot exceed: the product of the lengths of S' and dS + k dm^T, which are at most
  *   |S'| = gamma |S[t-1]|,   |S[t]| = |S'| + |delta|,   |dS + k dm^T| = gamma[t+1] that of row t + 1 + |q| |dout|
- * (dS + k dm^T = (I - beta k k^T) dS is no longer than dS, because k is no longer than one).
+ * (dS + k dm^T = (I - beta k k^T) dS is no longer than dS, because k is no longer than one and beta at most 2).
  * Mamba-2's are the same with dm = 0 and |k| |delta| for |delta|; its dv has skip dout besides, and da beta's gradient, <ddelta, v>.
  */
 void spw_gpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, float *dskip,

@@ -111,14 +111,16 @@ extend_part(spw_engine *e, block_run *run, uint32_t c, const engine_part *p, spw
     const int32_t *slots = e->slots + p->sequence, *starts = e->starts + p->sequence;
     spw_attention_cache keys = {
         .key = first, .value = second, .capacity = e->cache_positions, .slots = slots, .starts = starts};
-    spw_delta_cache states = {.state = (float *)(void *)first, .before = second, .slots = slots, .starts = starts};
-    bool linear = spw_model_is_linear(&e->model->config, layer);
+    bool linear = spw_model_is_linear(&e->model->config, layer), beside = e->model->config.linear_beside;
+    char *state = beside ? second + kept.bytes[1] + kept.bytes[2] : first;
+    char *before = beside ? state + kept.beside[0] : second;
+    spw_delta_cache states = {.state = (float *)(void *)state, .before = before, .slots = slots, .starts = starts};
     const spw_front_cache fronts = spw__front_cache(e, layer);
     spw_value *x = NULL, *y;
     run->side_row = p->row;
     spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
     spw_tape_use_cache(e->tape, linear ? NULL : &keys, spw__cache_width(e, layer), batch.places, p->positions == 1);
-    if (linear)
+    if (linear || beside)
         spw_tape_use_delta_cache(e->tape, &states);
     if (e->model->config.keys_are_values) {
         keys.value = keys.key;

@@ -295,11 +295,12 @@ spw_aio_options spw__engine_aio(const spw_config *c);
 /*
  * What a layer keeps of running sequences: arrays one behind the other, at a byte of engine.cache. Keys and values (cache_slots,
  * cache_positions, cache_width), and of its indexer's keys (cache_slots, cache_positions, index_dim); or, of linear attention, states (cache_slots, Hv, Dk, Dv) fp32 and the last inputs of its convolution
- * (cache_slots, K - 1, C). Of keys that are values too (cache_slots, F + cache_positions, cache_width), with F that stand for several rows in front; what
+ * (cache_slots, K - 1, C); these behind the others where it is beside attention. Of keys that are values too (cache_slots, F + cache_positions, cache_width), with F that stand for several rows in front; what
  * those are made of, twice (cache_slots, rows, elements); and of its indexer (cache_slots, F, index_dim) and what these are made of likewise.
  */
 typedef struct layer_cache {
     uint64_t at, bytes[3];
+    uint64_t beside[2]; /* state and rows of linear attention beside attention */
 } layer_cache;
 layer_cache spw__cache_of_layer(const spw_engine *e, uint64_t layer_idx);
 spw_front_cache

@@ -334,14 +334,21 @@ keys_read(const spw_model_config *m, uint64_t layer_idx, double T)
     return W == 0 || W > T ? T / 2 : W - W * W / (2 * T);
 }
 
-/* Of a row in a layer; linear attention reads a state twice and writes it, Mamba-2 reads it once. */
+/* Of a row in a layer's linear attention, which reads a state twice and writes it; Mamba-2 reads it once. */
+static double
+linear_attention_flops(const spw_model_config *m, uint64_t layer_idx)
+{
+    if (!spw_model_has_linear(m, layer_idx))
+        return 0;
+    return (m->linear_mamba ? 4.0 : 6.0) * (double)(m->linear_heads * m->linear_key_dim * m->linear_value_dim);
+}
+
+/* Of a row in a layer's attention of keys. */
 static double
 attention_flops(const spw_model_config *m, uint64_t layer_idx, double T)
 {
-    if (!spw_model_attends(m, layer_idx))
+    if (!spw_model_attends(m, layer_idx) || spw_model_is_linear(m, layer_idx))
         return 0;
-    if (spw_model_is_linear(m, layer_idx))
-        return (m->linear_mamba ? 4.0 : 6.0) * (double)(m->linear_heads * m->linear_key_dim * m->linear_value_dim);
     return 2.0 * (double)(m->heads * (spw_model_head_dim(m, layer_idx) + spw_model_value_dim(m, layer_idx))) *
            keys_read(m, layer_idx, T);
 }
@@ -387,11 +394,13 @@ count_flops(const spw_engine *e, plan_input *in)
         }
     }
     for (uint64_t l = 0; l < m->layers; l++) {
-        double product = attention_flops(m, l, (double)e->T), choice = choice_flops(e, l), choices = 0; /* made again */
+        const double keys = attention_flops(m, l, (double)e->T), linear = linear_attention_flops(m, l);
+        const unsigned back = l + 1 < e->model->block_count ? e->back[l + 1] : 0;
+        double product = keys + linear, choice = choice_flops(e, l), choices = 0; /* made again */
         const bool trained = l + 1 >= e->lowest; /* the first block has the embeddings */
         const bool twice_more = e->shares_turns && l + 1 < e->read_kept_from && spw_model_experts(m, l) > 0;
         attention += (!trained ? 1 : twice_more ? 3 : 2) * product;
-        attention += l + 1 < e->model->block_count && (e->back[l + 1] & SPW_PASSED_ATTENTION) ? 2 * product : 0;
+        attention += (back & SPW_PASSED_ATTENTION ? 2 * keys : 0) + (back & SPW_PASSED_LINEAR ? 2 * linear : 0);
         attention_again += !trained ? 0 : twice_more ? 2 * product : product;
         if (trained)
             choices = (spw_model_lends_choice(m, l) ? 0 : choice) + (twice_more ? choice : 0);
@@ -627,25 +636,29 @@ size_fronts(const spw_engine *e, uint64_t layer_idx, layer_cache *c)
         c->bytes[k] = spw_round_up(c->bytes[k], CACHE_ALIGN);
 }
 
-/* Every layer up to this one has its own; one of linear attention keeps as much whatever the number of positions is. An indexer's keys come third. */
+/*
+ * Every layer up to this one has its own; one of linear attention keeps as much whatever the number of positions is. An indexer's keys come third,
+ * and what linear attention beside attention keeps behind them.
+ */
 static layer_cache
 own_cache(const spw_engine *e, uint64_t layer_idx)
 {
     const spw_model_config *m = &e->model->config;
     uint64_t state = m->linear_heads * m->linear_key_dim * m->linear_value_dim * sizeof(float);
+    uint64_t taps = m->linear_heads > 0 ? (m->linear_taps - 1) * spw_model_linear_channels(m) * e->compute_bytes : 0;
     layer_cache c = {.at = 0};
     for (uint64_t l = 0; l <= layer_idx; l++) {
         uint64_t keys = spw_model_attends(m, l) ? e->cache_positions * spw__cache_width(e, l) * e->compute_bytes : 0;
         bool linear = spw_model_is_linear(m, l);
-        c.at += c.bytes[0] + c.bytes[1] + c.bytes[2];
+        c.at += c.bytes[0] + c.bytes[1] + c.bytes[2] + c.beside[0] + c.beside[1];
         if (m->keys_are_values) {
             size_fronts(e, l, &c);
             continue;
         }
         c.bytes[0] = spw_round_up(e->cache_slots * (linear ? state : keys), CACHE_ALIGN);
-        c.bytes[1] = spw_round_up(
-            e->cache_slots * (linear ? (m->linear_taps - 1) * spw_model_linear_channels(m) * e->compute_bytes : keys),
-            CACHE_ALIGN);
+        c.bytes[1] = spw_round_up(e->cache_slots * (linear ? taps : keys), CACHE_ALIGN);
+        c.beside[0] = m->linear_beside ? spw_round_up(e->cache_slots * state, CACHE_ALIGN) : 0;
+        c.beside[1] = m->linear_beside ? spw_round_up(e->cache_slots * taps, CACHE_ALIGN) : 0;
         c.bytes[2] =
             e->chooses && spw_model_has_indexer(m, l)
                 ? spw_round_up(e->cache_slots * e->cache_positions * m->index_dim * e->compute_bytes, CACHE_ALIGN)

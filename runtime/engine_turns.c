@@ -19,9 +19,8 @@ most_turns(const spw_engine_options *o, uint32_t micros, const char **why)
         *why = NULL;
         return m->experts > 0 ? (uint32_t)m->experts : 1;
     }
-    *why = m->experts == 0                                      ? "the model has no experts"
-           : o->chain_extra > 0                                 ? "blocks are repeated"
-           : m->norms != SPW_NORMS_BEFORE && !m->experts_beside ? "what its layers give is normed"
+    *why = m->experts == 0      ? "the model has no experts"
+           : o->chain_extra > 0 ? "blocks are repeated"
            : sums && (c->run.grad_dtype != SPW_F32 || strcmp(c->run.gradients, "nvme") == 0)
                ? "gradients of several passes are then added up in host memory: spillway.grad_dtype must be fp32, and "
                  "spillway.gradients host"

@@ -11,6 +11,25 @@
 
 /* ---------------------------------------------------------------- convolution: d = B, T, C, K, documents' length or 0, which gradient is not wanted, whether a bias is behind w, whether it is plain */
 
+/* Among a subject's flags: channels in two parts. */
+enum { IN_PARTS = 1 << 20 };
+
+/* The part's channels, in rows as long as all; where they begin. */
+static uint64_t
+take_part(const subject *s, uint64_t part, spw_conv_shape *shape)
+{
+    const uint64_t C = s->d[2], first = part * (C / 2);
+    shape->C = part > 0 ? C - first : C / 2;
+    shape->stride = C;
+    return first;
+}
+
+static uint64_t
+parts_of(const subject *s)
+{
+    return s->flags & IN_PARTS && s->d[2] > 1 ? 2 : 1;
+}
+
 static spw_conv_shape
 conv_of(const subject *s)
 {
@@ -23,10 +42,16 @@ run_conv(const subject *s, spw_gpu_queue *q, void **p)
     spw_conv_shape shape = conv_of(s);
     shape.begins = s->d[4] > 0 ? p[6] : NULL;
     shape.ends = s->d[4] > 0 ? p[7] : NULL;
-    shape.bias = s->d[6] > 0 ? subject_elem(p[1], shape.C * shape.K) : NULL;
-    spw_gpu_conv(q, p[2], p[0], p[1], &shape);
-    spw_gpu_conv_backward(q, s->d[5] == 1 ? NULL : p[4], s->d[5] == 2 ? NULL : p[5],
-                          s->d[6] > 0 ? (float *)p[5] + shape.C * shape.K : NULL, p[3], p[0], p[1], &shape, s->flags);
+    for (uint64_t k = 0; k < parts_of(s); k++) {
+        const uint64_t C = s->d[2], K = shape.K, at = parts_of(s) > 1 ? take_part(s, k, &shape) : 0;
+        void *x = subject_elem(p[0], at), *w = subject_elem(p[1], at * K);
+        shape.bias = s->d[6] > 0 ? subject_elem(p[1], C * K + at) : NULL;
+        spw_gpu_conv(q, subject_elem(p[2], at), x, w, &shape);
+        spw_gpu_conv_backward(q, s->d[5] == 1 ? NULL : subject_elem(p[4], at),
+                              s->d[5] == 2 ? NULL : (float *)p[5] + at * K,
+                              s->d[6] > 0 ? (float *)p[5] + C * K + at : NULL, subject_elem(p[3], at), x, w, &shape,
+                              s->flags & ~(unsigned)IN_PARTS);
+    }
 }
 
 static void
@@ -74,7 +99,7 @@ parity_conv(const parity *p)
                                     {INT, rows, 1, 0},
                                     {INT, rows, 1, 0}},
                               .d = {d[0], d[1], d[2], d[3], d[4], f == 2 ? 1 + i % 2 : 0, biased, (i + f) % 3 == 1},
-                              .flags = f == 1 ? SPW_OP_ACC_DX : 0,
+                              .flags = (f == 1 ? SPW_OP_ACC_DX : 0) | ((i + f) % 4 == 3 ? IN_PARTS : 0),
                               .reference = n < 1000000 ? reference_of_conv : NULL,
                               .ways = 1,
                               .run = run_conv,
@@ -87,8 +112,13 @@ run_conv_cached(const subject *s, spw_gpu_queue *q, void **p)
 {
     spw_conv_shape shape = conv_of(s);
     spw_delta_cache cache = {.before = p[3], .slots = p[4], .starts = p[5]};
-    shape.bias = subject_elem(p[1], shape.C * shape.K);
-    spw_gpu_conv_cached(q, p[2], p[0], p[1], &cache, &shape);
+    for (uint64_t k = 0; k < parts_of(s); k++) {
+        const uint64_t at = parts_of(s) > 1 ? take_part(s, k, &shape) : 0;
+        cache.before = subject_elem(p[3], at);
+        shape.bias = subject_elem(p[1], s->d[2] * shape.K + at);
+        spw_gpu_conv_cached(q, subject_elem(p[2], at), subject_elem(p[0], at), subject_elem(p[1], at * shape.K), &cache,
+                            &shape);
+    }
 }
 
 static void
@@ -119,7 +149,7 @@ fill_conv_cache(const subject *s, float **host, int32_t **ints)
     fill_slots(s, host[3], (s->d[3] - 1) * s->d[2], ints[4], ints[5]);
 }
 
-/* ---------------------------------------------------------------- the rule: d = B, T, Hk, Hv, Dk, Dv, documents' length or 0, which sum is not wanted; flags 1: Mamba-2's, 2: whose steps have a least */
+/* ---------------------------------------------------------------- the rule: d = B, T, Hk, Hv, Dk, Dv, documents' length or 0, which sum is not wanted; flags 1: Mamba-2's, 2: whose steps have a least, 4: the rule's beta is at most 2 */
 
 static spw_delta_shape
 rule_of(const subject *s)
@@ -131,7 +161,8 @@ rule_of(const subject *s)
                              .Dk = s->d[4],
                              .Dv = s->d[5],
                              .mamba = s->flags & 1,
-                             .step_least = s->flags & 2 ? 0.7f : 0};
+                             .step_least = s->flags & 2 ? 0.7f : 0,
+                             .beta_most = s->flags & 4 ? 2 : 0};
 }
 
 static uint64_t
@@ -265,7 +296,7 @@ examine_delta(const parity *p, bool mamba)
                                    .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], i % 4},
                                    .row = {[2] = d[5], [3] = d[5], [5] = 8, [7] = d[3]},
                                    .heads = {[2] = d[3], [3] = d[3], [5] = pieces <= HEADS_MAX ? pieces : 1, [7] = 3},
-                                   .flags = !mamba       ? 0
+                                   .flags = !mamba       ? i % 3 == 1 ? 4 : 0
                                             : i % 3 == 1 ? 3
                                                          : 1,
                                    .row_least = 1,
@@ -326,6 +357,7 @@ examine_conv_cached(const parity *p)
                                             {INT, d[0], 1, 0},
                                             {INT, d[0], 1, 0}},
                                       .d = {[0] = d[0], d[1], d[2], d[3], [7] = i % 3 == 1},
+                                      .flags = i % 4 > 1 ? IN_PARTS : 0,
                                       .reference = reference_of_conv_cached,
                                       .ways = 1,
                                       .run = run_conv_cached,
@@ -343,7 +375,7 @@ parity_delta_cached(const parity *p)
     for (size_t i = 0; i < 2 * (p->large ? 7 : 6); i++) {
         const uint64_t *d = sizes[i / 2], n = d[0] * d[1] * d[3];
         subject_examine(p, &(subject){.name = i % 2 ? "Mamba-2, cached" : "gated delta rule, cached",
-                                      .flags = i % 2,
+                                      .flags = i % 2 ? 1 : i / 2 % 2 * 4,
                                       .a = {{ACT, d[0] * d[1] * row_width(d), 0, 0},
                                             {ACT, gate_count(d), 0, 0},
                                             {ACT_OUT, n * d[5], 0, 0},

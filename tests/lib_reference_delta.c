@@ -154,6 +154,12 @@ step_of(const head *r, uint64_t t)
     return fmax(log1p(exp(gate_input(r, t))), (double)r->s->step_least);
 }
 
+static double
+beta_most(const spw_delta_shape *s)
+{
+    return s->beta_most > 0 ? (double)s->beta_most : 1;
+}
+
 static void
 open_head(head *r, const spw_delta_shape *s, const reference_delta_arrays *a, uint64_t b, uint64_t h)
 {
@@ -174,7 +180,7 @@ open_head(head *r, const spw_delta_shape *s, const reference_delta_arrays *a, ui
             r->k[t * s->Dk + i] = s->mamba ? (double)k[i] : (double)k[i] / root_of(k, s->Dk);
         }
         r->gamma[t] = anew ? 0 : exp(rate_of(r) * step_of(r, t));
-        r->beta[t] = s->mamba ? step_of(r, t) : sigmoid((double)a->b[row * s->Hv + h]);
+        r->beta[t] = s->mamba ? step_of(r, t) : beta_most(s) * sigmoid((double)a->b[row * s->Hv + h]);
     }
 }
 
@@ -269,7 +275,7 @@ step_back(const head *r, uint64_t t, double *state, double *dq, double *dk, cons
             *ds *= r->gamma[t];
         }
     }
-    g->b[at] = dbeta * r->beta[t] * (1 - r->beta[t]);
+    g->b[at] = dbeta * r->beta[t] * (1 - r->beta[t] / beta_most(s));
     g->a[at] = (dgamma * r->gamma[t] * rate_of(r) + (s->mamba ? dbeta : 0)) * (cut ? 0 : sigmoid(x));
     g->dt_bias[r->h] += g->a[at];
     g->log_a[r->h] += dgamma * r->gamma[t] * rate_of(r) * step_of(r, t);

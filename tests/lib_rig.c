@@ -153,6 +153,7 @@ set_lora(rig *r, uint64_t rank, double alpha, double dropout)
              : r->c.model.q_rank > 0                             ? "*_b_proj"
              : r->c.model.kv_rank > 0                            ? "*_b_proj"
              : r->c.model.linear_mamba || r->c.model.linear_conv ? "in_proj"
+             : r->c.model.linear_apart                           ? "[qbg]_proj"
              : r->c.model.linear_heads > 0                       ? "in_proj_[qb]*"
                                                                  : "[qv]_proj");
     snprintf(list->item[1], sizeof list->item[1], "*.layers.1.%s", spw__nn_names(r->c.model.family)->down);

@@ -174,6 +174,22 @@ read_small(spw_model_config *m, spw_family family)
         {SPW_FAMILY_LFM2_MOE,
          "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"num_experts\":6,\"num_experts_per_tok\":2,"
          "\"num_dense_layers\":1,\"layer_types\":[\"conv\",\"full_attention\",\"conv\"]"},
+        {SPW_FAMILY_AFMOE,
+         "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"num_experts\":6,\"num_experts_per_tok\":2,\"head_"
+         "dim\":8,"
+         "\"num_shared_experts\":2,\"num_dense_layers\":1,\"sliding_window\":5,\"global_attn_every_n_layers\":2,"
+         "\"route_scale\":1.5,\"mup_enabled\":true"},
+        {SPW_FAMILY_FALCON_H1,
+         "\"intermediate_size\":72,\"mamba_n_heads\":4,\"mamba_d_head\":8,\"mamba_d_ssm\":32,\"mamba_d_state\":8,"
+         "\"mamba_n_groups\":2,"
+         "\"mamba_rms_norm\":true,\"key_multiplier\":0.6,\"attention_in_multiplier\":1.3,\"attention_out_multiplier\":"
+         "0.9,"
+         "\"ssm_in_multiplier\":1.25,\"ssm_out_multiplier\":0.7,\"embedding_multiplier\":2,\"lm_head_multiplier\":0.5,"
+         "\"mlp_multipliers\":[0.9,0.7],\"ssm_multipliers\":[0.7,0.8,0.9,0.6,0.5]"},
+        {SPW_FAMILY_OLMO_HYBRID,
+         "\"intermediate_size\":72,\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,\"linear_key_head_dim\":8,"
+         "\"linear_value_head_dim\":16,\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],"
+         "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":null}"},
         {SPW_FAMILY_GRANITE_HYBRID,
          "\"intermediate_size\":24,\"shared_intermediate_size\":40,\"num_local_experts\":6,\"num_experts_per_tok\":2,"
          "\"residual_multiplier\":0.5,\"mamba_n_heads\":4,\"mamba_d_head\":16,\"mamba_d_state\":8,"

@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AfmoeConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, FalconH1Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, OlmoHybridConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -39,7 +39,7 @@ def draw(model, dtype):
             x = torch.randn(p.shape) * ((4.0 if "gate_up" in name else 0.2) / math.sqrt(p.shape[1]) if oss else 0.7 / math.sqrt(p.shape[2]))
         elif "sinks" in name:
             x = torch.randn(p.shape)
-        elif name.endswith("e_score_correction_bias"):
+        elif name.endswith(("e_score_correction_bias", "expert_bias")):
             x = torch.randn(p.shape) * 0.05
         elif p.ndim == 2:
             x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
@@ -54,6 +54,27 @@ def draw(model, dtype):
             p.copy_(torch.stack([torch.randperm(model.config.n_routed_experts)[:p.shape[1]] for _ in range(p.shape[0])]))
         elif name.endswith("layer_scalar"):
             p.copy_((1 + 0.2 * torch.randn(p.shape)).to(dtype))
+
+
+# Channels of queries, keys and values.
+def apart(config):
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    return [keys, keys, config.linear_num_value_heads * config.linear_value_head_dim]
+
+
+# As OLMo Hybrid's folder has it: transformers saves taps in three equal parts, whatever they are of, and one norm under one name in both kinds of layers.
+def hybrid_keys(folder, config):
+    path = os.path.join(folder, "model.safetensors")
+    t = load_file(path)
+    for name in [n for n in t if n.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{kind}_conv1d") for kind in "qkv"]
+        t |= {n: x.contiguous() for n, x in zip(names, torch.cat([t[n] for n in names]).split(apart(config)))}
+    for i in (i for i, kind in enumerate(config.layer_types) if kind == "full_attention"):
+        t[f"model.layers.{i}.post_attention_layernorm.weight"] = t.pop(f"model.layers.{i}.feedforward_layer_norm.weight")
+    save_file(t, path, metadata={"format": "pt"})
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    json.dump(c | {"rope_parameters": None, "rope_theta": None}, open(path, "w"), indent=2)
 
 
 # The gradient of each expert's weights by the name that they have in files.
@@ -81,6 +102,11 @@ def gradients(model, config):
                 for e in range(grad.shape[0]):
                     yield f"{name}.{e}", grad[e]
                 continue
+        if config.model_type == "olmo_hybrid" and name.startswith("model.layers.") and config.layer_types[int(name.split(".")[2])] == "linear_attention":
+            name = name.replace(".input_layernorm.", ".attention_layer_norm.").replace(".post_attention_layernorm.", ".feedforward_layer_norm.")
+        if config.model_type == "olmo_hybrid" and "conv1d" in name:
+            yield from zip((name.replace("conv1d", f"{kind}_conv1d") for kind in "qkv"), grad.split(apart(config)))
+            continue
         if p.ndim < 3 or "conv1d" in name or ".conv." in name:
             yield name, grad
             continue
@@ -294,6 +320,23 @@ def mimo_keys(folder):
     t = load_file(path)
     assert "model.layers.1.self_attn.attention_sink_bias" in t
     save_file(t | {"model.mtp.layers.0.eh_proj.weight": torch.zeros(4, 8)}, path, metadata={"format": "pt"})
+
+
+# As Falcon-H1's folders have it: by older names, and more of what the class does anyway.
+def falcon_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"rope_theta": c.pop("rope_parameters")["rope_theta"], "rope_scaling": None, "mamba_use_mlp": True, "attn_layer_indices": None, "time_step_min": 0.001}
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As Trinity's folders have it: by older names, and more of what the class does anyway.
+def afmoe_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"rope_theta": c.pop("rope_parameters")["rope_theta"], "rope_scaling": None, "n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1, "route_norm": True,
+          "score_func": "sigmoid", "load_balance_coeff": 0.001, "use_grouped_mm": True}
+    json.dump(c, open(path, "w"), indent=2)
 
 
 # As Kimi-K2.5's folders have it: by their own names.
@@ -786,6 +829,25 @@ def random_case(rng, family):
         experts = rng.choice([1, 2, 3, 6, 9])
         return Lfm2MoeConfig(**more, pad_token_id=None, num_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)), moe_intermediate_size=rng.randrange(3, 30),
                              num_dense_layers=rng.randrange(layers + 1), norm_topk_prob=rng.random() < 0.7, routed_scaling_factor=rng.choice([1.0, 2.5]))
+    if family == "afmoe":
+        experts, pattern = rng.choice([1, 2, 3, 6, 9]), rng.choice([1, 2, 3, 4])
+        return AfmoeConfig(**more | dict(head_dim=more["head_dim"] + 6), pad_token_id=None, sliding_window=window, global_attn_every_n_layers=pattern, attention_bias=rng.random() < 0.4,
+                           num_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)), moe_intermediate_size=rng.randrange(3, 30), num_shared_experts=rng.choice([1, 2]),
+                           num_dense_layers=rng.randrange(layers + 1), route_scale=rng.choice([1.0, 2.826]), mup_enabled=rng.random() < 0.6)
+    if family == "olmo_hybrid":  # files of equal parts, as transformers saves them
+        layers, every, K = max(layers, 2), rng.choice([2, 3, 4]), 8 * rng.randrange(1, 3)
+        del more["head_dim"]
+        more |= dict(num_hidden_layers=layers, hidden_size=heads * 2 * rng.randrange(3, 9), linear_num_key_heads=2, linear_num_value_heads=rng.choice([2, 4] if K == 16 else [2]), linear_key_head_dim=K)
+        return OlmoHybridConfig(**more | dict(linear_value_head_dim=2 * K // more["linear_num_value_heads"]), pad_token_id=None, attention_bias=rng.random() < 0.4,
+                                linear_conv_kernel_dim=rng.randrange(2, 7), linear_allow_neg_eigval=rng.random() < 0.6,
+                                layer_types=["full_attention" if (i + 1) % min(every, layers) == 0 else "linear_attention" for i in range(layers)])
+    if family == "falcon_h1":
+        head, mamba_heads, any_of = rng.choice([8, 16]), rng.choice([2, 4]), lambda *some: rng.choice([1.0, *some])
+        return FalconH1Config(**more, pad_token_id=None, attention_bias=rng.random() < 0.4, mlp_bias=rng.random() < 0.4, mamba_n_heads=mamba_heads, mamba_n_groups=rng.choice([1, 2]),
+                              mamba_d_head=rng.choice([head, "auto"]), mamba_d_ssm=mamba_heads * head, mamba_d_state=8 * rng.randrange(1, 5), mamba_d_conv=rng.randrange(2, 7),
+                              mamba_conv_bias=rng.random() < 0.6, mamba_rms_norm=rng.random() < 0.6, mamba_norm_before_gate=rng.random() < 0.5, lm_head_multiplier=any_of(0.04, 0.7),
+                              embedding_multiplier=any_of(5.6), mlp_multipliers=rng.choice([None, [0.9, 0.3]]), key_multiplier=any_of(0.4), attention_in_multiplier=any_of(1.3),
+                              attention_out_multiplier=any_of(0.9), ssm_in_multiplier=any_of(1.25), ssm_out_multiplier=any_of(0.24), ssm_multipliers=rng.choice([None, [0.35, 0.25, 0.4, 0.5, 0.3]]))
     if family == "seed_oss":
         return SeedOssConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.6, attention_out_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
     if family == "ministral3":
@@ -1009,7 +1071,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba", "afmoe", "olmo_hybrid", "falcon_h1"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1020,7 +1082,8 @@ def make_random(seed, count, out):
                 make(f"{i:03}_{family}", config, dtype, shard, out=out, seed=seed + more, B=B, T=T, double=True,
                      # Gemma 4's scores are large, as nothing divides them: how their last bit is rounded shows, and one way may be lucky.
                      # So do Sinkhorn's rounds and scores of keys that are values.
-                     wide=family.startswith("gemma4") or family == "deepseek_v4")
+                     # A beta of 2 turns what a state has for a key round, so that fewer of its roundings are forgotten.
+                     wide=family.startswith("gemma4") or family in ("deepseek_v4", "olmo_hybrid"))
                 break
             except CloseChoice as close:
                 if more == 99:
@@ -1307,6 +1370,25 @@ elif __name__ == "__main__":
     make("lfm2", Lfm2Config(**lfm | dict(num_hidden_layers=3), layer_types=["conv", "full_attention", "conv"], block_multiple_of=8), bf16, rewrite=lfm_keys)
     make("lfm2_moe", Lfm2MoeConfig(**lfm | dict(num_key_value_heads=1), layer_types=["conv", "full_attention"], conv_L_cache=4, num_dense_layers=1, num_experts=4, num_experts_per_tok=2,
                                    moe_intermediate_size=7, routed_scaling_factor=1.7, tie_word_embeddings=False), f32, change=small_scores)
+    afmoe = common | dict(hidden_size=16, intermediate_size=21, pad_token_id=None, head_dim=8, num_experts_per_tok=2, moe_intermediate_size=9)
+    make("afmoe", AfmoeConfig(**afmoe, sliding_window=5, global_attn_every_n_layers=2, num_experts=4, num_shared_experts=1, route_scale=2.826, mup_enabled=True,
+                              rope_parameters=rope(1000.0)), bf16, rewrite=afmoe_keys)
+    make("afmoe_bias", AfmoeConfig(**afmoe | dict(num_key_value_heads=1, head_dim=6), sliding_window=4, layer_types=["sliding_attention"] * 2, num_experts=3, num_dense_layers=0, attention_bias=True,
+                                   tie_word_embeddings=True, rope_parameters=rope(500.0, "linear", factor=2.5)), f32)
+    hybrid = OlmoHybridConfig(**common | dict(hidden_size=16, intermediate_size=21, pad_token_id=None), layer_types=["linear_attention", "full_attention"], linear_num_key_heads=1,
+                              linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": None})
+    make("olmo_hybrid", hybrid, bf16, double=True, rewrite=lambda folder: hybrid_keys(folder, hybrid))
+    make("olmo_hybrid_rope", OlmoHybridConfig(**common | dict(hidden_size=16, intermediate_size=21, num_hidden_layers=3, num_key_value_heads=1, pad_token_id=None), linear_num_key_heads=2,
+                                              linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, linear_conv_kernel_dim=3, linear_allow_neg_eigval=False,
+                                              attention_bias=True, tie_word_embeddings=True, rope_parameters=rope(500.0)), f32, double=True)
+    falcon = common | dict(hidden_size=16, intermediate_size=21, pad_token_id=None)
+    make("falcon_h1", FalconH1Config(**falcon | dict(head_dim=8), mamba_n_heads=2, mamba_d_ssm=16, mamba_d_head=8, mamba_d_state=8, embedding_multiplier=5.6, lm_head_multiplier=0.3,
+                                     mlp_multipliers=[0.9, 0.4], key_multiplier=0.4, attention_in_multiplier=1.3, attention_out_multiplier=0.9, ssm_in_multiplier=1.25, ssm_out_multiplier=0.6,
+                                     ssm_multipliers=[0.7, 0.5, 0.8, 0.6, 0.9], rope_parameters=rope(1000.0)), bf16, double=True, rewrite=falcon_keys)
+    make("falcon_h1_norm", FalconH1Config(**falcon | dict(num_hidden_layers=1), mamba_n_heads=4, mamba_d_ssm=None, mamba_d_head="auto", mamba_n_groups=2, mamba_d_state=8, mamba_d_conv=3,
+                                          mamba_conv_bias=False, mamba_rms_norm=True, mamba_norm_before_gate=False, attention_bias=True, mlp_bias=True, tie_word_embeddings=True), f32, double=True)
+    make("falcon_h1_norm_first", FalconH1Config(**falcon | dict(hidden_size=8, intermediate_size=11, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1), mamba_n_heads=2, mamba_d_ssm=16,
+                                                mamba_d_head=8, mamba_d_state=8, mamba_d_conv=2, mamba_rms_norm=True, tie_word_embeddings=True, lm_head_multiplier=0.5), f32, double=True)
     make("exaone_moe", ExaoneMoeConfig(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"], num_experts=4,
                                        num_experts_per_tok=2, moe_intermediate_size=11, mlp_layer_types=["dense", "dense", "sparse", "sparse"],

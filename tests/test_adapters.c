@@ -249,6 +249,8 @@ test_lora_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_QWEN3_5, SPW_STATE_SPLIT, 1, rig_lora);
     rig_everywhere(SPW_FAMILY_QWEN3_NEXT, SPW_STATE_FP32, 0, rig_lora_dropout);
     rig_everywhere(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, 1, rig_lora);
+    rig_everywhere(SPW_FAMILY_OLMO_HYBRID, SPW_STATE_SPLIT, 1, rig_lora);
+    rig_everywhere(SPW_FAMILY_FALCON_H1, SPW_STATE_FP32, 0, rig_lora);
     rig_everywhere(TINY_GEMMA4_SMALL, SPW_STATE_FP32, 1, rig_lora_dropout);
     rig_everywhere(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_SPLIT, 1, rig_lora);
     rig_everywhere(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, 1, rig_lora_experts);
@@ -507,6 +509,9 @@ test_lora_merged(void **state)
     merged(SPW_FAMILY_NEMOTRON_H, rig_lora_experts); /* without a gate */
     merged(SPW_FAMILY_MISTRAL4, rig_lora_experts);
     merged(SPW_FAMILY_LFM2_MOE, rig_lora_experts);
+    merged(SPW_FAMILY_AFMOE, rig_lora_experts);
+    merged(SPW_FAMILY_OLMO_HYBRID, rig_lora);
+    merged(SPW_FAMILY_FALCON_H1, rig_lora);
     merged(SPW_FAMILY_LLAMA4, rig_lora_experts); /* (in, out), which peft takes for (out, in) */
 }
 
@@ -587,6 +592,7 @@ test_lora_routers(void **state)
         {SPW_FAMILY_QWEN2_MOE, "gate", "gate", NULL},
         {SPW_FAMILY_QWEN2_MOE, "shared_expert_gate", "shared_expert_gate", NULL},
         {SPW_FAMILY_MINIMAX_M2, "gate", "gate", NULL},
+        {SPW_FAMILY_AFMOE, "router.gate", "gate", NULL},
         {SPW_FAMILY_GPT_OSS, "router", "router", "matches the target \"router\"; there are q_proj"},
         {SPW_FAMILY_GLM4_MOE, "gate", "gate", "matches the target \"gate\"; there are"},
         {SPW_FAMILY_DEEPSEEK_V2, "*.gate", "gate", "is all; the router is none, because peft"},

@@ -99,6 +99,7 @@ static spw_delta_shape
 rule_shape(const ops_subject *s)
 {
     spw_delta_shape h = {.B = s->d[0], .T = s->d[1], .Hk = s->d[2], .Hv = s->d[3], .Dk = s->d[4], .Dv = s->d[5]};
+    h.beta_most = s->flags > 0 ? 2 : 0;
     documents(h.B, h.T, s->d[6], &h.begins, &h.ends);
     return h;
 }
@@ -130,7 +131,7 @@ rule_of_head(const ops_subject *s, const spw_delta_shape *h, double *const *in, 
         const double *v = in[0] + row * row_width(h) + 2 * h->Hk * h->Dk + head * h->Dv;
         double q_length = length_of(q, h->Dk) * sqrt((double)h->Dk), k_length = length_of(k, h->Dk);
         double decay = exp(-exp((double)s->d[7] * in[3][head]) * log1p(exp(in[1][at] + in[3][h->Hv + head])));
-        double beta = 1 / (1 + exp(-in[2][at]));
+        double beta = (h->beta_most > 0 ? (double)h->beta_most : 1) / (1 + exp(-in[2][at]));
         if (h->begins != NULL && (uint64_t)h->begins[row] == t)
             memset(state, 0, h->Dk * h->Dv * sizeof *state);
         for (uint64_t j = 0; j < h->Dv; j++) {
@@ -219,7 +220,7 @@ test_rule(void **state)
                                    {rows * (2 * Hk * Dk + Hv * Dv), rows * Hv, rows * Hv, 2 * Hv},
                                    rows * Hv * Dv,
                                    {d[0], d[1], Hk, Hv, Dk, Dv, d[6], d[7]},
-                                   0,
+                                   i % 2, /* beta is at most 2 */
                                    rule_ref,
                                    rule_fwd,
                                    rule_bwd});
@@ -253,6 +254,7 @@ mamba_shape(const ops_subject *s)
 {
     spw_delta_shape h = rule_shape(s);
     h.mamba = true;
+    h.beta_most = 0;
     h.step_least = s->flags > 0 ? 0.5f : 0; /* of some steps more than they are */
     return h;
 }

@@ -259,6 +259,7 @@ test_shared(void **state)
     compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, lora_of_experts_together);
     compare(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, accumulated); /* where they cannot */
     compare(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_SPLIT, accumulated);
+    compare(SPW_FAMILY_AFMOE, SPW_STATE_SPLIT, accumulated);
 }
 
 static void
@@ -293,6 +294,8 @@ test_same_bits(void **state)
     compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_SPLIT, narrow); /* whose experts' sum is read */
     compare(SPW_FAMILY_NEMOTRON_H, SPW_STATE_FP32, narrow_in_sevens);
     compare(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_SPLIT, clipped);
+    compare(SPW_FAMILY_AFMOE, SPW_STATE_SPLIT, clipped); /* whose experts' sum is normed */
+    compare(SPW_FAMILY_AFMOE, SPW_STATE_FP32, lora_of_experts_in_sevens);
     compare(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_FP32, lora_of_experts_in_sevens);
 }
 

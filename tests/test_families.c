@@ -292,6 +292,9 @@ test_streamed(void **state)
     run("lfm2", dir);
     run("bamba", dir);
     run("lfm2_moe", dir);
+    run("afmoe", dir);
+    run("olmo_hybrid", dir);
+    run("falcon_h1", dir);
     run("glm_moe_dsa_few", dir);
     run("deepseek_v4", dir);
     run("deepseek_v4_all", dir);
@@ -332,6 +335,9 @@ test_same_bits(void **state)
                                        "mistral4",
                                        "mimo_v2_flash",
                                        "lfm2_moe",
+                                       "afmoe_bias",
+                                       "olmo_hybrid_rope",
+                                       "falcon_h1_norm",
                                        "bamba",
                                        "glm_moe_dsa",
                                        "glm_moe_dsa_few",

@@ -22,6 +22,8 @@
     "\"hidden_size_per_layer_input\":0,\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_"           \
     "attention\"]"
 
+#define HALVES "\"num_key_value_heads\":2,\"mamba_n_heads\":2,\"mamba_d_ssm\":16,\"mamba_d_head\":\"auto\""
+
 static spw_status
 parse(const char *type, const char *rest, spw_model_config *m, spw_error *err)
 {
@@ -350,6 +352,47 @@ test_refusals(void **state)
         {"lfm2", "\"layer_types\":[\"conv\"]", "layer_types: expected a list with one entry for each layer"},
         {"lfm2", "\"tie_embedding\":true,\"tie_word_embeddings\":false",
          "tie_embedding: expected the same as tie_word_embeddings, got true"},
+        {"olmo_hybrid",
+         "\"linear_key_head_dim\":8,\"layer_types\":[\"linear_attention\",\"linear_attention\",\"linear_attention\"]",
+         "not supported yet: layer_types [\"linear_attention\","},
+        {"olmo_hybrid",
+         "\"linear_key_head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types [\"full_attention\","},
+        {"olmo_hybrid",
+         "\"linear_key_head_dim\":8,\"layer_types\":[\"full_attention\",\"linear_attention\",\"full_attention\"]",
+         "not supported yet: layer_types [\"full_attention\","},
+        {"olmo_hybrid", "", "not supported yet: linear_key_head_dim nothing"}, /* 0.75 12 / 2 */
+        {"olmo_hybrid", "\"linear_key_head_dim\":8,\"linear_num_key_heads\":4",
+         "linear_num_value_heads: expected a multiple of linear_num_key_heads"},
+        {"olmo_hybrid", "\"linear_key_head_dim\":\"a\"", "linear_key_head_dim: expected integer"},
+        {"olmo_hybrid", "\"linear_key_head_dim\":8,\"rope_parameters\":null",
+         "not supported yet: rope_parameters null: transformers takes it for a rope_theta of 10000"},
+        {"olmo_hybrid",
+         "\"linear_key_head_dim\":8,\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2,\"rope_theta\":null}",
+         "not supported yet: rope_parameters.rope_type \"linear\""},
+        {"falcon_h1", HALVES ",\"mamba_n_groups\":4", "mamba_n_heads: expected a multiple of mamba_n_groups"},
+        {"falcon_h1", "\"num_key_value_heads\":2,\"mamba_n_heads\":2,\"mamba_d_ssm\":24,\"mamba_d_head\":8",
+         "mamba_n_heads: expected heads of mamba_d_head that are mamba_d_ssm together"},
+        {"falcon_h1", HALVES ",\"mamba_proj_bias\":true", "not supported yet: mamba_proj_bias true"},
+        {"falcon_h1", HALVES ",\"projectors_bias\":true", "not supported yet: projectors_bias true"},
+        {"falcon_h1", HALVES ",\"mamba_use_mlp\":false", "not supported yet: mamba_use_mlp false"},
+        {"falcon_h1", HALVES ",\"key_multiplier\":0", "key_multiplier: expected number above 0, got 0"},
+        {"falcon_h1", HALVES ",\"mlp_multipliers\":[1,0]",
+         "mlp_multipliers: expected a list of 2 numbers above 0, got [1,0]"},
+        {"falcon_h1", HALVES ",\"ssm_multipliers\":[1,1,1,1]", "ssm_multipliers: expected a list of 5 numbers above 0"},
+        {"falcon_h1", HALVES ",\"time_step_limit\":[0.0,0.5]", "not supported yet: time_step_limit [0.0,0.5]"},
+        {"afmoe", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[2] \"full_attention\""},
+        {"afmoe", "\"sliding_window\":null", "sliding_window: expected integer"},
+        {"afmoe", "\"num_shared_experts\":0", "num_shared_experts: expected integer in [1"},
+        {"afmoe", "\"n_group\":2", "not supported yet: n_group 2"},
+        {"afmoe", "\"topk_group\":2", "not supported yet: topk_group 2"},
+        {"afmoe", "\"num_expert_groups\":2", "not supported yet: num_expert_groups 2"},
+        {"afmoe", "\"num_limited_groups\":2", "not supported yet: num_limited_groups 2"},
+        {"afmoe", "\"route_norm\":false", "not supported yet: route_norm false"},
+        {"afmoe", "\"route_scale\":0", "route_scale: expected number above 0, got 0"},
+        {"afmoe", "\"score_func\":\"softmax\"", "not supported yet: score_func \"softmax\""},
+        {"afmoe", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"lfm2_moe", "", "layer_types: expected a list with one entry for each layer, got nothing"},
         {"lfm2_moe", CONVS ",\"use_expert_bias\":false", "not supported yet: use_expert_bias false"},
         {"lfm2_moe", CONVS ",\"routed_scaling_factor\":0", "routed_scaling_factor: expected number above 0, got 0"},
@@ -815,6 +858,7 @@ test_defaults(void **state)
     assert_true(spw_model_rope_width(&m, 0) == 64);
     DONE(parse("olmo3", "", &m, &err));
     assert_true(m.qk_norm_whole && m.norms == SPW_NORMS_AFTER && m.norm_eps == 1e-5 && !m.tied);
+    assert_true(!spw_model_reads_experts(&m)); /* as it has none */
     assert_true(m.rope_theta == 5e5 && m.rope_local_theta == 5e5 && m.window == 4096 && m.full_every == 0);
     DONE(parse("olmo3", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8}", &m, &err));
     assert_true(m.rope == SPW_ROPE_YARN && spw_model_rope_table(&m, 0) == 1);
@@ -947,6 +991,52 @@ test_defaults(void **state)
     DONE(parse("lfm2_moe", CONVS, &m, &err));
     assert_true(m.experts == 32 && m.choices == 4 && m.mlp_width == 1792 && m.dense_first == 2 && m.dense_width == 7);
     assert_true(m.sigmoid && m.sum_to_one && m.choice_scale == 1 && m.choice_least == 1e-6 && m.tied);
+    DONE(parse("falcon_h1", HALVES, &m, &err));
+    assert_true(m.linear_beside && m.linear_mamba && m.linear_bias && m.linear_unnormed && !m.linear_norm_first);
+    assert_true(!spw_model_is_linear(&m, 0) && spw_model_has_linear(&m, 0) && spw_model_attends(&m, 0));
+    assert_true(m.linear_heads == 2 && m.linear_value_dim == 8 && m.linear_key_dim == 256 && m.linear_taps == 4);
+    assert_true(m.embedding_scale == 1 && m.logit_divisor == 1 && m.scales.keys == 1 && m.scales.linear[4] == 1);
+    assert_true(m.kv_heads == 2 && m.norm_eps == 1e-5 && m.rope_theta == 1e4 && !m.qkv_bias && !m.mlp_bias && !m.tied);
+    DONE(parse(
+        "falcon_h1",
+        "\"num_key_value_heads\":1,\"mamba_n_heads\":3,\"mamba_d_ssm\":null,\"mamba_expand\":2,\"mamba_rms_norm\":true,"
+        "\"lm_head_multiplier\":0.25,\"key_multiplier\":0.5,\"mlp_multipliers\":[0.5,2],\"ssm_multipliers\":[1,2,3,4,5]"
+        ","
+        "\"time_step_limit\":[0.0,{\"__float__\":\"Infinity\"}]",
+        &m, &err));
+    assert_true(m.linear_value_dim == 8 && !m.linear_unnormed && m.linear_norm_first && m.logit_divisor == 4);
+    assert_true(m.scales.gate == 0.5 && m.scales.mlp == 2 && m.scales.linear[2] == 3);
+    assert_true(spw_model_score_scale(&m) == (float)(0.5 / sqrt((double)m.head_dim)));
+    DONE(parse("olmo_hybrid", "\"linear_key_head_dim\":8", &m, &err));
+    assert_true(m.linear_heads == 2 && m.linear_key_heads == 2 && m.linear_value_dim == 16 && m.linear_taps == 4);
+    assert_true(m.linear_most == 2 && m.linear_eps == 1e-5 && m.linear_apart && !m.attention_gated &&
+                m.full_every == 3);
+    assert_true(spw_model_norms(&m, 0) == SPW_NORMS_BEFORE && spw_model_norms(&m, 2) == SPW_NORMS_AFTER);
+    assert_true(m.qk_norm_whole && !m.norms_from_one && m.norm_eps == 1e-6 && m.rope_theta == 1e4 && !m.qkv_bias);
+    DONE(spw_hf_config_parse(
+        &m,
+        "{\"model_type\":\"olmo_hybrid\",\"hidden_size\":64,\"num_hidden_layers\":9,\"num_attention_heads\":2,"
+        "\"intermediate_size\":7,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":null},"
+        "\"linear_allow_neg_eigval\":false}",
+        "config.json", false, &err));
+    assert_true(m.linear_key_dim == 24 && m.linear_value_dim == 48 && m.linear_most == 0 && m.full_every == 4);
+    assert_true(m.rope_theta == 0 && spw_model_rope_tables(&m) == 0 && !spw_model_has_rope(&m, 3));
+    DONE(parse("olmo_hybrid", "\"linear_key_head_dim\":8,\"rope_parameters\":null,\"rope_theta\":null", &m, &err));
+    assert_true(m.rope_theta == 0); /* as it is published */
+    DONE(parse("olmo_hybrid", "\"linear_key_head_dim\":8,\"rope_parameters\":null,\"rope_theta\":500.0", &m, &err));
+    assert_true(m.rope_theta == 500);
+    DONE(parse("afmoe", "", &m, &err));
+    assert_true(m.experts == 64 && m.choices == 6 && m.mlp_width == 1408 && m.shared_width == 2816 && m.sigmoid);
+    assert_true(m.sum_to_one && m.choice_scale == 1 && m.dense_first == 1 && m.dense_width == 7 && m.groups == 0);
+    assert_true(m.head_dim == 128 && m.kv_heads == m.heads && m.norms == SPW_NORMS_BOTH && m.qk_norm && !m.qkv_bias);
+    assert_true(m.attention_gated && m.gate_apart && m.embedding_scale == 0 && spw_model_reads_experts(&m));
+    assert_true(m.window == 1024 && m.full_every == 0 && spw_model_has_rope(&m, 2) && m.norm_eps == 1e-5 && !m.tied);
+    DONE(parse("afmoe", "\"global_attn_every_n_layers\":2,\"mup_enabled\":true,\"num_dense_layers\":0", &m, &err));
+    assert_true(m.embedding_scale == sqrt((double)m.width) && m.dense_width == 0 && m.full_every == 2);
+    assert_true(spw_model_window(&m, 0) == 1024 && spw_model_window(&m, 1) == 0 && spw_model_window(&m, 2) == 1024);
+    assert_true(spw_model_has_rope(&m, 0) && !spw_model_has_rope(&m, 1) && spw_model_experts(&m, 0) == 64);
+    DONE(parse("afmoe", "\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]", &m, &err));
+    assert_true(m.window == 0 && !spw_model_has_rope(&m, 0) && !spw_model_has_rope(&m, 2));
     DONE(parse("mistral4", GROWS ",\"head_dim\":128,\"sliding_window\":null", &m, &err));
     assert_true(m.kv_rank == 256 && m.q_rank == 1024 && m.rope_dim == 64 && m.head_dim == 128 && m.value_dim == 128);
     assert_true(m.experts == 128 && m.choices == 4 && m.mlp_width == 2048 && m.shared_width == 2048 && m.groups == 0);

@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa deepseek_v4 deepseek_v4_all exaone_moe minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope granitemoehybrid_mamba granitemoehybrid_moe nemotron_h nemotron_h_moe llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 mistral4 mimo_v2_flash lfm2 lfm2_moe bamba gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa deepseek_v4 deepseek_v4_all exaone_moe minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope granitemoehybrid_mamba granitemoehybrid_moe nemotron_h nemotron_h_moe llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 mistral4 mimo_v2_flash lfm2 lfm2_moe bamba afmoe olmo_hybrid olmo_hybrid_rope falcon_h1 falcon_h1_norm gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -113,6 +113,17 @@ train lfm2_moe false "\"model_type\":\"lfm2_moe\",$lfm,\"num_experts\":6,\"num_e
     \"conv_L_cache\":4,\"tie_word_embeddings\":false"
 train bamba true "\"model_type\":\"bamba\",$small,\"head_dim\":8,\"attn_layer_indices\":[1],\"mamba_n_heads\":6,\"mamba_d_state\":8,\"mlp_bias\":true,
     \"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":1e5,\"partial_rotary_factor\":1.0}"
+train olmo_hybrid true "\"model_type\":\"olmo_hybrid\",$small,\"linear_num_key_heads\":2,\"linear_num_value_heads\":2,\"linear_key_head_dim\":8,\"linear_value_head_dim\":8,
+    \"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":null}"
+train olmo_hybrid_rope false "\"model_type\":\"olmo_hybrid\",$small,\"linear_num_key_heads\":1,\"linear_num_value_heads\":2,\"linear_key_head_dim\":16,\"linear_value_head_dim\":8,
+    \"linear_conv_kernel_dim\":3,\"linear_allow_neg_eigval\":false,\"attention_bias\":true,\"tie_word_embeddings\":true"
+train falcon_h1 true "\"model_type\":\"falcon_h1\",$small,\"mamba_n_heads\":2,\"mamba_d_ssm\":32,\"mamba_d_state\":8,\"mamba_d_head\":\"auto\",\"embedding_multiplier\":5.656854249492381,\"lm_head_multiplier\":0.1,
+    \"mlp_multipliers\":[0.8838834764831844,0.5859375],\"key_multiplier\":0.390625,\"attention_out_multiplier\":0.9375,\"ssm_in_multiplier\":1.25,\"ssm_out_multiplier\":0.23570226039551587,
+    \"ssm_multipliers\":[0.3535533905932738,0.25,0.3535533905932738,0.5,0.3535533905932738],\"rope_theta\":1e11"
+train falcon_h1_norm false "\"model_type\":\"falcon_h1\",$small,\"head_dim\":8,\"mamba_n_heads\":6,\"mamba_d_ssm\":null,\"mamba_d_head\":8,\"mamba_d_state\":16,\"mamba_n_groups\":2,\"mamba_d_conv\":3,\"mamba_rms_norm\":true,
+    \"mamba_norm_before_gate\":false,\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true,\"mamba_conv_bias\":false"
+train afmoe true "\"model_type\":\"afmoe\",$small,\"head_dim\":8,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"num_shared_experts\":1,\"route_scale\":1.7,\"sliding_window\":7,
+    \"global_attn_every_n_layers\":2,\"mup_enabled\":true,\"attention_bias\":true"
 wide=$(echo "$small" | sed 's/"hidden_size":24/"hidden_size":32/;s/"num_key_value_heads":2,//')
 train gpt_neox true "\"model_type\":\"gpt_neox\",$wide"
 train gpt_neox_serial false "\"model_type\":\"gpt_neox\",$wide,\"rotary_pct\":1.0,\"rotary_emb_base\":500,\"use_parallel_residual\":false,\"hidden_act\":\"gelu_new\",
@@ -269,6 +280,18 @@ want = {
                  rope_parameters={"rope_type": "default", "rope_theta": 1e5}),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, num_dense_layers=1, intermediate_size=29,
                      routed_scaling_factor=1.7, norm_topk_prob=True, conv_L_cache=4, tie_word_embeddings=False),
+    "olmo_hybrid": dict(layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+                        linear_conv_kernel_dim=4, linear_allow_neg_eigval=True, num_key_value_heads=2, rope_parameters={"rope_type": "default", "rope_theta": None}),
+    "olmo_hybrid_rope": dict(linear_num_value_heads=2, linear_value_head_dim=8, linear_conv_kernel_dim=3, linear_allow_neg_eigval=False, attention_bias=True, tie_word_embeddings=True,
+                             rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+    "falcon_h1": dict(mamba_n_heads=2, mamba_d_ssm=32, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1, mamba_d_conv=4, mamba_rms_norm=False, embedding_multiplier=5.656854249492381,
+                      lm_head_multiplier=0.1, mlp_multipliers=[0.8838834764831844, 0.5859375], key_multiplier=0.390625, attention_in_multiplier=1.0, attention_out_multiplier=0.9375,
+                      ssm_in_multiplier=1.25, ssm_out_multiplier=0.23570226039551587, ssm_multipliers=[0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+                      rope_parameters={"rope_type": "default", "rope_theta": 1e11}),
+    "falcon_h1_norm": dict(mamba_d_ssm=48, mamba_d_head=8, mamba_n_groups=2, mamba_d_conv=3, mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_conv_bias=False, attention_bias=True,
+                           mlp_bias=True, tie_word_embeddings=True, head_dim=8, lm_head_multiplier=1.0),
+    "afmoe": dict(layer_types=["sliding_attention", "full_attention"], num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, num_shared_experts=1, num_dense_layers=1, head_dim=8,
+                  route_scale=1.7, sliding_window=7, mup_enabled=True, attention_bias=True, intermediate_size=29, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
     "bamba": dict(attn_layer_indices=[1], mamba_n_heads=6, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, mamba_d_conv=4, mlp_bias=True, attention_bias=False, z_loss_coefficient=0.0,
                   rope_parameters={"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 1.0}),
     "mistral4": dict(n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=1, first_k_dense_replace=1, kv_lora_rank=10, q_lora_rank=9, v_head_dim=7, qk_nope_head_dim=6,
@@ -344,6 +367,11 @@ def by_expert(model):
             key = key.replace(".mlp.gate.", ".mlp.router.gate.").replace("e_score_correction_bias", "expert_bias").replace(".shared_experts.", ".shared_mlp.")
         if model.config.model_type == "granitemoehybrid":
             key = key.replace(".router.", ".router.layer.").replace("experts.gate_up_proj", "input_linear.weight").replace("experts.down_proj", "output_linear.weight")
+        if model.config.model_type == "olmo_hybrid" and key.startswith("model.layers.") and model.config.layer_types[int(key.split(".")[2])] == "linear_attention":
+            key = key.replace(".input_layernorm.", ".attention_layer_norm.").replace(".post_attention_layernorm.", ".feedforward_layer_norm.")
+        if model.config.model_type == "olmo_hybrid" and "conv1d" in key:
+            yield from zip((key.replace("conv1d", f"{kind}_conv1d") for kind in "qkv"), t.chunk(3))
+            continue
         if t.ndim < 3 or "conv1d" in key or ".conv." in key or model.config.model_type in ("gpt_oss", "gemma4_text", "llama4_text", "granitemoehybrid", "mistral4"):  # whose files have the two tensors
             yield key, t
             continue
@@ -363,7 +391,7 @@ for name, values in want.items():
     stored = load_file(f"{folder}/model.safetensors")
     for key, t in stored.items():
         got = state.get(key, state.get("transformer." + key, state.get(key.replace("embed_out", "lm_head"))))
-        if key.endswith(("e_score_correction_bias", "expert_bias", "mlp.gate.weight", "router.gate.weight", "layer_scalar")):  # which classes round, or hold in fp32
+        if key.endswith(("e_score_correction_bias", "expert_bias", "mlp.gate.weight", "router.gate.weight", "layer_scalar", "A_log")):  # which classes round, or hold in fp32
             got = got.to(t.dtype)
         elif name.startswith("deepseek_v4") and t.is_floating_point():  # whose class holds what is no matrix in fp32, and some of these
             got = got.to(t.dtype)

@@ -29,7 +29,7 @@ cached_row(const conv *a, uint64_t b, uint64_t back, uint64_t c0)
     uint64_t kept = a->s.K - 1;
     if (a->cache == NULL || a->cache->starts[b] == 0)
         return NULL;
-    return (const float *)a->cache->before + ((uint64_t)a->cache->slots[b] * kept + kept - back) * a->s.C + c0;
+    return (const float *)a->cache->before + ((uint64_t)a->cache->slots[b] * kept + kept - back) * a->s.stride + c0;
 }
 
 /* The K rows that row t reads; NULL: none. */
@@ -40,7 +40,7 @@ read_rows(const conv *a, uint64_t b, uint64_t t, uint64_t c0, const float **x)
     uint64_t first = s->begins != NULL ? (uint64_t)s->begins[b * s->T + t] : 0;
     for (uint64_t j = 0; j < s->K; j++) {
         uint64_t back = s->K - 1 - j;
-        x[j] = back <= t - first ? a->x + (b * s->T + t - back) * s->C + c0 : cached_row(a, b, back - t, c0);
+        x[j] = back <= t - first ? a->x + (b * s->T + t - back) * s->stride + c0 : cached_row(a, b, back - t, c0);
     }
 }
 
@@ -59,15 +59,15 @@ keep_rows(const conv *a, uint64_t b, uint64_t c0, uint64_t n)
 {
     const spw_conv_shape *s = &a->s;
     uint64_t kept = s->K - 1;
-    float *to = (float *)a->cache->before + (uint64_t)a->cache->slots[b] * kept * s->C + c0;
+    float *to = (float *)a->cache->before + (uint64_t)a->cache->slots[b] * kept * s->stride + c0;
     for (uint64_t i = 0; i < kept; i++) {
         uint64_t back = kept - i; /* from the end */
         const float *from =
-            back <= s->T ? a->x + (b * s->T + s->T - back) * s->C + c0 : cached_row(a, b, back - s->T, c0);
+            back <= s->T ? a->x + (b * s->T + s->T - back) * s->stride + c0 : cached_row(a, b, back - s->T, c0);
         if (from != NULL)
-            memmove(to + i * s->C, from, n * sizeof *to);
+            memmove(to + i * s->stride, from, n * sizeof *to);
         else
-            memset(to + i * s->C, 0, n * sizeof *to);
+            memset(to + i * s->stride, 0, n * sizeof *to);
     }
 }
 
@@ -86,9 +86,9 @@ conv_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         read_rows(a, b, t, c0, x);
         sum_taps(a, x, taps, c0, n, u);
         if (s->plain)
-            memcpy(a->out + (b * s->T + t) * s->C + c0, u, n * sizeof *u);
+            memcpy(a->out + (b * s->T + t) * s->stride + c0, u, n * sizeof *u);
         else
-            a->k->silu(a->out + (b * s->T + t) * s->C + c0, u, n);
+            a->k->silu(a->out + (b * s->T + t) * s->stride + c0, u, n);
     }
     if (a->cache != NULL)
         keep_rows(a, b, c0, n);
@@ -130,12 +130,12 @@ conv_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         if (!s->plain)
             sum_taps(a, x, taps, c0, n, u);
         if (s->plain)
-            memcpy(du, a->dy + row * s->C + c0, n * sizeof *du);
+            memcpy(du, a->dy + row * s->stride + c0, n * sizeof *du);
         else
-            a->k->silu_backward(du, a->dy + row * s->C + c0, u, n);
+            a->k->silu_backward(du, a->dy + row * s->stride + c0, u, n);
         a->k->axpy(dbias, 1.0f, du, n);
         if (a->out != NULL && !a->acc)
-            memset(a->out + row * s->C + c0, 0, n * sizeof(float));
+            memset(a->out + row * s->stride + c0, 0, n * sizeof(float));
         for (uint64_t j = 0; j < s->K; j++) {
             if (x[j] == NULL)
                 continue;

@@ -80,6 +80,12 @@ sigmoid(float x)
 }
 
 static float
+beta_most(const spw_delta_shape *s)
+{
+    return s->beta_most > 0 ? s->beta_most : 1.0f;
+}
+
+static float
 gate_input(const rule *r, uint64_t row, uint64_t h)
 {
     return r->a[row * r->s.Hv + h] + r->dt_bias[h];
@@ -137,7 +143,7 @@ take_turn(const rule *r, uint64_t row, uint64_t h, turn *t)
     }
     t->q_scale = of_length_one(r, t->q, q, 1.0f / sqrtf((float)s->Dk));
     t->k_scale = of_length_one(r, t->k, k, 1.0f);
-    t->beta = sigmoid(r->b[row * s->Hv + h]);
+    t->beta = beta_most(s) * sigmoid(r->b[row * s->Hv + h]);
 }
 
 /* What the state is asked for before a row writes: its keys, or nothing. */
@@ -393,7 +399,7 @@ head_of_row(const rule *r, uint64_t row, uint64_t h, const turn *t, float *dv)
         dv[j] = t->beta * ddelta[j];
     if (!s->mamba) {
         r->share[number] += r->k->dot(t->k, r->dk_read + at, s->Dk);
-        r->db[head] = (1.0f - t->beta) * r->k->dot(ddelta, delta, s->Dv);
+        r->db[head] = (1.0f - t->beta / beta_most(s)) * r->k->dot(ddelta, delta, s->Dv);
         return;
     }
     r->written[number] *= sqrtf(r->k->dot(t->k, t->k, s->Dk));

@@ -17,10 +17,11 @@ args_of(const spw_conv_shape *s, const act *x, const act *w)
     args.ends = s->ends;
     args.T = s->T;
     args.C = s->C;
+    args.stride = s->stride;
     args.M = s->B * s->T;
     args.K = (unsigned)s->K;
     args.plain = s->plain;
-    args.wide = s->C % CONV_CHANNELS == 0 && spw__cuda_aligned(x);
+    args.wide = s->C % CONV_CHANNELS == 0 && s->stride % CONV_CHANNELS == 0 && spw__cuda_aligned(x);
     return args;
 }
 
@@ -59,7 +60,7 @@ launch_conv(cuda_queue *q, act *y, const act *x, const act *w, const spw_delta_c
         conv<E, SPW_TAPS_MAX, false>(q, args, s->B);
     if (cache != NULL && s->T > CONV_ROWS && s->K > 1) /* blocks of the same launch still read what was kept */
         LAUNCH(q, dim3(spw__cuda_blocks(s->C, 256), (unsigned)s->K - 1, (unsigned)s->B), 256, 0, (conv_keep_kernel<E>),
-               args.before, args.x, args.slots, s->T, s->C, s->K - 1);
+               args.before, args.x, args.slots, s->T, s->C, s->stride, s->K - 1);
 }
 
 void

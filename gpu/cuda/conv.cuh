@@ -23,6 +23,7 @@ template <class E> struct conv_args {
     E *before;                     /* (slots, K - 1, C) NULL: no cache */
     const int32_t *slots, *starts; /* (B) */
     uint64_t T, C, M, rows;        /* rows of a piece */
+    uint64_t stride;               /* of a row of x, y and what is kept */
     unsigned K;
     bool wide, add, plain; /* every two channels can be loaded at once; onto dx; without SiLU */
 };
@@ -119,8 +120,8 @@ rows_before(float x[TAPS][CONV_CHANNELS], const conv_args<E> &g, const conv_chan
 #pragma unroll
     for (unsigned i = 1; i < TAPS; i++) {
         const bool is_tap = i < m.K, here = is_tap && t0 >= begin + i;
-        const E *from = kept && is_tap ? g.before + ((uint64_t)g.slots[b] * (m.K - 1) + m.K - 1 - i) * g.C
-                        : here         ? g.x + (b * g.T + t0 - i) * g.C
+        const E *from = kept && is_tap ? g.before + ((uint64_t)g.slots[b] * (m.K - 1) + m.K - 1 - i) * g.stride
+                        : here         ? g.x + (b * g.T + t0 - i) * g.stride
                                        : g.x;
         load_two<WIDE>(x[TAPS - 1 - i], from + m.c, (kept && is_tap) || here, m.both);
     }
@@ -135,10 +136,11 @@ struct conv_coming {
 /* From row t on, whose channels are at x; begins of the sequence, or NULL. */
 template <bool WIDE, class E>
 SPW_DEVICE void
-load_coming(conv_coming *coming, const E *x, uint64_t C, const int32_t *begins, unsigned t, unsigned end, bool both)
+load_coming(conv_coming *coming, const E *x, uint64_t stride, const int32_t *begins, unsigned t, unsigned end,
+            bool both)
 {
 #pragma unroll
-    for (unsigned k = 0; k < CONV_AHEAD; k++, x += C) {
+    for (unsigned k = 0; k < CONV_AHEAD; k++, x += stride) {
         const bool here = t + k < end;
         load_two<WIDE>(coming->x[k], x, here, both);
         coming->anew[k] = begins != NULL && here && (unsigned)begins[t + k] == t + k;
@@ -158,10 +160,10 @@ __launch_bounds__(CONV_THREADS, 4) conv_kernel(conv_args<E> g)
     float x[TAPS][CONV_CHANNELS] = {};
     if (!my_channels(&m, g))
         return;
-    const E *from = g.x + (b * g.T + t0) * g.C + m.c;
-    E *to = g.y + (b * g.T + t0) * g.C + m.c;
+    const E *from = g.x + (b * g.T + t0) * g.stride + m.c;
+    E *to = g.y + (b * g.T + t0) * g.stride + m.c;
     rows_before<WIDE, E, TAPS>(x, g, m, b, t0);
-    load_coming<WIDE>(&next, from, g.C, begins, t0, end, m.both);
+    load_coming<WIDE>(&next, from, g.stride, begins, t0, end, m.both);
     auto step = [&](int k) {
         float y[CONV_CHANNELS];
 #pragma unroll
@@ -177,13 +179,13 @@ __launch_bounds__(CONV_THREADS, 4) conv_kernel(conv_args<E> g)
                 x[j][i] = x[j + 1][i];
         }
         store_two<WIDE>(to, y, m.both);
-        to += g.C;
+        to += g.stride;
     };
     unsigned t = t0;
     for (; t + CONV_AHEAD <= end; t += CONV_AHEAD) {
         now = next;
-        from += CONV_AHEAD * g.C;
-        load_coming<WIDE>(&next, from, g.C, begins, t + CONV_AHEAD, end, m.both);
+        from += CONV_AHEAD * g.stride;
+        load_coming<WIDE>(&next, from, g.stride, begins, t + CONV_AHEAD, end, m.both);
 #pragma unroll
         for (int k = 0; k < CONV_AHEAD; k++)
             step(k);
@@ -197,18 +199,19 @@ __launch_bounds__(CONV_THREADS, 4) conv_kernel(conv_args<E> g)
 #pragma unroll
         for (unsigned j = 0; j < TAPS - 1; j++) /* each has moved on by one */
             if (j + m.K >= TAPS)
-                store_two<WIDE>(g.before + ((uint64_t)g.slots[b] * (m.K - 1) + j + m.K - TAPS) * g.C + m.c, x[j],
+                store_two<WIDE>(g.before + ((uint64_t)g.slots[b] * (m.K - 1) + j + m.K - TAPS) * g.stride + m.c, x[j],
                                 m.both);
 }
 
 /* The last K - 1 of many new rows into the cache. Blocks: channels, rows, sequences. */
 template <class E>
 __global__ void
-conv_keep_kernel(E *before, const E *x, const int32_t *slots, uint64_t positions, uint64_t C, uint64_t kept)
+conv_keep_kernel(E *before, const E *x, const int32_t *slots, uint64_t positions, uint64_t C, uint64_t stride,
+                 uint64_t kept)
 {
     const uint64_t c = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, j = blockIdx.y, b = blockIdx.z;
     if (c < C)
-        before[((uint64_t)slots[b] * kept + j) * C + c] = x[(b * positions + positions - kept + j) * C + c];
+        before[((uint64_t)slots[b] * kept + j) * stride + c] = x[(b * positions + positions - kept + j) * stride + c];
 }
 
 /* ---------------------------------------------------------------- backward */
@@ -242,8 +245,8 @@ load_coming_back(conv_coming_back *coming, conv_walk<E> *walk, const conv_args<E
         load_two<WIDE>(coming->x[k], walk->x, here && walk->of_x > 0, m.both);
         coming->back[k] = walk->begins != NULL && here ? t - (unsigned)*walk->begins : t;
         coming->last[k] = (walk->begins != NULL && here ? (unsigned)*walk->ends : (unsigned)g.T) == t + 1;
-        walk->dy -= g.C;
-        walk->x -= g.C;
+        walk->dy -= g.stride;
+        walk->x -= g.stride;
         walk->begins -= walk->begins != NULL;
         walk->ends -= walk->ends != NULL;
         walk->t = t > 0 ? t - 1 : (unsigned)g.T - 1;
@@ -261,7 +264,7 @@ rows_below(float x[TAPS][CONV_CHANNELS], const conv_args<E> &g, const conv_chann
     for (unsigned j = 0; j < TAPS - 1; j++) {
         const unsigned behind = TAPS - 2 - j; /* rows that it comes before row top */
         const bool here = j + m.K >= TAPS && top >= behind;
-        load_two<WIDE>(x[j], g.x + (here ? top - behind : 0) * g.C + m.c, here, m.both);
+        load_two<WIDE>(x[j], g.x + (here ? top - behind : 0) * g.stride + m.c, here, m.both);
     }
 }
 
@@ -285,14 +288,14 @@ __launch_bounds__(CONV_THREADS) conv_backward_kernel(conv_args<E> g)
     const bool documents = g.begins != NULL;
     unsigned left = (unsigned)(top + 1 - first);
     const unsigned own = (unsigned)(end - first);
-    conv_walk<E> walk = {g.dy + top * g.C + m.c,
-                         g.x + ((int64_t)top - (int64_t)m.K + 1) * (int64_t)g.C + m.c,
+    conv_walk<E> walk = {g.dy + top * g.stride + m.c,
+                         g.x + ((int64_t)top - (int64_t)m.K + 1) * (int64_t)g.stride + m.c,
                          documents ? g.begins + top : NULL,
                          documents ? g.ends + top : NULL,
                          (unsigned)(top % g.T),
                          left,
                          (unsigned)(most(top + 2, (uint64_t)m.K) - m.K)};
-    E *to = g.dx != NULL ? g.dx + top * g.C + m.c : NULL;
+    E *to = g.dx != NULL ? g.dx + top * g.stride + m.c : NULL;
     auto step = [&](int k) {
         const bool mine = left <= own;
         float dx[CONV_CHANNELS] = {};
@@ -329,7 +332,7 @@ __launch_bounds__(CONV_THREADS) conv_backward_kernel(conv_args<E> g)
         }
         if (mine && to != NULL)
             store_two<WIDE>(to, dx, m.both);
-        to -= to != NULL ? g.C : 0;
+        to -= to != NULL ? g.stride : 0;
         left--;
     };
     rows_below<WIDE, E, TAPS>(x, g, m, top);

@@ -29,6 +29,7 @@ args_of(const spw_delta_inputs *in, const spw_delta_shape *s)
     args.heads = (unsigned)s->Hv;
     args.shrink = 1.0f / sqrtf((float)s->Dk);
     args.step_least = s->step_least;
+    args.beta_most = s->beta_most > 0 ? s->beta_most : 1.0f;
     args.wide = spw__cuda_aligned(in->qkv); /* rows begin at eights */
     return args;
 }

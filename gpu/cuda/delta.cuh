@@ -33,9 +33,9 @@ template <class E> struct delta_args {
     const int32_t *begins;
     uint64_t T, M, stride; /* of a row of qkv */
     unsigned Hk, Hv, Dk, Dv, group;
-    unsigned head, heads; /* of values, that backward takes now: its scratch has these for Hv; forward 0, Hv */
-    float shrink;         /* 1 / sqrt(Dk) */
-    float step_least;     /* of spw_delta_shape */
+    unsigned head, heads;        /* of values, that backward takes now: its scratch has these for Hv; forward 0, Hv */
+    float shrink;                /* 1 / sqrt(Dk) */
+    float step_least, beta_most; /* of spw_delta_shape; the latter is never 0 */
     bool wide;
 };
 
@@ -124,12 +124,12 @@ step_of(float x, float least)
 }
 
 /* A row's gamma, 0 where nothing is carried into it, and beta. */
-template <bool MAMBA>
+template <bool MAMBA, class E>
 SPW_DEVICE float2
-gates_of(float a, float b, float log_a, float dt_bias, float step_least, bool anew)
+gates_of(const delta_args<E> &g, float a, float b, float log_a, float dt_bias, bool anew)
 {
-    const float x = step_of<MAMBA>(a + dt_bias, step_least);
-    return float2{anew ? 0.0f : expf(-expf(log_a) * x), MAMBA ? x : sigmoid(b)};
+    const float x = step_of<MAMBA>(a + dt_bias, g.step_least);
+    return float2{anew ? 0.0f : expf(-expf(log_a) * x), MAMBA ? x : g.beta_most * sigmoid(b)};
 }
 
 /* Where in a row of qkv a key head's queries are, or (which 1) its keys; and where the values are. */
@@ -258,7 +258,7 @@ stage_columns(staged_columns<DIM> *to, const coming_columns<E, DIM> &coming, con
         store8(to->values[threadIdx.x / wide_row] + threadIdx.x % wide_row * 8, v, 8, true);
     }
     if (last < staged_columns<DIM>::ROWS)
-        to->gates[last] = gates_of<MAMBA>(coming.a, coming.b, log_a, dt_bias, g.step_least, coming.anew);
+        to->gates[last] = gates_of<MAMBA>(g, coming.a, coming.b, log_a, dt_bias, coming.anew);
 }
 
 /* A column of the state that a slot of the cache has. */

@@ -33,8 +33,8 @@ delta_prepare_kernel(delta_args<E> g, unsigned lanes)
     if (i < g.M * g.Hv) {
         const unsigned h = (unsigned)(i % g.Hv);
         const uint64_t of = i / g.Hv;
-        g.gates[i] = gates_of<MAMBA>(widen(g.a[i]), MAMBA ? 0.0f : widen(g.b[i]), widen(g.log_a[h]),
-                                     widen(g.dt_bias[h]), g.step_least, begins_at(g, of, of % g.T));
+        g.gates[i] = gates_of<MAMBA>(g, widen(g.a[i]), MAMBA ? 0.0f : widen(g.b[i]), widen(g.log_a[h]),
+                                     widen(g.dt_bias[h]), begins_at(g, of, of % g.T));
     }
 }
 
@@ -400,7 +400,7 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
                 g.dskip[number] = sums.skipped;
             } else {
                 g.written_length[number] = sqrtf(sums.delta);
-                narrow(g.db + of, (1.0f - g.gates[of].y) * sums.products);
+                narrow(g.db + of, (1.0f - g.gates[of].y / g.beta_most) * sums.products);
             }
         }
     }

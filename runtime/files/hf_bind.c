@@ -650,6 +650,27 @@ what_is_wrong(const char *name, bool known)
     return known ? "there twice, with and without its prefix" : "not in this model";
 }
 
+/*
+ * OLMo Hybrid's norms, which files of layers of linear attention have by other names than those of the others; transformers has the latter in
+ * memory, and writes the former for both kinds of layers. NULL: not such a name, or no parameter's.
+ */
+static const named *
+by_other_name(spw_family family, const named *names, uint32_t count, const char *name)
+{
+    static const char *const others[][2] = {{".input_layernorm.", ".attention_layer_norm."},
+                                            {".post_attention_layernorm.", ".feedforward_layer_norm."},
+                                            {".feedforward_layer_norm.", ".post_attention_layernorm."}};
+    for (size_t i = 0; family == SPW_FAMILY_OLMO_HYBRID && i < sizeof others / sizeof others[0]; i++) {
+        const char *at = strstr(name, others[i][0]);
+        char other[SPW_TENSOR_NAME_BYTES];
+        if (at == NULL)
+            continue;
+        snprintf(other, sizeof other, "%.*s%s%s", (int)(at - name), name, others[i][1], at + strlen(others[i][0]));
+        return bsearch(other, names, count, sizeof *names, compare_name);
+    }
+    return NULL;
+}
+
 /* names: (count) of the model's parameters in files, in order. */
 static spw_status
 bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t count, spw_error *err)
@@ -659,7 +680,8 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
     for (uint32_t i = 0; i < r->tensor_count; i++) {
         char room[SPW_TENSOR_NAME_BYTES];
         const char *name = spw__hf_name_here(r->tensors[i].info->name, family, room);
-        const named *found = bsearch(name, names, count, sizeof *names, compare_name);
+        const named *exact = bsearch(name, names, count, sizeof *names, compare_name);
+        const named *found = exact != NULL ? exact : by_other_name(family, names, count, name);
         uint32_t id = found != NULL ? found->id : m->param_count, ids[2], parts;
         if (found == NULL && is_coded(m, names, count, name, &id) &&
             (r->of_param[id] == UINT32_MAX || spw__hf_is_mapped(r, id))) {

@@ -1,5 +1,5 @@
 /*
- * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM, MiniMax, OLMoE, ERNIE, Hy3, HunYuan and Nemotron-H, and of latent attention.
+ * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM, MiniMax, OLMoE, ERNIE, Hy3, HunYuan, Nemotron-H and AFMoE, and of latent attention.
  */
 #include "hf_source.h"
 
@@ -383,6 +383,42 @@ read_lfm_experts(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
+/* AFMoE's, and what sets its attention and embeddings apart. Published files say more of what its class does anyway. */
+static spw_status
+read_afmoe(const source *s, spw_model_config *c)
+{
+    static const char *const ones[] = {"n_group", "topk_group", "num_expert_groups", "num_limited_groups"};
+    uint64_t shared = 2, one;
+    bool scaled = false;
+    c->experts = 64;
+    c->choices = 6;
+    c->mlp_width = 1408;
+    c->dense_first = 1;
+    c->choice_scale = 1;
+    c->sigmoid = c->sum_to_one = c->attention_gated = c->gate_apart = true;
+    SPW_TRY(read_size(s, "num_experts", 1, &c->experts));
+    SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
+    SPW_TRY(read_size(s, "num_shared_experts", 1, &shared));
+    SPW_TRY(read_size(s, "num_dense_layers", 0, &c->dense_first));
+    SPW_TRY(read_real(s, "route_scale", &c->choice_scale));
+    if (!(c->choice_scale > 0))
+        return wrong(s, "route_scale", "number above 0", get(s, "route_scale"));
+    for (size_t i = 0; i < sizeof ones / sizeof ones[0]; i++) {
+        one = 1;
+        SPW_TRY(read_size(s, ones[i], 1, &one));
+        if (one != 1)
+            return refuse(s, ones[i], get(s, ones[i]));
+    }
+    SPW_TRY(must_be(s, "route_norm", true));
+    SPW_TRY(must_say(s, "score_func", "sigmoid"));
+    SPW_TRY(read_bool(s, "mup_enabled", &scaled));
+    c->embedding_scale = scaled ? sqrt((double)c->width) : 0;
+    c->shared_width = shared * c->mlp_width;
+    if (c->dense_first == 0)
+        c->dense_width = 0;
+    return SPW_OK;
+}
+
 /* mlp_width is an expert's, dense_width that of layers without. */
 spw_status
 spw__hf_read_experts(const source *s, spw_model_config *c)
@@ -394,7 +430,9 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
     bool ernie = c->family == SPW_FAMILY_ERNIE_MOE, hy = c->family == SPW_FAMILY_HY_V3;
     bool hunyuan = c->family == SPW_FAMILY_HUNYUAN_MOE, lfm = c->family == SPW_FAMILY_LFM2_MOE;
-    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie && !hy && !hunyuan && !lfm)
+    bool afmoe = c->family == SPW_FAMILY_AFMOE;
+    if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie && !hy && !hunyuan && !lfm &&
+        !afmoe)
         return SPW_OK;
     if (!hy && !hunyuan) /* whose classes make no loss of them */
         SPW_TRY(spw__hf_check_router_logits(s));
@@ -411,6 +449,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
         SPW_TRY(read_hy_experts(s, c));
     } else if (lfm) {
         SPW_TRY(read_lfm_experts(s, c));
+    } else if (afmoe) {
+        SPW_TRY(read_afmoe(s, c));
     } else if (hunyuan) {
         SPW_TRY(read_hunyuan_experts(s, c));
     } else {

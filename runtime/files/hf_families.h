@@ -60,13 +60,17 @@
 #define LINEAR      (QWEN3_5 | QWEN3_NEXT)
 #define LINEAR_MOE  (OF(QWEN3_5_MOE) | QWEN3_NEXT)
 #define BAMBA       OF(BAMBA)
+#define AFMOE       OF(AFMOE)
+#define OLMO_HYBRID OF(OLMO_HYBRID)
+#define FALCON      OF(FALCON_H1)
 #define LFM_MOE     OF(LFM2_MOE)
 #define LFM         (OF(LFM2) | LFM_MOE)
 #define FULL                                                                                                           \
     (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~(DOTS | EXAONE_MOE | MIMO)) | MINIMAX | GLM_DENSE | ERNIE | HY | \
-     HUNYUAN | LINEAR | LLAMA4 | LFM | BAMBA) /* without a window */
+     HUNYUAN | LINEAR | LLAMA4 | LFM | BAMBA | OLMO_HYBRID | FALCON) /* without a window */
 #define LLAMAS                                                                                                         \
-    (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE | MIMO)
+    (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE |      \
+     MIMO | AFMOE)
 #define NEOX        OF(NEOX)
 #define OPT         OF(OPT)
 #define STARCODER2  OF(STARCODER2)

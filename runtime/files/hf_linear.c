@@ -1,5 +1,5 @@
 /*
- * What config.json says of layers of linear attention, which Qwen3-Next and Qwen3.5 have: their sizes (hf_window.c reads which layers they
+ * What config.json says of layers of linear attention, which Qwen3-Next, Qwen3.5 and OLMo Hybrid have: their sizes (hf_window.c reads which layers they
  * are); which layers of Granite 4 are Mamba-2's, and their sizes; which of LFM2 are convolutions; and the same written. Source: the configuration classes of transformers.
  */
 #include "hf_source.h"
@@ -189,21 +189,48 @@ read_mamba(const source *s, spw_model_config *c)
     return spw__hf_check_steps(s);
 }
 
+/* OLMo Hybrid's, whose sizes follow from others where they are not said. */
+static void
+begin_apart(const source *s, spw_model_config *c)
+{
+    c->linear_heads = c->linear_key_heads = c->heads;
+    (void)read_size(s, "linear_num_key_heads", 1, &c->linear_key_heads); /* who reads it again says what is wrong */
+    c->linear_key_dim = c->linear_key_heads > 0 ? (uint64_t)(0.75 * (double)c->width / (double)c->linear_key_heads) : 0;
+    (void)read_size(s, "linear_key_head_dim", 1, &c->linear_key_dim);
+    c->linear_value_dim = 2 * c->linear_key_dim;
+    c->linear_apart = c->linear_before = true;
+    c->linear_eps = 1e-5;
+}
+
+static spw_status
+read_least_eigenvalue(const source *s, spw_model_config *c)
+{
+    bool negative = true;
+    SPW_TRY(read_bool(s, "linear_allow_neg_eigval", &negative));
+    c->linear_most = negative ? 2 : 0;
+    return SPW_OK;
+}
+
 spw_status
 spw__hf_read_linear(const source *s, spw_model_config *c)
 {
+    const bool olmo = c->family == SPW_FAMILY_OLMO_HYBRID;
     if (spw__hf_of(c->family, GRANITE4 | BAMBA))
         return read_mamba(s, c);
     if (spw__hf_of(c->family, LFM))
         return read_lfm(s, c);
-    if (!spw__hf_of(c->family, LINEAR))
+    if (c->family == SPW_FAMILY_FALCON_H1)
+        return spw__hf_read_falcon(s, c);
+    if (!spw__hf_of(c->family, LINEAR | OLMO_HYBRID))
         return SPW_OK;
     c->linear_heads = 32; /* the classes' defaults */
     c->linear_key_heads = 16;
     c->linear_key_dim = c->linear_value_dim = 128;
     c->linear_taps = 4;
     c->linear_woven = c->family == SPW_FAMILY_QWEN3_NEXT;
-    c->attention_gated = c->norms_from_one = true;
+    c->attention_gated = c->norms_from_one = !olmo;
+    if (olmo)
+        begin_apart(s, c);
     SPW_TRY(read_size(s, "linear_num_value_heads", 1, &c->linear_heads));
     SPW_TRY(read_size(s, "linear_num_key_heads", 1, &c->linear_key_heads));
     SPW_TRY(read_size(s, "linear_key_head_dim", 1, &c->linear_key_dim));
@@ -213,7 +240,7 @@ spw__hf_read_linear(const source *s, spw_model_config *c)
     if (c->linear_heads % c->linear_key_heads != 0)
         return wrong(s, "linear_num_value_heads", "a multiple of linear_num_key_heads",
                      get(s, "linear_num_value_heads"));
-    return must_be(s, "attn_output_gate", true);
+    return olmo ? read_least_eigenvalue(s, c) : must_be(s, "attn_output_gate", true);
 }
 
 static void
@@ -274,7 +301,10 @@ void
 spw__hf_write_linear(json_t *o, const spw_model_config *c)
 {
     write_layer_types(o, c, "linear_attention", "full_attention");
-    set_size(o, "full_attention_interval", c->full_every);
+    if (c->family == SPW_FAMILY_OLMO_HYBRID)
+        json_object_set_new(o, "linear_allow_neg_eigval", json_boolean(c->linear_most > 0));
+    else
+        set_size(o, "full_attention_interval", c->full_every);
     set_size(o, "linear_num_value_heads", c->linear_heads);
     set_size(o, "linear_num_key_heads", c->linear_key_heads);
     set_size(o, "linear_key_head_dim", c->linear_key_dim);

@@ -337,6 +337,27 @@ static const struct class
     [SPW_FAMILY_LFM2_MOE] = {1e6},
 };
 
+/*
+ * OLMo Hybrid's, which turn nothing where theta is said to be null, in the object or, where that does not have it, beside it. Of an object that is null
+ * without that its class makes one with a theta, and says that none is meant: so it has to be said.
+ */
+static spw_status
+read_none(const source *s, const source *rope, spw_model_config *c)
+{
+    const json_t *said = json_object_get(s->object, "rope_parameters");
+    const json_t *inside = json_object_get(rope->object, "rope_theta"),
+                 *beside = json_object_get(s->object, "rope_theta");
+    if (json_is_null(said) && beside == NULL)
+        return say(
+            s, "not supported yet: ", "rope_parameters", " ", said,
+            ": transformers takes it for a rope_theta of 10000; write {\"rope_type\": \"default\", \"rope_theta\": "
+            "null} for none, or with a theta");
+    if (!json_is_null(inside) && (inside != NULL || !json_is_null(beside)))
+        return SPW_OK;
+    c->rope_theta = 0;
+    return c->rope == SPW_ROPE_PLAIN ? SPW_OK : refuse(rope, "rope_type", get(rope, "rope_type"));
+}
+
 /* Older files: rope_theta and rope_scaling. Newer ones: rope_parameters with both. */
 spw_status
 spw__hf_read_rope(const source *s, spw_model_config *c)
@@ -368,6 +389,8 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
                      "an object, as the family's folders have it", NULL);
     SPW_TRY(by_layer ? read_rope_by_layer(s, &rope, newer, c)
                      : read_rope_object(s, &rope, neox ? "rotary_emb_base" : "rope_theta", c));
+    if (c->family == SPW_FAMILY_OLMO_HYBRID)
+        SPW_TRY(read_none(s, &rope, c));
     return spw__hf_of(c->family, GROWING) && c->rope != SPW_ROPE_YARN
                ? refuse(&rope, "rope_type", get(&rope, "rope_type"))
                : SPW_OK;

@@ -145,6 +145,9 @@ void spw__hf_write_lfm(json_t *o, const spw_model_config *c);
 spw_status spw__hf_check_linear(const source *s, const spw_model_config *c, const char *keys, const char *values,
                                 const char *taps);
 spw_status spw__hf_check_steps(const source *s);
+/* hf_falcon.c: what sets Falcon-H1 apart; the same written. */
+spw_status spw__hf_read_falcon(const source *s, spw_model_config *c);
+void spw__hf_write_falcon(json_t *o, const spw_model_config *c);
 /* hf_nemotron.c: all of what a configuration of Nemotron-H has beside the others' first keys, and the same written. */
 spw_status spw__hf_read_nemotron(const source *s, spw_model_config *c);
 void spw__hf_write_nemotron(json_t *o, const spw_model_config *c);

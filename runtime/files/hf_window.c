@@ -52,17 +52,19 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
 }
 
 /*
- * Gemma's, gpt-oss's, OLMo 3's, EXAONE's and Cohere 2's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's and
- * the last two's by sliding_window_pattern. Their layers without one have no rope, EXAONE's unless none has one.
+ * Gemma's, gpt-oss's, OLMo 3's, EXAONE's, Cohere 2's and AFMoE's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's and
+ * the last three's by a number. Their layers without one have no rope, EXAONE's unless none has one.
  */
 static spw_status
 read_windows_between(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "layer_types"), *said = json_object_get(s->object, "sliding_window");
-    bool exaone = spw__hf_of(c->family, EXAONE), skips = exaone || c->family == SPW_FAMILY_COHERE2;
+    bool exaone = spw__hf_of(c->family, EXAONE), afmoe = c->family == SPW_FAMILY_AFMOE;
+    bool skips = exaone || afmoe || c->family == SPW_FAMILY_COHERE2;
     if (exaone && json_is_null(said))
         return read_layer_types(s, c, false);
     c->window = c->family == SPW_FAMILY_GPT_OSS  ? 128 /* the classes' defaults */
+                : afmoe                          ? 1024
                 : c->family == SPW_FAMILY_GEMMA4 ? (is_unified(s) ? 1024 : 512)
                                                  : 4096;
     c->full_every = c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_GEMMA2 ? 2
@@ -70,7 +72,7 @@ read_windows_between(const source *s, spw_model_config *c)
                                                                                       : 6;
     SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
     if (c->family == SPW_FAMILY_GEMMA3 || (skips && list == NULL)) /* else a text, "LLLG" */
-        SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
+        SPW_TRY(read_size(s, afmoe ? "global_attn_every_n_layers" : "sliding_window_pattern", 1, &c->full_every));
     if (json_is_array(list))
         c->full_every = first_full(list);
     SPW_TRY(read_layer_types(s, c, false));
@@ -85,7 +87,7 @@ read_windows_between(const source *s, spw_model_config *c)
     return c->window > 0 && json_is_null(said) ? wrong(s, "sliding_window", "integer", said) : SPW_OK;
 }
 
-/* Linear attention's: a layer's is full where it is the last of each so many; a list counts more than their number. */
+/* Linear attention's: a layer's is full where it is the last of each so many; a list counts more than their number. OLMo Hybrid has both kinds. */
 static spw_status
 read_full_between(const source *s, spw_model_config *c)
 {
@@ -94,8 +96,13 @@ read_full_between(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "full_attention_interval", 1, &c->full_every));
     if (c->full_every > c->layers) /* as the list would have it, in which no layer is full */
         c->full_every = c->layers + 1;
+    if (c->family == SPW_FAMILY_OLMO_HYBRID && list == NULL && c->full_every > c->layers)
+        c->full_every = c->layers; /* the last one then */
     if (json_is_array(list))
         c->full_every = first_full(list);
+    if (c->family == SPW_FAMILY_OLMO_HYBRID && (c->full_every == 1 || c->full_every > c->layers))
+        return list != NULL ? refuse(s, "layer_types", list)
+                            : refuse(s, "num_hidden_layers", get(s, "num_hidden_layers"));
     return read_layer_types(s, c, false);
 }
 
@@ -142,7 +149,7 @@ spw__hf_read_window(const source *s, spw_model_config *c)
     bool idle = spw__hf_of(c->family, SMOLLM3 | QWEN2_MOE);             /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || dots || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
-    if (spw__hf_of(c->family, LINEAR))
+    if (spw__hf_of(c->family, LINEAR | OLMO_HYBRID))
         return read_full_between(s, c);
     if (spw__hf_of(c->family, GRANITE4 | LFM | BAMBA)) /* it is read where their other layers are */
         return SPW_OK;
@@ -154,7 +161,7 @@ spw__hf_read_window(const source *s, spw_model_config *c)
         return read_windows_behind(s, c);
     if (spw__hf_of(c->family, FULL))
         return read_layer_types(s, c, false);
-    if (spw__hf_of(c->family, GEMMAS | GPT_OSS | OLMO3 | EXAONE | COHERE2))
+    if (spw__hf_of(c->family, GEMMAS | GPT_OSS | OLMO3 | EXAONE | COHERE2 | AFMOE))
         return read_windows_between(s, c);
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));

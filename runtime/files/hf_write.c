@@ -108,6 +108,17 @@ write_rope_part(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "rope_parameters", rope);
 }
 
+/* By the object in which alone a theta of null is none. */
+static void
+write_rope_or_none(json_t *o, const spw_model_config *c)
+{
+    json_t *rope = rope_scaling(c);
+    if (rope == NULL)
+        rope = json_pack("{s:s}", "rope_type", "default");
+    json_object_set_new(rope, "rope_theta", c->rope_theta > 0 ? json_real(c->rope_theta) : json_null());
+    json_object_set_new(o, "rope_parameters", rope);
+}
+
 /* By newer keys: by older ones releases make different models. */
 static void
 write_rope_by_layer(json_t *o, const spw_model_config *c)
@@ -148,6 +159,10 @@ write_rope(json_t *o, const spw_model_config *c)
     }
     if (c->family == SPW_FAMILY_BAMBA) {
         write_rope_part(o, c);
+        return;
+    }
+    if (c->family == SPW_FAMILY_OLMO_HYBRID) {
+        write_rope_or_none(o, c);
         return;
     }
     if (c->rope_theta > 0)
@@ -325,6 +340,18 @@ write_hy_experts(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "mlp_layer_types", mlp_layer_types(c));
 }
 
+static void
+write_afmoe(json_t *o, const spw_model_config *c)
+{
+    set_size(o, "num_experts", c->experts);
+    set_size(o, "num_experts_per_tok", c->choices);
+    set_size(o, "moe_intermediate_size", c->mlp_width);
+    set_size(o, "num_shared_experts", c->shared_width / c->mlp_width);
+    set_size(o, "num_dense_layers", c->dense_first);
+    json_object_set_new(o, "route_scale", json_real(c->choice_scale));
+    json_object_set_new(o, "mup_enabled", json_boolean(c->embedding_scale > 0));
+}
+
 /* Those that have none whatever the step says. */
 static json_t *
 dense_layers(const spw_model_config *c)
@@ -355,14 +382,14 @@ static void
 write_attention(json_t *o, const spw_model_config *c)
 {
     bool q_alone = spw__hf_of(c->family, SEED_OSS | GLM_DENSE);
-    bool mlp = spw__hf_of(c->family, LLAMA | SMOLLM3 | OF(GRANITE) | HY | SEED_OSS | BAMBA);
+    bool mlp = spw__hf_of(c->family, LLAMA | SMOLLM3 | OF(GRANITE) | HY | SEED_OSS | BAMBA | FALCON);
     if (mlp)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
     if (c->family == SPW_FAMILY_GPT_OSS)
         write_gpt_oss(o, c);
     if (spw__hf_of(c->family, ERNIE))
         json_object_set_new(o, "use_bias", json_boolean(c->qkv_bias));
-    if (spw__hf_of(c->family, LINEAR))
+    if (spw__hf_of(c->family, LINEAR | OLMO_HYBRID))
         spw__hf_write_linear(o, c);
     if (mlp || (c->qk_norm && !spw__hf_of(c->family, MINIMAX | EXAONE | LFM)) ||
         spw__hf_of(c->family, GEMMAS | GPT_OSS | GLM_DENSE | GRANITE))
@@ -412,6 +439,8 @@ write_experts(json_t *o, const spw_model_config *c)
         write_ernie_experts(o, c);
     } else if (c->family == SPW_FAMILY_HY_V3) {
         write_hy_experts(o, c);
+    } else if (c->family == SPW_FAMILY_AFMOE) {
+        write_afmoe(o, c);
     } else if (c->family == SPW_FAMILY_LFM2_MOE) {
         write_plain_experts(o, c);
         set_size(o, "num_dense_layers", c->dense_first);
@@ -432,7 +461,7 @@ write_layers(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
     if (spw__hf_of(c->family, QWEN | DOTS))
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
-    if (spw__hf_of(c->family, EXAONE))
+    if (spw__hf_of(c->family, EXAONE | AFMOE))
         spw__hf_write_rope_windows(o, c);
     else if (spw__hf_of(c->family, OLMO3 | MIMO))
         write_windows(o, c);
@@ -463,6 +492,8 @@ write_llama(json_t *o, const spw_model_config *c)
         write_granite(o, c);
     if (c->family == SPW_FAMILY_BAMBA)
         spw__hf_write_mamba(o, c);
+    if (c->family == SPW_FAMILY_FALCON_H1)
+        spw__hf_write_falcon(o, c);
     if (c->kv_rank > 0)
         write_latent(o, c);
     write_experts(o, c);

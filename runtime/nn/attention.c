@@ -115,6 +115,55 @@ spw__parts_backward(spw_tape *t, const spw__op *o)
         copy_parts(t, o, o->out->grad, dx, false);
 }
 
+/* Copies what lies in a row's columns one after another, where it comes from or goes to. */
+static void
+copy_beside(const spw_tape *t, const spw__op *o, uint32_t i, act *from, act *to, bool forward)
+{
+    const uint64_t cols = o->out->cols, own = o->in[i]->cols;
+    uint64_t before = 0;
+    for (uint32_t k = 0; k < i; k++)
+        before += o->in[k]->cols;
+    if (forward)
+        spw_gpu_copy_heads(t->queue, spw__tape_at_col(t, to, before), cols, cols, from, own, own, o->out->rows, 1, own);
+    else
+        spw_gpu_copy_heads(t->queue, to, own, own, spw__tape_at_col(t, from, before), cols, cols, o->out->rows, 1, own);
+}
+
+spw_value *
+spw_nn_beside(spw_tape *t, spw_value *const *x, uint32_t count)
+{
+    uint64_t cols = 0;
+    spw_value *y;
+    spw__op *o;
+    for (uint32_t i = 0; i < count; i++) {
+        if (x[i] == NULL || x[i]->rows != x[0]->rows || count > 3)
+            return spw__tape_fail(t);
+        cols += x[i]->cols;
+    }
+    y = spw__tape_value(t, x[0]->rows, cols, NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_BESIDE, y)) == NULL)
+        return spw__tape_fail(t);
+    o->out = y;
+    o->in[2] = NULL;
+    memcpy(o->in, x, count * sizeof(spw_value *));
+    for (uint32_t i = 0; i < count && spw__tape_computes(t) && !y->there; i++)
+        copy_beside(t, o, i, x[i]->data, y->data, true);
+    return y;
+}
+
+void
+spw__beside_backward(spw_tape *t, const spw__op *o)
+{
+    for (uint32_t i = 0; i < 3 && o->in[i] != NULL; i++) {
+        unsigned ignored = 0;
+        act *dx;
+        SPW_ASSERT(!o->in[i]->grad_set);
+        dx = spw__tape_grad(t, o->in[i], 1, &ignored);
+        if (!t->dry && dx != NULL)
+            copy_beside(t, o, i, o->out->grad, dx, false);
+    }
+}
+
 spw_value *
 spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64_t heads, uint64_t N, uint64_t R)
 {

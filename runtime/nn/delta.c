@@ -4,38 +4,95 @@
  */
 #include "tape_internal.h"
 
-spw_value *
-spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, spw_value *bias, const spw_conv_shape *shape)
+/* Which of x's channels the k-th of an operation's taps are of: from *col on, so many of them. */
+static uint64_t
+channels(const spw__op *o, uint32_t k, uint64_t *col)
 {
+    *col = 0;
+    for (uint32_t i = 0; i < k; i++)
+        *col += o->param[i]->rows;
+    return o->part_count == 0 ? o->conv.C : o->param[k]->rows;
+}
+
+/* By each of the parameters that have taps. */
+static void
+convolve(const spw_tape *t, const spw__op *o)
+{
+    uint32_t count = o->part_count > 0 ? o->part_count : 1;
+    for (uint32_t k = 0; k < count; k++) {
+        spw_conv_shape shape = o->conv;
+        uint64_t col;
+        shape.C = channels(o, k, &col);
+        act *y = spw__tape_at_col(t, o->out->data, col), *x = spw__tape_at_col(t, o->in[0]->data, col);
+        if (t->delta_cache != NULL) {
+            spw_delta_cache cache = *t->delta_cache;
+            cache.before = spw__tape_at_col(t, cache.before, col);
+            spw_gpu_conv_cached(t->queue, y, x, o->param[k]->data, &cache, &shape);
+        } else {
+            spw_gpu_conv(t->queue, y, x, o->param[k]->data, &shape);
+        }
+    }
+}
+
+static spw_value *
+conv(spw_tape *t, spw_value *x, spw_value *const *w, uint32_t count, spw_value *bias, const spw_conv_shape *shape)
+{
+    uint64_t rows = 0;
     spw_value *y;
     spw__op *o;
-    if (x == NULL || w == NULL || x->rows != shape->B * shape->T || x->cols != shape->C || w->rows != shape->C ||
-        w->cols != shape->K || shape->K > SPW_TAPS_MAX || (bias != NULL && bias->cols != shape->C))
+    for (uint32_t k = 0; k < count; k++) {
+        if (w[k] == NULL || w[k]->cols != shape->K)
+            return spw__tape_fail(t);
+        rows += w[k]->rows;
+    }
+    if (x == NULL || x->rows != shape->B * shape->T || x->cols != shape->C || rows != shape->C ||
+        shape->K > SPW_TAPS_MAX || (bias != NULL && bias->cols != shape->C))
         return spw__tape_fail(t);
     y = spw__tape_value(t, x->rows, x->cols, NULL);
     if (y == NULL || (o = spw__tape_op(t, T_CONV, y)) == NULL)
         return spw__tape_fail(t);
+    o->out = y;
     o->in[0] = x;
-    o->param[0] = w;
+    o->part_count = count > 1 ? count : 0;
     o->param[1] = bias;
+    memcpy(o->param, w, count * sizeof *w);
     o->conv = *shape;
+    o->conv.stride = shape->C;
     o->conv.bias = bias != NULL ? bias->data : NULL;
-    if (spw__tape_computes(t) && t->delta_cache != NULL)
-        spw_gpu_conv_cached(t->queue, y->data, x->data, w->data, t->delta_cache, &o->conv);
-    else if (spw__tape_computes(t))
-        spw_gpu_conv(t->queue, y->data, x->data, w->data, &o->conv);
+    if (spw__tape_computes(t))
+        convolve(t, o);
     return y;
+}
+
+spw_value *
+spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, spw_value *bias, const spw_conv_shape *shape)
+{
+    return conv(t, x, &w, 1, bias, shape);
+}
+
+spw_value *
+spw_nn_conv_apart(spw_tape *t, spw_value *x, spw_value *const w[3], const spw_conv_shape *shape)
+{
+    return conv(t, x, w, 3, NULL, shape);
 }
 
 void
 spw__conv_backward(spw_tape *t, const spw__op *o)
 {
+    const uint32_t count = o->part_count > 0 ? o->part_count : 1;
     unsigned flags = 0;
     act *dx = spw__tape_grad(t, o->in[0], SPW_OP_ACC_DX, &flags);
-    float *dw = spw__tape_sum(t, o->param[0]), *dbias = spw__tape_sum(t, o->param[1]);
-    if (!t->dry && (dx != NULL || dw != NULL || dbias != NULL))
-        spw_gpu_conv_backward(t->queue, dx, dw, dbias, o->out->grad, o->in[0]->data, o->param[0]->data, &o->conv,
-                              flags);
+    for (uint32_t k = 0; k < count; k++) {
+        float *dw = spw__tape_sum(t, o->param[k]);
+        float *dbias = o->part_count == 0 ? spw__tape_sum(t, o->param[1]) : NULL;
+        spw_conv_shape shape = o->conv;
+        uint64_t col;
+        shape.C = channels(o, k, &col);
+        if (!t->dry && (dx != NULL || dw != NULL || dbias != NULL))
+            spw_gpu_conv_backward(t->queue, dx != NULL ? spw__tape_at_col(t, dx, col) : NULL, dw, dbias,
+                                  spw__tape_at_col(t, o->out->grad, col), spw__tape_at_col(t, o->in[0]->data, col),
+                                  o->param[k]->data, &shape, flags);
+    }
 }
 
 /*
@@ -131,7 +188,7 @@ spw__delta_backward(spw_tape *t, const spw__op *o)
     spw_delta_shape s = some_sequences(&o->delta, 0);
     uint64_t used;
     act *d[3] = {NULL};
-    t->passed |= SPW_PASSED_ATTENTION;
+    t->passed |= SPW_PASSED_LINEAR;
     for (int i = 0; i < 3 && o->in[i] != NULL; i++) {
         unsigned ignored = 0;
         SPW_ASSERT(!o->in[i]->grad_set);

@@ -62,6 +62,9 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "lfm2",
                                                            "lfm2_moe",
                                                            "bamba",
+                                                           "afmoe",
+                                                           "olmo_hybrid",
+                                                           "falcon_h1",
                                                            "custom"};
 
 const char *
@@ -139,9 +142,23 @@ spw_model_attends(const spw_model_config *c, uint64_t layer_idx)
 bool
 spw_model_is_linear(const spw_model_config *c, uint64_t layer_idx)
 {
+    if (c->linear_beside)
+        return false;
     if (c->linear_heads > 0 && (c->linear_mamba || c->linear_conv))
         return spw_model_attends(c, layer_idx) && !has_bit(c->full_layers, layer_idx);
     return c->linear_heads > 0 && !is_each(c->full_every, layer_idx);
+}
+
+bool
+spw_model_has_linear(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->linear_beside || spw_model_is_linear(c, layer_idx);
+}
+
+spw_norms
+spw_model_norms(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->linear_before && spw_model_is_linear(c, layer_idx) ? SPW_NORMS_BEFORE : c->norms;
 }
 
 uint64_t
@@ -257,6 +274,8 @@ float
 spw_model_score_scale(const spw_model_config *c)
 {
     double all = 1;
+    if (c->scales.keys > 0)
+        return (float)(c->scales.keys / sqrt((double)c->head_dim));
     if (c->score_scale > 0)
         return (float)c->score_scale;
     if (c->rope == SPW_ROPE_YARN && c->rope_all_dim > 0 && c->rope_factor > 1)
@@ -332,7 +351,8 @@ spw_model_experts(const spw_model_config *c, uint64_t layer_idx)
 bool
 spw_model_reads_experts(const spw_model_config *c)
 {
-    return c->experts_beside || c->latent_width > 0 || c->streams > 0;
+    return c->experts_beside || c->latent_width > 0 || c->streams > 0 ||
+           (c->experts > 0 && c->norms != SPW_NORMS_BEFORE);
 }
 
 uint64_t

@@ -2,7 +2,7 @@
  * A layer's linear attention: what its rows are made into one by one, the convolution and the gated delta rule along the sequence, and the
  * norm and gate of what they give. Qwen3.5's weights have a matrix for each purpose; Qwen3-Next's are woven: all that belongs to a
  * key head is beside each other. Mamba-2's layers have one matrix for all, and behind the gate a norm of all heads together that read
- * the same keys. LFM2's are the convolution alone, of what a row's first part lets through of its third, as far as the second lets that.
+ * the same keys. OLMo Hybrid's have a matrix and taps for each of queries, keys and values. LFM2's are the convolution alone, of what a row's first part lets through of its third, as far as the second lets that.
  * Sources: Yang et al. 2024 (2412.06464), Dao and Gu 2024 (2405.21060).
  */
 #include "nn_internal.h"
@@ -34,6 +34,26 @@ unwoven(const spw_call *call, uint32_t *at, spw_value *h, spw_value **out)
     }
 }
 
+/* The same of what is in a row of x, each multiplied by a number of its own. */
+static void
+scaled_parts(const spw_call *call, spw_value *x, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    const uint64_t V = c->linear_heads * c->linear_value_dim, K = c->linear_key_heads * c->linear_key_dim;
+    const uint64_t sizes[5] = {V, V, K, K, c->linear_heads};
+    spw_value *parts[5];
+    for (uint32_t k = 0; k < 5; k++) {
+        parts[k] = spw_nn_parts(call->tape, x, 1, sizes, k, 1);
+        if (k % 4 == 0)
+            spw_nn_into(call->tape, k == 0 ? 1 : 2);
+        parts[k] = spw_nn_scale(call->tape, parts[k], (float)(c->scales.linear_in * c->scales.linear[k]));
+    }
+    spw_nn_into(call->tape, 0);
+    out[0] = spw_nn_beside(call->tape, parts + 1, 3);
+    out[1] = parts[0];
+    out[2] = parts[4];
+}
+
 /* What the convolution reads, the gate, and a step of each head. */
 static void
 before_mamba(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
@@ -41,7 +61,11 @@ before_mamba(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value
     static const uint32_t from[3] = {1, 0, 2};
     const spw_model_config *c = &call->model->config;
     const uint64_t sizes[3] = {c->linear_heads * c->linear_value_dim, spw_model_linear_channels(c), c->linear_heads};
-    spw_value *x = product(call, at, spw__nn_norm(call, at, in[0]));
+    spw_value *x = product(call, at, c->linear_beside ? in[0] : spw__nn_norm(call, at, in[0]));
+    if (c->scales.linear_in > 0) {
+        scaled_parts(call, x, out);
+        return;
+    }
     for (uint32_t k = 0; k < 3; k++) {
         spw_nn_into(call->tape, k);
         out[k] = spw_nn_parts(call->tape, x, 1, sizes, from[k], 1);
@@ -79,6 +103,21 @@ before(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out
     }
 }
 
+/* The same where each has a matrix of its own. */
+static void
+before_apart(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    spw_value *h = spw__nn_norm(call, at, in[0]), *parts[3];
+    for (uint32_t k = 0; k < 3; k++)
+        parts[k] = product(call, at, h);
+    spw_nn_into(call->tape, 0);
+    out[0] = spw_nn_beside(call->tape, parts, 3);
+    for (uint32_t k = 1; k < 4; k++) {
+        spw_nn_into(call->tape, k);
+        out[k] = product(call, at, h);
+    }
+}
+
 spw_value *
 spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_value **gate)
 {
@@ -93,7 +132,8 @@ spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_v
                              .begins = b->begins,
                              .ends = b->ends,
                              .mamba = c->linear_mamba,
-                             .step_least = (float)c->linear_step};
+                             .step_least = (float)c->linear_step,
+                             .beta_most = (float)c->linear_most};
     spw_conv_shape taps = {.B = shape.B,
                            .T = shape.T,
                            .C = spw_model_linear_channels(c),
@@ -105,12 +145,19 @@ spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_v
     if (c->linear_conv)
         spw_nn_rows(call, at, before_conv, (spw_value *[]){x}, 1, v, 2);
     else
-        spw_nn_rows(call, at, c->linear_mamba ? before_mamba : before, (spw_value *[]){x}, 1, v,
-                    c->linear_mamba ? 3 : 4);
+        spw_nn_rows(call, at,
+                    c->linear_mamba   ? before_mamba
+                    : c->linear_apart ? before_apart
+                                      : before,
+                    (spw_value *[]){x}, 1, v, c->linear_mamba ? 3 : 4);
     bias = c->linear_bias ? call->params[(*at)++] : NULL;
     own = call->params + *at;
-    *at += c->linear_conv ? 1 : c->linear_mamba ? 4 : 3;
+    *at += c->linear_conv ? 1 : c->linear_mamba ? 4 : c->linear_apart ? 5 : 3;
     *gate = v[1];
+    if (c->linear_apart) {
+        x = spw_nn_conv_apart(call->tape, v[0], own, &taps);
+        return spw_nn_delta(call->tape, x, v[3], v[2], own[3], own[4], NULL, &shape);
+    }
     x = spw_nn_conv(call->tape, v[0], own[0], bias, &taps);
     if (c->linear_conv)
         return x;
@@ -127,9 +174,17 @@ spw__nn_linear_gated(const spw_call *call, uint32_t *at, spw_value *x, spw_value
     spw_value *w;
     if (c->linear_conv)
         return spw_nn_gate_mul(call->tape, SPW_GATE_PLAIN, gate, x);
+    if (c->linear_unnormed)
+        return spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
     w = call->params[(*at)++];
+    if (c->linear_norm_first) {
+        x = spw_nn_rmsnorm_groups(call->tape, x, w, c->linear_key_heads, (float)c->norm_eps);
+        return spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
+    }
     if (!c->linear_mamba)
-        return spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps));
+        return spw_nn_gate_mul(
+            call->tape, SPW_GATE_SILU, gate,
+            spw_nn_rmsnorm(call->tape, x, w, (float)(c->linear_eps > 0 ? c->linear_eps : c->norm_eps)));
     x = spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
     return spw_nn_rmsnorm_groups(call->tape, x, w, c->linear_key_heads, (float)c->norm_eps);
 }
@@ -151,11 +206,29 @@ own_matrix(spw_model *m, spw_block *b, const char *prefix, const char *name, uin
     own(m, b, prefix, full, rows, cols, 2, SPW_INIT_NORMAL);
 }
 
+/* Matrices of queries, keys, values, gates, b and a; taps of the first three. */
+static void
+own_apart(spw_model *m, spw_block *b, const char *prefix)
+{
+    static const char *const names[6] = {"q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"};
+    static const char *const taps[3] = {"q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"};
+    const spw_model_config *c = &m->config;
+    const uint64_t K = c->linear_key_heads * c->linear_key_dim, V = c->linear_heads * c->linear_value_dim;
+    const uint64_t rows[6] = {K, K, V, V, c->linear_heads, c->linear_heads};
+    for (int k = 0; k < 6; k++)
+        own_matrix(m, b, prefix, names[k], rows[k], c->width);
+    for (int k = 0; k < 3; k++)
+        own(m, b, prefix, taps[k], rows[k], c->linear_taps, 3, SPW_INIT_NORMAL);
+}
+
 void
 spw__nn_own_linear_attention(spw_model *m, spw_block *b, const char *prefix)
 {
     const spw_model_config *c = &m->config;
+    const spw__names *names = spw__nn_names(c->family);
+    const char *norm = names->linear_norm != NULL ? names->linear_norm : "norm";
     uint64_t H = c->width, V = c->linear_heads * c->linear_value_dim, QKV = spw_model_linear_channels(c);
+    char full[40];
     if (c->linear_conv) {
         own_matrix(m, b, prefix, "in_proj", 3 * H, H);
         own(m, b, prefix, "conv.weight", H, c->linear_taps, 3, SPW_INIT_NORMAL);
@@ -164,6 +237,8 @@ spw__nn_own_linear_attention(spw_model *m, spw_block *b, const char *prefix)
     }
     if (c->linear_mamba) {
         own_matrix(m, b, prefix, "in_proj", V + QKV + c->linear_heads, H);
+    } else if (c->linear_apart) {
+        own_apart(m, b, prefix);
     } else if (c->linear_woven) {
         own_matrix(m, b, prefix, "in_proj_qkvz", QKV + V, H);
         own_matrix(m, b, prefix, "in_proj_ba", 2 * c->linear_heads, H);
@@ -175,11 +250,14 @@ spw__nn_own_linear_attention(spw_model *m, spw_block *b, const char *prefix)
     }
     if (c->linear_bias)
         own(m, b, prefix, "conv1d.bias", 1, QKV, 1, SPW_INIT_ZEROS);
-    own(m, b, prefix, "conv1d.weight", QKV, c->linear_taps, 3, SPW_INIT_NORMAL);
+    if (!c->linear_apart)
+        own(m, b, prefix, "conv1d.weight", QKV, c->linear_taps, 3, SPW_INIT_NORMAL);
     own(m, b, prefix, "A_log", 1, c->linear_heads, 1, c->linear_mamba ? SPW_INIT_LOG_COUNT : SPW_INIT_LOG_UNIFORM);
     own(m, b, prefix, "dt_bias", 1, c->linear_heads, 1, SPW_INIT_ONES);
     if (c->linear_mamba)
         own(m, b, prefix, "D", 1, c->linear_heads, 1, SPW_INIT_ONES);
-    own(m, b, prefix, "norm.weight", 1, c->linear_mamba ? V : c->linear_value_dim, 1, SPW_INIT_ONES);
-    own_matrix(m, b, prefix, "out_proj", H, V);
+    snprintf(full, sizeof full, "%s.weight", norm);
+    if (!c->linear_unnormed)
+        own(m, b, prefix, full, 1, c->linear_mamba ? V : c->linear_value_dim, 1, SPW_INIT_ONES);
+    own_matrix(m, b, prefix, names->linear_out != NULL ? names->linear_out : "out_proj", H, V);
 }

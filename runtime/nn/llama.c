@@ -12,7 +12,9 @@
  * between others whose attention has gates), Gemma 4 (larger heads without a window, values made of keys, experts beside the MLP,
  * embeddings of each layer, layers that read another's keys), Granite 4 (Mamba-2's layers between others), Nemotron-H (the same, halves of a layer apart, experts without a gate), Llama 4 (what experts read is weighed, chunks, heads normed behind rope),
  * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c), DeepSeek-V4 (deepseek4.c), Mistral 4 (V3 whose queries grow, experts in one), MiMo-V2
- * (V3's experts; sinks and more keys in layers with a window, values of another size), LFM2 (gated convolutions between its layers) apart are flags of the configuration, not functions.
+ * (V3's experts; sinks and more keys in layers with a window, values of another size), LFM2 (gated convolutions between its layers), AFMoE (V3's experts between
+ * norms, gates of attention by a matrix of their own, no rope without a window), OLMo Hybrid (layers of linear attention with Llama's norms between OLMo 2's), Falcon-H1
+ * (Mamba-2's beside attention in each layer, multipliers) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -76,11 +78,24 @@ spw__nn_norm(const spw_call *call, uint32_t *at, spw_value *x)
                              : spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps);
 }
 
+static spw_norms
+norms_of(const spw_call *call)
+{
+    return spw_model_norms(&call->model->config, call->block->layer_idx);
+}
+
 static spw_value *
 normed(const spw_call *call, uint32_t *at, spw_value *x, uint32_t k)
 {
     spw_nn_into(call->tape, k);
     return spw__nn_norm(call, at, x);
+}
+
+/* Times a number; 0 and 1: as it is. */
+static spw_value *
+scaled(const spw_call *call, spw_value *x, double scale)
+{
+    return scale > 0 && scale != 1 ? spw_nn_scale(call->tape, x, (float)scale) : x;
 }
 
 /* Whether the heads of this layer's queries and keys are made as long as each other behind rope. */
@@ -185,7 +200,7 @@ static spw_value *
 gated(const spw_call *call, uint32_t *at, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
-    spw_value *gate = linear(call, at, h, c->mlp_bias);
+    spw_value *gate = scaled(call, linear(call, at, h, c->mlp_bias), c->scales.gate);
     spw_value *up = linear(call, at, h, c->mlp_bias);
     return spw_nn_gate_mul(call->tape, c->gate, gate, up);
 }
@@ -318,20 +333,25 @@ before_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_v
     spw_value *h = in[0];
     if (shares)
         spw_nn_into(call->tape, c->packed ? 1 : 3);
-    if (c->norms != SPW_NORMS_AFTER)
+    if (norms_of(call) != SPW_NORMS_AFTER && !c->linear_beside)
         h = spw__nn_norm(call, at, h);
+    h = scaled(call, h, c->scales.attention_in);
     if (shares)
         out[c->packed ? 1 : 3] = h;
     if (c->woven) {
         out[0] = woven(call, at, h);
         return;
     }
-    if (c->attention_gated)
+    if (c->attention_gated && !c->gate_apart)
         out[0] = gated_queries(call, at, h, &out[3]);
     else
         out[0] = projected(call, at, h, c->heads + (c->packed ? c->kv_heads : 0), 0);
     if (!c->packed && spw_model_keys_of(c, call->block->layer_idx) == call->block->layer_idx)
         keys_and_values(call, at, h, out);
+    if (c->gate_apart) {
+        spw_nn_into(call->tape, 3);
+        out[3] = linear(call, at, h, false);
+    }
 }
 
 /* By the class's default, whatever the other norms have. */
@@ -421,7 +441,7 @@ static void
 after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
     const spw_model_config *c = &call->model->config;
-    bool before = c->norms != SPW_NORMS_AFTER, apart = c->norms != SPW_NORMS_BEFORE || c->half_scale > 0;
+    bool before = norms_of(call) != SPW_NORMS_AFTER, apart = norms_of(call) != SPW_NORMS_BEFORE || c->half_scale > 0;
     spw_tape *t = call->tape;
     spw_value *x = in[0], *h = let_through(call, at, in);
     h = linear_onto(call, at, apart ? NULL : x, h, out_bias(call), false);
@@ -477,7 +497,7 @@ before_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_val
 {
     const spw_model_config *c = &call->model->config;
     spw_value *h = let_through(call, at, in);
-    if (c->half_scale > 0) {
+    if (c->half_scale > 0 || c->norms != SPW_NORMS_BEFORE) {
         h = given(call, at, linear(call, at, h, out_bias(call)));
         spw_nn_into(call->tape, 0);
         out[0] = spw_nn_add(call->tape, in[0], h);
@@ -509,6 +529,17 @@ static void
 after_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
     out[0] = shared(call, at, in[0], in[1]);
+}
+
+/* Of the block's input with what attention gave, of what experts have read, and of what they give, which is normed with the expert of all rows. */
+static void
+after_normed(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_value *y = in[2];
+    if (c->shared_width > 0)
+        y = linear_onto(call, at, y, inner(call, at, in[1]), c->mlp_bias, false);
+    out[0] = last_sum(call, at, in[0], spw__nn_norm(call, at, y));
 }
 
 /*
@@ -563,8 +594,20 @@ narrow_mixture(const spw_call *call, uint32_t *at, spw_value *x)
     return y;
 }
 
+/* Where what experts give is normed before it is added: their sum is read, too. gate: of what attention gives, or NULL. */
+static spw_value *
+normed_mixture(const spw_call *call, uint32_t *at, spw_value *x, spw_value *attended, spw_value *gate)
+{
+    spw_value *v[2], *logits, *y;
+    spw_nn_rows(call, at, before_experts, (spw_value *[]){x, attended, gate}, gate != NULL ? 3 : 2, v, 2);
+    spw_nn_rows(call, at, who_reads, &v[1], 1, &logits, 1);
+    y = experts(call, at, NULL, v[1], logits);
+    spw_nn_rows(call, at, after_normed, (spw_value *[]){v[0], v[1], y}, 3, &y, 1);
+    return y;
+}
+
 /*
- * Rows meet in routing, which is in no tile; experts take their rows in pieces of a tile's size. Such mixtures have norms before halves alone.
+ * Rows meet in routing, which is in no tile; experts take their rows in pieces of a tile's size.
  * attended NULL: the layer has no attention. gate: of what attention gives, or NULL.
  */
 static spw_value *
@@ -573,6 +616,8 @@ mixture(const spw_call *call, uint32_t *at, spw_value *x, spw_value *attended, s
     spw_value *v[2] = {x, NULL}, *logits, *y;
     if (call->model->config.latent_width > 0)
         return narrow_mixture(call, at, x);
+    if (call->model->config.norms != SPW_NORMS_BEFORE)
+        return normed_mixture(call, at, x, attended, gate);
     if (attended == NULL)
         spw_nn_rows(call, at, experts_alone, &x, 1, &v[1], 1);
     else
@@ -685,6 +730,40 @@ half_layer(const spw_call *call, spw_value *x)
     return y;
 }
 
+/* What attention and linear attention beside it read of the block's input. */
+static void
+before_both(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    spw_nn_into(call->tape, 0);
+    out[0] = spw__nn_norm(call, at, in[0]);
+}
+
+/* Of the block's input, what attention gives, what linear attention gives, and the gate of that. */
+static void
+after_both(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_value *h = spw__nn_linear_gated(call, at, in[2], in[3]), *a, *x;
+    h = scaled(call, linear(call, at, h, false), c->scales.linear_out);
+    a = scaled(call, linear(call, at, in[1], c->out_bias), c->scales.attention_out);
+    x = spw_nn_add(call->tape, in[0], spw_nn_add(call->tape, h, a));
+    h = linear(call, at, inner(call, at, spw__nn_norm(call, at, x)), c->mlp_bias);
+    out[0] = last_sum(call, at, x, scaled(call, h, c->scales.mlp));
+}
+
+/* A layer that has both. */
+static spw_value *
+both_layer(const spw_call *call, spw_value *x)
+{
+    uint32_t at = 0;
+    spw_value *h, *found, *read, *gate, *y;
+    spw_nn_rows(call, &at, before_both, &x, 1, &h, 1);
+    found = attended(call, &at, h, &gate);
+    read = spw__nn_linear_attention(call, &at, h, &gate);
+    spw_nn_rows(call, &at, after_both, (spw_value *[]){x, found, read, gate}, 4, &y, 1);
+    return y;
+}
+
 spw_value *
 spw_llama_layer_forward(const spw_call *call, spw_value *x)
 {
@@ -694,6 +773,8 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
     spw_value *y, *h, *inputs, *beside;
     if (c->halves_apart)
         return half_layer(call, x);
+    if (c->linear_beside)
+        return both_layer(call, x);
     if (c->streams > 0)
         return spw__nn_streams_layer(call, x);
     inputs = c->inputs_dim > 0 ? own_inputs(call, &at, x) : NULL;
@@ -789,6 +870,10 @@ names_of(const spw_model_config *c)
         n.bias = "expert_bias";
         n.shared = "shared_mlp";
         break;
+    case SPW_FAMILY_AFMOE:
+        n.router = "router.gate";
+        n.bias = "expert_bias";
+        break;
     case SPW_FAMILY_HUNYUAN_MOE:
         n.router = "gate.wg";
         n.shared = "shared_mlp";
@@ -803,7 +888,8 @@ names_of(const spw_model_config *c)
         n.up = "w3";
         n.down = "w2";
         break;
-    case SPW_FAMILY_BAMBA: n.mlp = "feed_forward"; break;
+    case SPW_FAMILY_BAMBA:
+    case SPW_FAMILY_FALCON_H1: n.mlp = "feed_forward"; break;
     case SPW_FAMILY_LFM2:
     case SPW_FAMILY_LFM2_MOE:
         n = (mixture_names){"feed_forward", "gate", "expert_bias", NULL, "w1", "w3", "w2", true};
@@ -983,7 +1069,7 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
         own_linear(m, b, prefix, names->qkv, Q + 2 * KV, H, c->qkv_bias);
         return;
     }
-    own_linear(m, b, prefix, names->q, c->attention_gated ? 2 * Q : Q, H, c->qkv_bias);
+    own_linear(m, b, prefix, names->q, c->attention_gated && !c->gate_apart ? 2 * Q : Q, H, c->qkv_bias);
     if (c->qk_norm)
         own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.query_layernorm" : names->q_norm, c->qk_norm_whole ? Q : D);
     if (spw_model_keys_of(c, l) != l)
@@ -993,6 +1079,8 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
         own_norm(m, b, prefix, c->qk_norm_last ? "self_attn.key_layernorm" : names->k_norm, c->qk_norm_whole ? KV : D);
     if (!c->values_of_keys || spw_model_window(c, l) > 0)
         own_linear(m, b, prefix, names->v, spw_model_kv_heads(c, l) * spw_model_value_dim(c, l), H, c->qkv_bias);
+    if (c->gate_apart)
+        own_linear(m, b, prefix, "self_attn.gate_proj", Q, H, false);
     if (spw_model_has_sinks(c, l))
         spw__nn_own(m, b, prefix, c->sinks_windowed ? "self_attn.attention_sink_bias" : "self_attn.sinks", 1, c->heads,
                     1, SPW_INIT_NORMAL, (float)c->init_std);
@@ -1007,6 +1095,8 @@ own_attention(spw_model *m, spw_block *b, const char *prefix)
         return;
     }
     own_qkv(m, b, prefix);
+    if (c->linear_beside)
+        spw__nn_own_linear_attention(m, b, prefix);
     own_linear(m, b, prefix, spw__nn_names(c->family)->out, c->width, c->heads * spw_model_value_dim(c, b->layer_idx),
                c->out_bias);
 }
@@ -1046,7 +1136,7 @@ spw__nn_build_llama(spw_model *m)
     const spw__names *names = spw__nn_names(c->family);
     uint64_t H = c->width;
     char own[48];
-    bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE, glm = c->family == SPW_FAMILY_GLM4;
+    bool glm = c->family == SPW_FAMILY_GLM4, afmoe = c->family == SPW_FAMILY_AFMOE;
     float std = (float)c->init_std;
     spw_block *b = spw_model_add_block(m, "embed", spw_llama_embed_forward);
     snprintf(own, sizeof own, "%s.weight", names->embedding);
@@ -1060,6 +1150,9 @@ spw__nn_build_llama(spw_model *m)
     for (uint32_t l = 0; l < c->layers; l++) {
         char h[40];
         snprintf(h, sizeof h, "layers.%u", l);
+        const spw_norms norms = spw_model_norms(c, l);
+        const bool before = norms != SPW_NORMS_AFTER, after = norms != SPW_NORMS_BEFORE;
+        const bool apart = names->linear_halves[0] != NULL && spw_model_is_linear(c, l);
         b = spw_model_add_block(m, h, spw_llama_layer_forward);
         b->layer_idx = l;
         if (l == 0 && c->inputs_dim > 0)
@@ -1070,19 +1163,20 @@ spw__nn_build_llama(spw_model *m)
             continue;
         }
         if (before)
-            own_norm(m, b, h, names->norm, H);
+            own_norm(m, b, h, apart ? names->linear_halves[0] : names->norm, H);
         if (spw_model_attends(c, l))
             own_attention(m, b, h);
         if (glm)
             own_norm(m, b, h, "post_self_attn_layernorm", H);
         if ((!c->parallel || c->parallel_norm) && !c->halves_apart)
-            own_norm(m, b, h, names->mlp_norm, H); /* of what the MLP reads where no norm is after attention */
+            own_norm(m, b, h, apart ? names->linear_halves[1] : names->mlp_norm,
+                     H); /* of what the MLP reads where no norm is after attention */
         if (before && after && !glm)
-            own_norm(m, b, h, "pre_feedforward_layernorm", H);
+            own_norm(m, b, h, afmoe ? "pre_mlp_layernorm" : "pre_feedforward_layernorm", H);
         if (spw_model_has_mlp(c, l))
             own_mlp(m, b, h);
         if (after)
-            own_norm(m, b, h, glm ? "post_mlp_layernorm" : "post_feedforward_layernorm", H);
+            own_norm(m, b, h, glm || afmoe ? "post_mlp_layernorm" : "post_feedforward_layernorm", H);
         if (c->inputs_dim > 0)
             own_inputs_gate(m, b, h);
         if (c->layer_scaled)

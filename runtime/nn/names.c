@@ -19,7 +19,7 @@ spw__nn_names(spw_family family)
     static const spw__names granite = {OF_LLAMA, .linear = "mamba", .up = "shared_mlp.input_linear",
                                        .down = "shared_mlp.output_linear"};
     static const spw__names bamba = {LIKE_LLAMA, .linear = "mamba", .mlp_norm = "pre_ff_layernorm",
-                                     .last_norm = "final_layernorm"};
+                                     .last_norm = "final_layernorm", .down = "feed_forward.down_proj"};
     static const spw__names starcoder = {OF_LLAMA, .up = "mlp.c_fc", .down = "mlp.c_proj"};
     static const spw__names neox = {.base = "gpt_neox.",
                                     .embedding = "embed_in",
@@ -68,11 +68,19 @@ spw__nn_names(spw_family family)
                                    .mlp_norm = "ffn_norm",
                                    .last_norm = "embedding_norm",
                                    .head = "lm_head"};
+    static const spw__names olmo = {OF_LLAMA,
+                                    .linear = "linear_attn",
+                                    .linear_out = "o_proj",
+                                    .linear_norm = "o_norm",
+                                    .linear_halves = {"attention_layer_norm", "feedforward_layer_norm"},
+                                    .down = "mlp.down_proj"};
     switch (family) {
+    case SPW_FAMILY_OLMO_HYBRID: return &olmo;
     case SPW_FAMILY_LFM2:
     case SPW_FAMILY_LFM2_MOE: return &lfm;
     case SPW_FAMILY_GRANITE_HYBRID: return &granite;
-    case SPW_FAMILY_BAMBA: return &bamba;
+    case SPW_FAMILY_BAMBA:
+    case SPW_FAMILY_FALCON_H1: return &bamba;
     case SPW_FAMILY_STARCODER2: return &starcoder;
     case SPW_FAMILY_NEOX: return &neox;
     case SPW_FAMILY_OPT: return &opt;

@@ -8,9 +8,11 @@
 typedef struct spw__names {
     const char *base, *embedding, *norm;
     const char *qkv, *q, *k, *v, *out;
-    const char *q_norm, *k_norm;      /* of heads, in front of rope */
-    const char *linear;               /* all of linear attention */
-    const char *mlp_norm, *up, *down; /* up and down: of an MLP without a gate, or with one in the same matrix */
+    const char *q_norm, *k_norm;          /* of heads, in front of rope */
+    const char *linear;                   /* all of linear attention */
+    const char *linear_out, *linear_norm; /* its projection and its norm, where they are not out_proj and norm */
+    const char *linear_halves[2];         /* the norms of its layer's halves, where they are not the others' */
+    const char *mlp_norm, *up, *down;     /* up and down: of an MLP without a gate, or with one in the same matrix */
     const char *last_norm, *head;
 } spw__names;
 const spw__names *spw__nn_names(spw_family family);

@@ -88,8 +88,8 @@ void spw_tape_in_tiles(spw_tape *tape, uint64_t rows);
 uint64_t spw_tape_arena_used(const spw_tape *tape);
 /* Floating point operations of the products of linear layers that forward computed, experts' aside; dry: would have. */
 uint64_t spw_tape_linear_flops(const spw_tape *tape);
-/* What backward went through: attention, linear attention too; a mixture's experts. */
-enum { SPW_PASSED_ATTENTION = 1, SPW_PASSED_EXPERTS = 2 };
+/* What backward went through: attention, a mixture's experts, linear attention. */
+enum { SPW_PASSED_ATTENTION = 1, SPW_PASSED_EXPERTS = 2, SPW_PASSED_LINEAR = 4 };
 unsigned spw_tape_passed(const spw_tape *tape);
 /*
  * spw_tape_reset_kept - starts a recorded call whose forward was done before: the same block, input and batch, after
@@ -219,6 +219,7 @@ spw_value *spw_nn_rope_back(spw_tape *t, spw_value *x, uint64_t col, const float
  * of a value that one of them reads, they and attention together read each column once, and nothing else reads any.
  *   spw_nn_parts    a row of x holds `heads` groups of parts of these sizes (elements); part `first` of all heads, then the next one of all,
  *                   for count parts
+ *   spw_nn_beside   up to three values, which have no other user, side by side
  *   spw_nn_keys     (rows, heads (N + R)): each head has the first N columns of its own, of own's columns over heads each, and behind them
  *                   shared's R columns from col on, whose gradient is the heads' sum in fp32
  * Source  DeepSeek-AI 2024 (2405.04434, 2.1)
@@ -226,6 +227,7 @@ spw_value *spw_nn_rope_back(spw_tape *t, spw_value *x, uint64_t col, const float
 enum { SPW_PARTS_MAX = 4 };
 spw_value *
 spw_nn_parts(spw_tape *t, spw_value *x, uint64_t heads, const uint64_t *sizes, uint32_t first, uint32_t count);
+spw_value *spw_nn_beside(spw_tape *t, spw_value *const *x, uint32_t count);
 spw_value *
 spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64_t heads, uint64_t N, uint64_t R);
 /* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. sinks (1, Hq): a parameter, or NULL.
@@ -258,6 +260,8 @@ spw_value *spw_nn_linear_groups(spw_tape *t, spw_value *x, spw_value *w, uint64_
  * spw_gpu_delta); qkv, a and b have no other user, log_a, dt_bias and skip (1, Hv) are parameters; b is NULL of Mamba-2, skip of the other. What a sequence's later rows read is kept in the delta cache, if the call has one.
  */
 spw_value *spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, spw_value *bias, const spw_conv_shape *shape);
+/* The same without a bias by the taps of three parameters, each of the channels behind the one before. */
+spw_value *spw_nn_conv_apart(spw_tape *t, spw_value *x, spw_value *const w[3], const spw_conv_shape *shape);
 spw_value *spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value *log_a, spw_value *dt_bias,
                         spw_value *skip, const spw_delta_shape *shape);
 spw_value *spw_nn_curve(spw_tape *t, spw_curve kind, spw_value *x);
@@ -515,6 +519,9 @@ typedef enum spw_family {
     SPW_FAMILY_LFM2,
     SPW_FAMILY_LFM2_MOE,
     SPW_FAMILY_BAMBA,
+    SPW_FAMILY_AFMOE,
+    SPW_FAMILY_OLMO_HYBRID,
+    SPW_FAMILY_FALCON_H1,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -656,13 +663,27 @@ typedef struct spw_model_config {
     double linear_step;
     uint64_t full_layers[SPW_FULL_LAYERS_MAX / 64];
     /*
+     * Each layer has both, Mamba-2's beside attention (Falcon-H1's): they read the same norm of its input, and their sum is added to that. unnormed: what Mamba-2
+     * gives is not normed; norm_first: in front of its gate. scales: by what all of it is multiplied; 0: by nothing
+     */
+    bool linear_beside, linear_unnormed, linear_norm_first;
+    struct {
+        double attention_in, keys, attention_out, linear_in, linear_out, gate, mlp;
+        double linear[5]; /* gates, values, keys, queries and steps of Mamba-2 */
+    } scales;
+    /*
      * A layer is one half alone: an MLP where it has a bit in mlp_layers, of experts where it has one in sparse_layers, too; elsewhere attention,
      * linear or not.
      */
     bool halves_apart;
     uint64_t mlp_layers[SPW_FULL_LAYERS_MAX / 64], sparse_layers[SPW_FULL_LAYERS_MAX / 64];
     bool linear_woven;    /* q, k, v and gates of a key head are beside each other in one matrix, b and a in another */
+    bool linear_apart;    /* each of q, k and v has a matrix of its own, and taps */
+    bool linear_before;   /* layers of linear attention have norms before their halves, wherever the others have them */
+    double linear_most;   /* beta comes to at most; 0: 1 */
+    double linear_eps;    /* of the norm of what linear attention gives; 0: norm_eps */
     bool attention_gated; /* behind a head's queries is a gate of their size; its sigmoid times what attention gives */
+    bool gate_apart;      /* but all heads' gates are made by a matrix of their own */
     double rope_theta;    /* 0: no rotary positions */
     double rope_local_theta;                 /* of layers with a window, whose rope is then plain; 0: as the others' */
     double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */
@@ -816,8 +837,12 @@ bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
 /* Whether this layer has attention, linear or not, and whether it has an MLP, of experts or not: nearly all have both. */
 bool spw_model_attends(const spw_model_config *config, uint64_t layer_idx);
 bool spw_model_has_mlp(const spw_model_config *config, uint64_t layer_idx);
-/* Whether this layer has linear attention. */
+/* Whether this layer has linear attention in place of attention. */
 bool spw_model_is_linear(const spw_model_config *config, uint64_t layer_idx);
+/* Whether it has some, in place of attention or beside it. */
+bool spw_model_has_linear(const spw_model_config *config, uint64_t layer_idx);
+/* Where this layer has norms. */
+spw_norms spw_model_norms(const spw_model_config *config, uint64_t layer_idx);
 /* Elements of a row's queries, keys and values there, which the convolution goes over. */
 uint64_t spw_model_linear_channels(const spw_model_config *config);
 /* Whether this layer's heads have sinks. */

@@ -488,6 +488,7 @@ backward_op(spw_tape *t, spw__op *o)
     case T_RMSNORM: spw__rmsnorm_backward(t, o); return;
     case T_ROPE: spw__rope_backward(t, o); return;
     case T_PARTS: spw__parts_backward(t, o); return;
+    case T_BESIDE: spw__beside_backward(t, o); return;
     case T_LEAVE: spw__leave_backward(t, o); return;
     case T_BRING: spw__bring_backward(t, o); return;
     case T_KEYS: spw__keys_backward(t, o); return;

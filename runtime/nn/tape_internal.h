@@ -14,6 +14,7 @@ typedef enum spw__op_kind {
     T_RMSNORM,
     T_ROPE,
     T_PARTS,
+    T_BESIDE,
     T_LEAVE,
     T_BRING,
     T_KEYS,
@@ -223,6 +224,7 @@ void spw__rmsnorm_backward(spw_tape *t, const spw__op *o);
 /* attention.c */
 void spw__rope_backward(spw_tape *t, const spw__op *o);
 void spw__parts_backward(spw_tape *t, const spw__op *o);
+void spw__beside_backward(spw_tape *t, const spw__op *o);
 void spw__keys_backward(spw_tape *t, const spw__op *o);
 void spw__attention_backward(spw_tape *t, const spw__op *o);
 /* streams.c */
