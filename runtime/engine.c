@@ -382,32 +382,14 @@ make_traces(spw_engine *e, const spw_engine_options *o, uint32_t accumulation, s
     return SPW_OK;
 }
 
-static spw_status
-build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err)
+/* ---------------------------------------------------------------- building it */
+
+/* What follows from the configuration alone: rows of a pass and what is cached of running sequences. */
+static void
+settle_rows(spw_engine *e, const spw_engine_options *o)
 {
-    const uint32_t turns = way.turns;
-    const char *table = e->model->config.family == SPW_FAMILY_GPT2 ? "n_positions"
-                        : e->model->config.learned_places          ? "max_position_embeddings"
-                                                                   : NULL;
     const spw_config *c = &e->config;
-    uint64_t chunk = c->run.chunk_elems;
-    uint32_t accumulation = o->inference ? 1 : (uint32_t)c->accumulation, group;
-    uint32_t experts = (uint32_t)e->model->config.experts, experts_each, parts;
-    uint64_t piece_rows;
-    bool shared;
-    spw_topology topology;
-    spw_gpu_options gpu = {.name = c->run.device,
-                           .memory_bytes = c->run.device_memory == SPW_AUTO ? 0 : c->run.device_memory,
-                           .thread_count = c->run.compute_threads > 0 ? c->run.compute_threads : spw__engine_cpus(e),
-                           .topology = &topology,
-                           .pin_threads = c->run.pin_threads,
-                           .compute_dtype = spw__config_compute(c),
-                           .turn = e->comm != NULL ? spw_comm_get_info(e->comm)->machine_rank : 0,
-                           .planned = o->plan_only ? o->gpu : NULL};
-    SPW_TRY(spw__zeropp_parts(e, &parts, err));
-    experts_each = o->inference && parts == 1 && experts > 0 ? 1 : turns > 1 ? (experts + turns - 1) / turns : 0;
-    if (c->zero.sub_group_size > 0 && c->zero.sub_group_size < chunk)
-        chunk = c->zero.sub_group_size / 4096 * 4096 > 0 ? c->zero.sub_group_size / 4096 * 4096 : 4096;
+    const spw_model_config *m = &e->model->config;
     e->B = o->sequences > 0 ? o->sequences : c->micro_batch;
     e->T = o->positions > 0 ? o->positions : c->data.seq_length;
     if (o->cache_slots > 0) {
@@ -416,32 +398,82 @@ build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err
         SPW_ASSERT(o->inference && e->T <= e->cache_positions);
     }
     e->rows = e->B * e->T;
-    e->chooses = e->model->config.index_keys > 0 &&
-                 spw_model_index_keys(&e->model->config, spw__table_positions(e)) > e->model->config.index_keys;
-    group = c->run.micro_batches_per_pass == 0 || c->run.micro_batches_per_pass > accumulation
-                ? accumulation
-                : (uint32_t)c->run.micro_batches_per_pass;
-    piece_rows = o->inference ? 0 : spw_model_piece_rows(&e->model->config, c->run.tile_vocab);
-    find_pieces(e, piece_rows, &shared);
-    if (turns > 1 && group > way.micros)
-        group = way.micros;
-    e->in_turns = turns > 1;
-    e->shares_turns = turns > 1 && group > 1;
+    e->chooses = m->index_keys > 0 && spw_model_index_keys(m, spw__table_positions(e)) > m->index_keys;
+}
+
+static uint32_t
+accumulation_of(const spw_engine *e, const spw_engine_options *o)
+{
+    return o->inference ? 1 : (uint32_t)e->config.accumulation;
+}
+
+/* How many micro-batches a pass has at most, and what experts in turns change of it. */
+static void
+settle_passes(spw_engine *e, const spw_engine_options *o, expert_way way)
+{
+    const spw_config *c = &e->config;
+    const uint32_t accumulation = accumulation_of(e, o), experts = (uint32_t)e->model->config.experts;
+    e->group_max = c->run.micro_batches_per_pass == 0 || c->run.micro_batches_per_pass > accumulation
+                       ? accumulation
+                       : (uint32_t)c->run.micro_batches_per_pass;
+    if (way.turns > 1 && e->group_max > way.micros)
+        e->group_max = way.micros;
+    e->in_turns = way.turns > 1;
+    e->shares_turns = way.turns > 1 && e->group_max > 1;
     e->read_kept_from = way.read_kept_from;
-    e->turn_experts = (experts + turns - 1) / turns;
+    e->turn_experts = (experts + way.turns - 1) / way.turns;
     e->micro_max = accumulation > c->run.eval_batches ? accumulation : (uint32_t)c->run.eval_batches;
-    e->group_max = group;
     e->chain_max = e->model->block_count + o->chain_extra;
-    SPW_TRY(check_passes(e, o, accumulation, shared, err));
-    if (e->T > e->model->config.positions && table != NULL)
-        return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's %s %llu",
-                         (unsigned long long)e->T, table, (unsigned long long)e->model->config.positions);
+}
+
+static spw_status
+check_positions(const spw_engine *e, spw_error *err)
+{
+    const spw_model_config *m = &e->model->config;
+    const char *table = m->family == SPW_FAMILY_GPT2 ? "n_positions"
+                        : m->learned_places          ? "max_position_embeddings"
+                                                     : NULL;
+    return e->T <= m->positions || table == NULL
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's %s %llu",
+                           (unsigned long long)e->T, table, (unsigned long long)m->positions);
+}
+
+/* Where each parameter is: units, chunks, this rank's part. */
+static spw_status
+lay_out(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    const uint32_t experts = (uint32_t)e->model->config.experts;
+    const uint64_t piece_rows = o->inference ? 0 : spw_model_piece_rows(&e->model->config, c->run.tile_vocab);
+    uint64_t chunk = c->run.chunk_elems;
+    uint32_t parts, experts_each;
+    bool shared;
+    SPW_TRY(spw__zeropp_parts(e, &parts, err));
+    experts_each = o->inference && parts == 1 && experts > 0 ? 1 : turns > 1 ? (experts + turns - 1) / turns : 0;
+    if (c->zero.sub_group_size > 0 && c->zero.sub_group_size < chunk)
+        chunk = c->zero.sub_group_size / 4096 * 4096 > 0 ? c->zero.sub_group_size / 4096 * 4096 : 4096;
+    find_pieces(e, piece_rows, &shared);
+    SPW_TRY(check_passes(e, o, accumulation_of(e, o), shared, err));
+    SPW_TRY(check_positions(e, err));
     SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, o->forms,
                             e->optimizer == &spw_opt_muon, piece_rows, e->rank % parts, parts, err));
-    SPW_TRY(check_whole(e, err));
-    if (o->weights_from != NULL && spw__in_place_wanted(e))
-        SPW_TRY(spw__in_place_find(e, o->weights_from, err));
-    spw_topology_read(&topology, "", NULL);
+    return check_whole(e, err);
+}
+
+/* The device, and what it, its ranks' wires and disks are to be shared with. */
+static spw_status
+open_devices(spw_engine *e, const spw_engine_options *o, const spw_topology *topology, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    spw_gpu_options gpu = {.name = c->run.device,
+                           .memory_bytes = c->run.device_memory == SPW_AUTO ? 0 : c->run.device_memory,
+                           .thread_count = c->run.compute_threads > 0 ? c->run.compute_threads : spw__engine_cpus(e),
+                           .topology = topology,
+                           .pin_threads = c->run.pin_threads,
+                           .compute_dtype = spw__config_compute(c),
+                           .turn = e->comm != NULL ? spw_comm_get_info(e->comm)->machine_rank : 0,
+                           .planned = o->plan_only ? o->gpu : NULL};
     SPW_TRY(spw__open_device(e, &gpu, err));
     spw__settle_choices(e, o);
     e->device_sharers = o->device_ranks > 0 ? o->device_ranks : spw__guess_sharers(e);
@@ -454,6 +486,13 @@ build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err
     SPW_TRY(spw__disks_share(e, o->plan_only, err));
     if (!e->host_addressable)
         e->rates.shared_cores = 0;
+    return SPW_OK;
+}
+
+/* What computes, and the order in which it will use everything. */
+static spw_status
+make_passes(spw_engine *e, const spw_engine_options *o, spw_error *err)
+{
     SPW_TRY(spw_gpu_queue_create(&e->compute, e->gpu, SPW_QUEUE_COMPUTE, err));
     SPW_TRY(spw_gpu_queue_create(&e->d2h, e->gpu, SPW_QUEUE_D2H, err));
     SPW_TRY(spw_gpu_event_create(&e->passed, e->gpu, err));
@@ -462,19 +501,38 @@ build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err
         spw_tape_in_tiles(e->tape, spw_nn_tile_rows(e->B, e->T, spw__tile_tokens(&e->config, e->model)));
     SPW_TRY(make_tables(e, o, err));
     SPW_TRY(make_batch_tables(e, err));
-    SPW_TRY(make_traces(e, o, accumulation, err));
+    SPW_TRY(make_traces(e, o, accumulation_of(e, o), err));
     spw__note_uses(e);
-    SPW_TRY(check_frozen(e, err));
-    SPW_TRY(spw__engine_make_plan(e, o, err));
-    SPW_TRY(spw__check_groups(e, err));
-    if (o->plan_only)
-        return SPW_OK;
+    return check_frozen(e, err);
+}
+
+/* All that the plan says. */
+static spw_status
+take_planned(spw_engine *e, const spw_topology *topology, spw_error *err)
+{
     SPW_TRY(spw__make_ranges(e, err));
     SPW_TRY(take_memory(e, err));
     SPW_TRY(take_partials(e, err));
     SPW_TRY(spw__orthogonal_open(e, err));
-    SPW_TRY(take_together(e, &topology, err));
+    SPW_TRY(take_together(e, topology, err));
     return e->comm == NULL ? SPW_OK : spw__ranks_create(&e->ranks, e, e->comm, e->between + e->plan.grads_device, err);
+}
+
+static spw_status
+build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err)
+{
+    spw_topology topology;
+    settle_rows(e, o);
+    settle_passes(e, o, way);
+    SPW_TRY(lay_out(e, o, way.turns, err));
+    if (o->weights_from != NULL && spw__in_place_wanted(e))
+        SPW_TRY(spw__in_place_find(e, o->weights_from, err));
+    spw_topology_read(&topology, "", NULL);
+    SPW_TRY(open_devices(e, o, &topology, err));
+    SPW_TRY(make_passes(e, o, err));
+    SPW_TRY(spw__engine_make_plan(e, o, err));
+    SPW_TRY(spw__check_groups(e, err));
+    return o->plan_only ? SPW_OK : take_planned(e, &topology, err);
 }
 
 /* Prompts, what others say, padding: rows of which heads compute nothing. */
