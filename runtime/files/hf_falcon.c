@@ -109,7 +109,7 @@ write_sizes(json_t *o, const spw_model_config *c)
     set_size(o, "mamba_d_ssm", c->linear_heads * c->linear_value_dim);
     json_object_set_new(o, "mamba_conv_bias", json_boolean(c->linear_bias));
     json_object_set_new(o, "mamba_rms_norm", json_boolean(!c->linear_unnormed));
-    json_object_set_new(o, "mamba_norm_before_gate", json_boolean(c->linear_unnormed || c->linear_norm_first));
+    json_object_set_new(o, "mamba_norm_before_gate", json_boolean(c->linear_norm_first));
     json_object_set_new(o, "mamba_proj_bias", json_false());
     json_object_set_new(o, "projectors_bias", json_false());
 }
