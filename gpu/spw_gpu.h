@@ -430,7 +430,7 @@ typedef struct spw_compress_shape {
     uint64_t B, T, D, rate;
     bool overlaps;
     const int32_t *begins; /* (B T) as in spw_attention_shape; NULL: a sequence is one document */
-    const int32_t *firsts; /* (B, T / rate) by spw_gpu_windows(), with those; or NULL */
+    const int32_t *firsts; /* by spw_gpu_windows(), with those, or with the starts of running sequences; else NULL */
 } spw_compress_shape;
 /*
  * firsts (B, T / rate): which row of its sequence is a window's first; of one that is nobody's T - 1, with which no window begins. begins NULL: a
