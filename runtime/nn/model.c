@@ -273,7 +273,7 @@ check_streams(const spw_model_config *c, spw_error *err)
 enum { LAYERS_MAX = 65536 }; /* their parameters, of all experts, are counted in 32 bits */
 
 static spw_status
-check(const spw_model_config *c, spw_error *err)
+check_sizes(const spw_model_config *c, spw_error *err)
 {
     const struct {
         const char *key;
@@ -286,7 +286,6 @@ check(const spw_model_config *c, spw_error *err)
                  {"head_dim", c->head_dim},
                  {"MLP width", c->mlp_width},
                  {"positions", c->positions}};
-    bool turns = c->family != SPW_FAMILY_GPT2 && !c->learned_places;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].value == 0 || sizes[i].value > (1ull << 31))
             return SPW_RAISE(err, SPW_ECONFIG, "model: %s is %llu, it must be between 1 and 2^31", sizes[i].key,
@@ -295,12 +294,48 @@ check(const spw_model_config *c, spw_error *err)
     if (c->layers > LAYERS_MAX)
         return SPW_RAISE(err, SPW_ECONFIG, "model: the number of layers is %llu, it must be between 1 and %d",
                          (unsigned long long)c->layers, LAYERS_MAX);
+    return SPW_OK;
+}
+
+/* Whether positions turn queries and keys. */
+static bool
+has_rope(const spw_model_config *c)
+{
+    return c->family != SPW_FAMILY_GPT2 && !c->learned_places;
+}
+
+static spw_status
+check_heads(const spw_model_config *c, spw_error *err)
+{
     if (c->heads % c->kv_heads != 0)
         return SPW_RAISE(err, SPW_ECONFIG, "model: %llu heads do not divide into %llu key/value heads",
                          (unsigned long long)c->heads, (unsigned long long)c->kv_heads);
     if (c->family == SPW_FAMILY_GPT2 && c->heads * c->head_dim != c->width)
         return SPW_RAISE(err, SPW_ECONFIG, "model: n_embd %llu is not a multiple of n_head %llu",
                          (unsigned long long)c->width, (unsigned long long)c->heads);
+    if (c->woven && (!c->packed || c->kv_heads != c->heads))
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: %llu heads and %llu key/value heads; where a head's query, key and value are beside "
+                         "each other, each has its own",
+                         (unsigned long long)c->heads, (unsigned long long)c->kv_heads);
+    if (c->full_head_dim > 0 && (c->full_kv_heads == 0 || c->heads % c->full_kv_heads != 0))
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: %llu heads do not divide into %llu key/value heads of layers without a window",
+                         (unsigned long long)c->heads, (unsigned long long)c->full_kv_heads);
+    if (spw_model_value_dim(c, 0) > spw_model_head_dim(c, 0))
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: a head's values have %llu elements, its keys %llu; not supported yet",
+                         (unsigned long long)c->value_dim, (unsigned long long)c->head_dim);
+    if (has_rope(c) && (c->kv_rank == 0 || c->rope_growth > 0) && (c->head_dim % 2 != 0 || c->full_head_dim % 2 != 0))
+        return SPW_RAISE(err, SPW_ECONFIG, "model: head_dim %llu is odd, rope needs an even one",
+                         (unsigned long long)(c->head_dim % 2 != 0 ? c->head_dim : c->full_head_dim));
+    return SPW_OK;
+}
+
+/* Latent attention, and what chooses its keys. */
+static spw_status
+check_latent(const spw_model_config *c, spw_error *err)
+{
     if (c->kv_rank > 0 &&
         (c->rope_dim == 0 || c->rope_dim % 2 != 0 || c->rope_dim >= c->head_dim || c->kv_heads != c->heads))
         return SPW_RAISE(
@@ -318,22 +353,12 @@ check(const spw_model_config *c, spw_error *err)
             "%d elements, of which as many are turned as of latent attention's, and the first layer has one",
             (unsigned long long)c->index_heads, (unsigned long long)c->index_dim, (unsigned long long)c->rope_dim,
             SPW_CHOICE_DIM_MAX);
-    if (c->woven && (!c->packed || c->kv_heads != c->heads))
-        return SPW_RAISE(err, SPW_ECONFIG,
-                         "model: %llu heads and %llu key/value heads; where a head's query, key and value are beside "
-                         "each other, each has its own",
-                         (unsigned long long)c->heads, (unsigned long long)c->kv_heads);
-    if (c->full_head_dim > 0 && (c->full_kv_heads == 0 || c->heads % c->full_kv_heads != 0))
-        return SPW_RAISE(err, SPW_ECONFIG,
-                         "model: %llu heads do not divide into %llu key/value heads of layers without a window",
-                         (unsigned long long)c->heads, (unsigned long long)c->full_kv_heads);
-    if (spw_model_value_dim(c, 0) > spw_model_head_dim(c, 0))
-        return SPW_RAISE(err, SPW_ECONFIG,
-                         "model: a head's values have %llu elements, its keys %llu; not supported yet",
-                         (unsigned long long)c->value_dim, (unsigned long long)c->head_dim);
-    if (turns && (c->kv_rank == 0 || c->rope_growth > 0) && (c->head_dim % 2 != 0 || c->full_head_dim % 2 != 0))
-        return SPW_RAISE(err, SPW_ECONFIG, "model: head_dim %llu is odd, rope needs an even one",
-                         (unsigned long long)(c->head_dim % 2 != 0 ? c->head_dim : c->full_head_dim));
+    return SPW_OK;
+}
+
+static spw_status
+check_experts(const spw_model_config *c, spw_error *err)
+{
     if (c->experts > SPW_EXPERTS_MAX || c->choices > SPW_CHOICES_MAX || c->choices > c->experts ||
         (c->experts > 0 && c->choices == 0))
         return SPW_RAISE(
@@ -354,9 +379,15 @@ check(const spw_model_config *c, spw_error *err)
         return SPW_RAISE(err, SPW_ECONFIG,
                          "model: a layer of %llu experts, each with biases, has more than %d parameters",
                          (unsigned long long)c->experts, SPW_BLOCK_PARAMS_MAX);
+    return SPW_OK;
+}
+
+static spw_status
+check_rope(const spw_model_config *c, spw_error *err)
+{
     if (c->rope != SPW_ROPE_PLAIN && !(c->rope_factor > 0))
         return SPW_RAISE(err, SPW_ECONFIG, "model: the rope factor is %g, it must be above 0", c->rope_factor);
-    if (turns && (spw_model_rope_width(c, 0) == 0 || spw_model_rope_width(c, 0) % 2 != 0))
+    if (has_rope(c) && (spw_model_rope_width(c, 0) == 0 || spw_model_rope_width(c, 0) % 2 != 0))
         return SPW_RAISE(
             err, SPW_ECONFIG,
             "model: partial_rotary_factor %g turns %llu of a head's %llu elements; it must be an even number",
@@ -381,7 +412,11 @@ spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err)
 {
     spw_model *m;
     *out = NULL;
-    SPW_TRY(check(config, err));
+    SPW_TRY(check_sizes(config, err));
+    SPW_TRY(check_heads(config, err));
+    SPW_TRY(check_latent(config, err));
+    SPW_TRY(check_experts(config, err));
+    SPW_TRY(check_rope(config, err));
     SPW_TRY(check_linear(config, err));
     SPW_TRY(check_sides(config, err));
     SPW_TRY(check_streams(config, err));
