@@ -121,7 +121,7 @@ all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT) CUDA=$(CUDA)
 	@ln -sf $(BUILD)/spillway spillway
 	@cp -f $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(MPI_PLUGIN) .
-	@$(if $(CUDA_PLUGIN),,echo "no cuda device: $(if $(NVCC),$(if $(NVCC_OLD),nvcc $(NVCC_HERE) is too old$(comma) 12 is needed,$(if $(NO_USE),no GPU is here$(comma) and make builds it for others,CUDA=0)),no nvcc here; to add it install the CUDA toolkit$(comma) 12 or later)")
+	@$(if $(CUDA_PLUGIN),,echo "no cuda device: $(if $(NVCC),$(if $(NVCC_OLD),nvcc $(NVCC_HERE) is too old$(comma) 12 is needed,$(if $(and $(NO_GPU),$(filter demo%,$(MAKECMDGOALS))),no GPU is here$(comma) and make builds it for others,CUDA=0)),no nvcc here; to add it install the CUDA toolkit$(comma) 12 or later)")
 
 # A file of its own, so that the program starts where there is no MPI; without headers for it there is none.
 ifeq ($(MPI),1)
