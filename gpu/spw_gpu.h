@@ -142,7 +142,7 @@ void spw_gpu_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const
                       uint64_t n, double *sumsq);
 
 /*
- * n elements, a multiple of 128, as codes in blocks of 128 with their scales: the bytes, and decoded the elements, of runtime/base/quant.h;
+ * n elements, a multiple of 128 or of a strip, as codes in blocks of 128 with their scales: the bytes, and decoded the elements, of runtime/base/quant.h;
  * encode makes SPW_QUANT_INT8 and INT4 alone, decode takes published forms too (spw_codes.h). codes is aligned to 4 bytes. On any queue, lent as above.
  * decode_h2d: codes lie in host memory, and what crosses the link are the codes; else all is on the device.
  */

@@ -35,9 +35,32 @@ typedef struct filled {
     const spw__checkpoint_sources *job;
     const spw_param *param;
     const uint8_t *codes;
-    uint64_t first; /* a multiple of a block */
+    uint64_t first; /* a multiple of a block or a strip */
     spw_quant form;
 } filled;
+
+/* As many elements from `at` on as are decoded at once, n at most, in want from *skip on. */
+static uint64_t
+decode_some(const filled *f, spw_dtype type, uint64_t at, uint64_t n, float want[BLOCK_ELEMS], uint64_t *skip)
+{
+    const uint64_t unit = spw_codes_unit(f->form), strip = at / unit * unit, cols = spw_codes_cols(f->form);
+    const uint64_t room = BLOCK_ELEMS - at % SPW_QUANT_BLOCK;
+    float row[BLOCK_ELEMS];
+    if (cols == 0) {
+        n = n < room ? n : room;
+        *skip = at % SPW_QUANT_BLOCK;
+        spw__quant_decode(want, type, f->codes + spw__quant_bytes(f->form, at - *skip), f->form,
+                          spw_round_up(*skip + n, SPW_QUANT_BLOCK));
+        return n;
+    }
+    n = n < cols - at % cols ? n : cols - at % cols;
+    n = n < BLOCK_ELEMS ? n : BLOCK_ELEMS;
+    *skip = 0;
+    spw__quant_strip_row(row, f->form, f->codes + spw__quant_bytes(f->form, strip), (uint32_t)((at - strip) / cols),
+                         (uint32_t)(at % cols), (uint32_t)n);
+    spw_convert(want, type, row, SPW_F32, n);
+    return n;
+}
 
 /* As the state format rounds what it loads. */
 static spw_status
@@ -48,11 +71,9 @@ compare(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error 
     const uint32_t size = spw_dtype_bytes(type);
     for (uint64_t i = 0, n; i < count; i += n) {
         float there[BLOCK_ELEMS], want[BLOCK_ELEMS];
-        const uint64_t at = first + i - f->first, skip = at % SPW_QUANT_BLOCK, room = BLOCK_ELEMS - skip;
-        n = count - i < room ? count - i : room;
+        uint64_t skip;
+        n = decode_some(f, type, first + i - f->first, count - i, want, &skip);
         spw_state_set(f->job->format, NULL, there, NULL, BLOCK_ELEMS, SPW_PART_MASTER, 0, n, data + i);
-        spw__quant_decode(want, type, f->codes + spw__quant_bytes(f->form, at - skip), f->form,
-                          spw_round_up(skip + n, SPW_QUANT_BLOCK));
         if (memcmp(there, (const char *)want + skip * size, n * size) != 0)
             return SPW_RAISE(err, SPW_EINVAL,
                              "%s, elements %llu to %llu: these weights are not what the codes of %s stand for, which "

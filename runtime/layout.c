@@ -57,19 +57,39 @@ typedef struct by_expert {
     const spw_quant *forms; /* (param_count) of all blocks; NULL: none is codes */
     spw_quant distinct[SPW_FORMS_MAX];
     uint32_t form_count;
+    uint64_t chunk_elems;
 } by_expert;
+
+/* Where a parameter may begin, a chunk and a part: multiples of 4096, and of strips that codes are cut into. */
+static uint64_t
+step_of(spw_quant form)
+{
+    uint64_t step = spw_codes_unit(form);
+    while (step % 4096 != 0)
+        step *= 2;
+    return step;
+}
+
+/* Strips that are no part of a chunk stay numbers. */
+static spw_quant
+form_of(const by_expert *of, uint32_t id)
+{
+    const spw_quant form = of->forms != NULL ? of->forms[id] : SPW_QUANT_NONE;
+    return spw_codes_cols(form) > 0 && step_of(form) > of->chunk_elems ? SPW_QUANT_NONE : form;
+}
 
 static void
 list_forms(by_expert *of, uint32_t param_count)
 {
-    for (uint32_t id = 0; of->forms != NULL && id < param_count; id++) {
+    for (uint32_t id = 0; id < param_count; id++) {
+        const spw_quant form = form_of(of, id);
         uint32_t k = 0;
-        while (k < of->form_count && of->distinct[k] != of->forms[id])
+        while (k < of->form_count && of->distinct[k] != form)
             k++;
-        if (k < of->form_count || of->forms[id] == SPW_QUANT_NONE)
+        if (k < of->form_count || form == SPW_QUANT_NONE)
             continue;
         SPW_ASSERT(of->form_count < SPW_FORMS_MAX);
-        of->distinct[of->form_count++] = of->forms[id];
+        of->distinct[of->form_count++] = form;
     }
 }
 
@@ -101,7 +121,7 @@ sort_by_expert(by_expert *s, const spw_model *m, uint32_t block_idx)
 static bool
 is_kind(const spw_layout *l, const spw_model *m, const by_expert *of, const kind *k, uint32_t id, bool trainable)
 {
-    const spw_quant form = of->forms != NULL && may_be_coded(m, k->block_idx, id) ? of->forms[id] : SPW_QUANT_NONE;
+    const spw_quant form = may_be_coded(m, k->block_idx, id) ? form_of(of, id) : SPW_QUANT_NONE;
     if (k->of_indexer || m->params[id].of_indexer)
         return m->params[id].owner_block == k->block_idx && k->of_indexer && m->params[id].of_indexer;
     return m->params[id].owner_block == k->block_idx && l->places[id].pieces == 1 && form == k->form &&
@@ -126,6 +146,7 @@ lay_kind(spw_layout *l, const spw_model *m, const by_expert *of, const kind *k, 
             if (!is_kind(l, m, of, k, id, trainable))
                 continue;
             at = k->whole ? spw_round_up(at, 4096) : at; /* so that sums over 4096 elements are of one matrix */
+            at = spw_codes_cols(k->form) > 0 ? spw_round_up(at, step_of(k->form)) : at;
             if (places) {
                 l->places[id] = (spw_place){l->unit_count, 1, at, elems, elems};
                 l->param_ids[count++] = id;
@@ -149,6 +170,7 @@ place_kind(spw_layout *l, const spw_model *m, const by_expert *of, const kind *k
     l->bases[l->unit_count] = *base;
     *base += spw_round_up(at, 4096);
     at = spw_layout_part(at, l->parts);
+    at = spw_codes_cols(k->form) > 0 ? spw_round_up(at, step_of(k->form)) : at;
     l->of_experts[l->unit_count] = k->of_experts;
     l->granule = k->of_experts && !trainable && at > l->granule ? at : l->granule;
     l->units[l->unit_count++] = (spw_store_unit){
@@ -285,12 +307,19 @@ spw__layout_trained(const spw_layout *l)
     return elems;
 }
 
+/* As many strips as a chunk has room for. */
+static uint64_t
+chunk_of(const spw_store_unit *u, uint64_t chunk_elems)
+{
+    return spw_codes_cols(u->form) > 0 ? chunk_elems / step_of(u->form) * step_of(u->form) : chunk_elems;
+}
+
 spw_status
 spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, uint32_t experts_each,
                 const spw_quant *forms, bool whole, uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err)
 {
     uint64_t chunks = 0, base = 0, units, more;
-    by_expert of = {.experts = (uint32_t)m->config.experts, .forms = forms};
+    by_expert of = {.experts = (uint32_t)m->config.experts, .forms = forms, .chunk_elems = chunk_elems};
     uint32_t groups;
     memset(l, 0, sizeof *l);
     l->experts_each = experts_each;
@@ -326,7 +355,7 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
     spw_mem_free(of.ends);
     of.ends = NULL;
     for (uint32_t u = 0; u < l->unit_count; u++)
-        chunks += (l->units[u].elems + chunk_elems - 1) / chunk_elems;
+        chunks += (l->units[u].elems - 1) / chunk_of(&l->units[u], chunk_elems) + 1;
     if (chunks > INT32_MAX) {
         spw_layout_free(l);
         return SPW_RAISE(err, SPW_EINVAL, "chunk_elems %llu gives %llu chunks", (unsigned long long)chunk_elems,
@@ -337,10 +366,11 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
         goto no_memory;
     for (uint32_t u = 0; u < l->unit_count; u++) {
         l->units[u].chunk_first = l->chunk_count;
-        for (uint64_t at = 0; at < l->units[u].elems; at += chunk_elems) {
+        const uint64_t each = chunk_of(&l->units[u], chunk_elems);
+        for (uint64_t at = 0; at < l->units[u].elems; at += each) {
             uint64_t left = l->units[u].elems - at;
-            l->chunks[l->chunk_count++] = (spw_store_chunk){
-                .unit_idx = u, .first = l->units[u].first + at, .elems = left < chunk_elems ? left : chunk_elems};
+            l->chunks[l->chunk_count++] =
+                (spw_store_chunk){.unit_idx = u, .first = l->units[u].first + at, .elems = left < each ? left : each};
         }
         l->units[u].chunk_count = l->chunk_count - l->units[u].chunk_first;
     }

@@ -68,11 +68,12 @@ codes_and_numbers(const parity *p, uint64_t n, uint32_t bits, spw_dtype type)
     assert_int_equal(spw_gpu_check(p->gpu, &err), SPW_OK);
 }
 
-/* Published codes of any bits with scales that are powers of two or near to one, decoded from both sides of the link. */
+/* Published codes of any bits, in blocks or strips, with scales that are powers of two or near to one, decoded from both sides of the link. */
 static void
 published_numbers(const parity *p, spw_quant form, spw_dtype type)
 {
-    const uint64_t n = 69632, bytes = spw__quant_bytes(form, n), width = spw_dtype_bytes(type);
+    const uint64_t n = spw_round_up(140000, spw_codes_unit(form)), bytes = spw__quant_bytes(form, n),
+                   width = spw_dtype_bytes(type);
     spw_region codes, want, got;
     void *there = NULL, *device = NULL;
     spw_gpu_queue *q = NULL;
@@ -81,9 +82,10 @@ published_numbers(const parity *p, spw_quant form, spw_dtype type)
     assert_int_equal(spw_region_map(&want, n * width, 0, &err), SPW_OK);
     assert_int_equal(spw_region_map(&got, n * width, 0, &err), SPW_OK);
     for (uint64_t i = 0; i < bytes; i++) {
-        const uint64_t at = i % spw_codes_block_bytes(form);
+        const uint32_t cols = spw_codes_cols(form), begin = cols > 0 ? cols : spw_codes_begin(form);
+        const uint64_t at = i % spw__quant_bytes(form, spw_codes_unit(form));
         uint8_t x = (uint8_t)(i * 2654435761u >> 13), *to = (uint8_t *)codes.base + i;
-        if (at >= spw_codes_begin(form)) /* floats of 8 bits have a NaN */
+        if (at >= begin) /* floats of 8 bits have a NaN */
             *to = spw_codes_bits(form) == 8 && (x & 127) == 127 ? 1 : x;
         else if (spw_codes_scale_of(form) == SPW_SCALE_E8M0)
             *to = i % 7 == 0 ? 0 : (uint8_t)(120 + x % 16);
@@ -132,6 +134,8 @@ parity_codes(const parity *p)
                           spw_codes_published(forms[k / 6].bits, (int)forms[k / 6].floats, forms[k / 6].scale,
                                               forms[k / 6].group, k / 3 % 2),
                           (spw_dtype)(k % 3));
+    for (int k = 0; k < 18; k++)
+        published_numbers(p, spw_codes_strips(k < 6 ? 4 : k < 12 ? 132 : 2880, k / 3 % 2), (spw_dtype)(k % 3));
     for (int i = 0; i < (p->large ? 5 : 4); i++)
         for (int k = 0; k < 6; k += i < 4 ? 1 : 3) /* the last is longer than a piece of the device's staging */
             codes_and_numbers(p, lengths[i], k % 2 ? 4 : 8, (spw_dtype)(k / 2));

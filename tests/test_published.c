@@ -7,10 +7,12 @@
 #include "quant.h"
 #include "spw_access.h"
 #include "spw_generate.h"
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 /* ---------------------------------------------------------------- a folder of 8-bit floats */
@@ -212,6 +214,14 @@ experts_lora(rig *r)
     from_folder(r, "tests/vectors/scaled/qwen3_fp4");
 }
 
+/* A scale for 32 rows of a column. */
+static void
+strips_lora(rig *r)
+{
+    lora_everywhere(r);
+    from_folder(r, "tests/vectors/families/gpt_oss_mxfp4");
+}
+
 static void
 deepseek_lora(rig *r)
 {
@@ -280,6 +290,9 @@ test_as_numbers(void **state)
     as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, experts_lora);
     as_numbers(SPW_STATE_MIXED, SPW_TIER_DEVICE, experts_lora);
     as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, deepseek_lora);
+    as_numbers(SPW_STATE_SPLIT, SPW_TIER_NVME, strips_lora);
+    as_numbers(SPW_STATE_FP32, SPW_TIER_HOST, strips_lora);
+    as_numbers(SPW_STATE_MIXED, SPW_TIER_DEVICE, strips_lora);
     as_numbers(SPW_STATE_FP32, SPW_TIER_NVME, floats_frozen);
     as_numbers(SPW_STATE_MIXED, SPW_TIER_NVME, floats_frozen);
 }
@@ -291,6 +304,7 @@ test_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, kimi_lora);
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, floats_lora);
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, experts_lora);
+    rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, strips_lora);
 }
 
 /* A checkpoint has the numbers, and the folder the codes. */
@@ -301,6 +315,8 @@ test_resumes(void **state)
     rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_LLAMA, SPW_TIER_NVME, kimi_lora);
     rig_resumes(SPW_STATE_FP32, SPW_FAMILY_LLAMA, SPW_TIER_HOST, floats_frozen);
     rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_LLAMA, SPW_TIER_HOST, integers_lora);
+    rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_LLAMA, SPW_TIER_NVME, strips_lora);
+    rig_resumes(SPW_STATE_FP32, SPW_FAMILY_LLAMA, SPW_TIER_HOST, strips_lora);
 }
 
 /* ---------------------------------------------------------------- bytes */
@@ -372,6 +388,7 @@ test_bytes(void **state)
     count(mxfp4_lora, (kept_kind){"_proj.weight", 64 + 4}, none, 0);
     count(experts_lora, (kept_kind){".experts.", 64 + 4}, (kept_kind){"_proj.weight", 128 + 8 * 4}, 0);
     count(experts_lora, (kept_kind){".experts.", 64 + 4}, (kept_kind){"_proj.weight", 128 + 8 * 4}, 30000);
+    count(strips_lora, (kept_kind){".experts.", 64 + 4}, none, 0);
 }
 
 /* ---------------------------------------------------------------- what is not kept */
@@ -411,14 +428,6 @@ half_floats(rig *r)
     r->c.run.state_format = SPW_STATE_MIXED_F16;
 }
 
-/* A scale for 32 rows of a column. */
-static void
-turned_groups(rig *r)
-{
-    lora_everywhere(r);
-    from_folder(r, "tests/vectors/families/gpt_oss_mxfp4");
-}
-
 static void
 other_numbers(rig *r)
 {
@@ -433,7 +442,6 @@ test_refused(void **state)
     refused(without_folder, SPW_ECONFIG, "needs model.path");
     refused(odd_blocks, SPW_ECONFIG, "tests/vectors/scaled/llama has no matrices as codes that are kept");
     refused(half_floats, SPW_ECONFIG, "is for weights in bf16 or fp32");
-    refused(turned_groups, SPW_ECONFIG, "has no matrices as codes that are kept");
     refused(other_numbers, SPW_EINVAL, "weights drawn at random are not those that tests/vectors/scaled/kimi_k25 has");
 }
 
@@ -546,12 +554,13 @@ same_matrix(bound *b, uint32_t id, spw_dtype dtype)
 {
     const spw_param *p = &b->model->params[id];
     const spw_quant form = b->forms[id];
-    const uint64_t n = p->rows * p->cols, up = spw_round_up(n, 128), block = spw_codes_block_bytes(form);
+    const uint64_t n = p->rows * p->cols, unit = spw_codes_unit(form), up = spw_round_up(n, unit),
+                   bytes = spw__quant_bytes(form, unit);
     const uint32_t size = spw_dtype_bytes(dtype);
-    uint8_t *all = malloc(up / 128 * block), *part = malloc(up / 128 * block + 1);
+    uint8_t *all = malloc(up / unit * bytes), *part = malloc(up / unit * bytes + 1);
     float *numbers = calloc(up, 4), *want = calloc(up, 4), *got = calloc(up, 4);
     spw_error err = {0};
-    memset(all, 0xee, up / 128 * block);
+    memset(all, 0xee, up / unit * bytes);
     if (spw_hf_read_codes(b->r, id, form, 0, n, all, &err) != SPW_OK ||
         spw_hf_read_param(b->r, id, 0, n, numbers, &err) != SPW_OK)
         fail_msg("%s: %s", p->name, err.message);
@@ -560,12 +569,12 @@ same_matrix(bound *b, uint32_t id, spw_dtype dtype)
     spw__quant_decode(got, dtype, all, form, up);
     assert_memory_equal(got, want, up * size);
     for (uint64_t k = 0; k < 8; k++) {
-        const uint64_t first = draw(k) % (up / 128), end = first + 1 + draw(k + 8) % (up / 128 - first),
-                       last = end * 128 < n ? end * 128 : n;
-        part[(end - first) * block] = 0xee;
-        assert_int_equal(spw_hf_read_codes(b->r, id, form, first * 128, last - first * 128, part, &err), SPW_OK);
-        assert_memory_equal(part, all + first * block, (end - first) * block);
-        assert_int_equal(part[(end - first) * block], 0xee);
+        const uint64_t first = draw(k) % (up / unit), end = first + 1 + draw(k + 8) % (up / unit - first),
+                       last = end * unit < n ? end * unit : n;
+        part[(end - first) * bytes] = 0xee;
+        assert_int_equal(spw_hf_read_codes(b->r, id, form, first * unit, last - first * unit, part, &err), SPW_OK);
+        assert_memory_equal(part, all + first * bytes, (end - first) * bytes);
+        assert_int_equal(part[(end - first) * bytes], 0xee);
     }
     free(all);
     free(part);
@@ -583,7 +592,8 @@ test_read(void **state)
                                  "tests/vectors/scaled/llama_nvfp4",
                                  "tests/vectors/scaled/llama_modelopt",
                                  "tests/vectors/scaled/llama_mxfp4",
-                                 "tests/vectors/scaled/qwen3_fp4"};
+                                 "tests/vectors/scaled/qwen3_fp4",
+                                 "tests/vectors/families/gpt_oss_mxfp4"};
     (void)state;
     for (size_t k = 0; k < 2 * sizeof paths / sizeof paths[0]; k++) {
         const spw_dtype dtype = k % 2 ? SPW_F32 : SPW_BF16;
@@ -597,6 +607,91 @@ test_read(void **state)
         assert_true(seen > 4);
         close_codes(&b);
     }
+}
+
+/* And of a column of gpt-oss' experts. */
+static void
+test_no_scale(void **state)
+{
+    static const char *const scales = "model.layers.0.mlp.experts.gate_up_proj_scales";
+    const uint8_t nan = 0xff;
+    char command[600], dir[256], file[300];
+    spw_error err = {0};
+    spw_st_reader *reader = NULL;
+    spw_st_extent at;
+    rig r;
+    int fd;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(command, sizeof command, "cp tests/vectors/families/gpt_oss_mxfp4/* %s", dir);
+    assert_int_equal(system(command), 0);
+    snprintf(file, sizeof file, "%s/model.safetensors", dir);
+    assert_int_equal(spw_st_reader_open(&reader, file, &err), SPW_OK);
+    assert_true(spw_st_reader_extent(reader, spw_st_reader_find(reader, scales), &at));
+    fd = open(file, O_RDWR);
+    assert_true(fd >= 0 && pwrite(fd, &nan, 1, (off_t)at.offset + 100) == 1);
+    close(fd);
+    spw_st_reader_close(reader);
+    rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    lora_everywhere(&r);
+    from_folder(&r, dir);
+    rig_open(&r);
+    assert_int_equal(spw_engine_load_weights(r.e, dir, &r.err), SPW_ECORRUPT);
+    if (strstr(r.err.message, "the scales of tensor model.layers.0.mlp.experts.gate_up_proj_blocks are no finite") ==
+        NULL)
+        fail_msg("%s", r.err.message);
+    rig_remove(&r);
+    tiny_dir_remove(dir);
+}
+
+/* Parameters, chunks and parts of what is kept in strips begin at whole strips; those that no chunk has room for are numbers. */
+static void
+whole_strips(const spw_model *m, const spw_layout *l, uint64_t chunk_elems)
+{
+    for (uint32_t i = 0; i < l->chunk_count; i++) {
+        const spw_store_chunk *c = &l->chunks[i];
+        const uint64_t unit = spw_codes_unit(l->units[c->unit_idx].form);
+        assert_true(c->first % unit == 0 && c->elems % unit == 0 && c->elems % 4096 == 0 && c->elems <= chunk_elems);
+    }
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        const spw_place *at = &l->places[id];
+        const spw_quant form = l->units[at->unit_idx].form;
+        const uint64_t step = m->params[id].cols == 160 ? 20480 : 12288; /* of 32 x 160 and 32 x 192, and 4096 */
+        assert_true(
+            spw_codes_cols(form) ==
+            (m->params[id].stack > 0 && m->params[id].ndim == 2 && step <= chunk_elems ? m->params[id].cols : 0));
+        assert_true(at->first % spw_codes_unit(form) == 0);
+    }
+}
+
+static void
+test_strips(void **state)
+{
+    static const uint64_t sizes[] = {4096, 12288, 16384, 20480, 65536};
+    spw_quant forms[64] = {0};
+    spw_error err = {0};
+    spw_model_config c;
+    spw_model *m = NULL;
+    spw_layout l;
+    (void)state;
+    assert_int_equal(spw_hf_config_load(&c, "tests/vectors/families/gpt_oss_mxfp4", &err), SPW_OK);
+    c.width = 160;
+    c.mlp_width = 96;
+    assert_int_equal(spw_model_build(&m, &c, &err), SPW_OK);
+    assert_true(m->param_count <= 64);
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        spw_param *p = &m->params[id];
+        p->frozen = true;
+        forms[id] = p->stack > 0 && p->ndim == 2 ? spw_codes_strips((uint32_t)p->cols, true) : SPW_QUANT_NONE;
+    }
+    for (uint32_t k = 0; k < 5 * 12; k++) {
+        const uint32_t parts = 1 + k / 5 % 3;
+        if (spw_layout_make(&l, m, sizes[k % 5], k / 15 % 2, k / 30, forms, false, 0, k % parts, parts, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        whole_strips(m, &l, sizes[k % 5]);
+        spw_layout_free(&l);
+    }
+    spw_model_destroy(m);
 }
 
 /* A NaN among codes, and scales that are none, infinite, or so great that products may be. */
@@ -643,6 +738,7 @@ main(void)
         cmocka_unit_test(test_as_numbers), cmocka_unit_test(test_everywhere),    cmocka_unit_test(test_resumes),
         cmocka_unit_test(test_bytes),      cmocka_unit_test(test_refused),       cmocka_unit_test(test_not_set),
         cmocka_unit_test(test_read),       cmocka_unit_test(test_other_numbers), cmocka_unit_test(test_no_numbers),
+        cmocka_unit_test(test_strips),     cmocka_unit_test(test_no_scale),
     };
     return cmocka_run_group_tests_name("published", tests, make_folders, remove_folders);
 }

@@ -57,6 +57,25 @@ done
 check "give the same losses" same mixed-published.losses mixed-none.losses 4
 check "and model.safetensors" cmp -s "$dir/mixed-published/step-4/model.safetensors" "$dir/mixed-none/step-4/model.safetensors"
 
+# Strips of gpt-oss' experts, whose scales are columns'.
+oss=tests/vectors/families/gpt_oss_mxfp4
+for ranks in 1 3; do
+    for codes in none published; do
+        rm -f "$dir/log"
+        check "strips on $ranks ranks, codes $codes" run train "$dir/c.json" -n $ranks --quiet --set model.path="$oss" --set spillway.run_log="$dir/log" \
+            --set gradient_accumulation_steps=$((12 / ranks)) --set spillway.frozen_codes=$codes --set spillway.checkpoint_dir="$dir/oss-$codes-$ranks"
+        losses oss-$codes.losses
+    done
+    check "give the same losses" same oss-published.losses oss-none.losses 4
+    check "and model.safetensors" cmp -s "$dir/oss-published-$ranks/step-4/model.safetensors" "$dir/oss-none-$ranks/step-4/model.safetensors"
+done
+rm -f "$dir/log"
+check "which goes on with codes" run train "$dir/c.json" --quiet --set model.path="$oss" --resume-anyway --resume "$dir/oss-none-1/step-4" --set spillway.run_log="$dir/log" --set spillway.steps=5
+run generate "$oss" --ids --prompt '1 2 3' --tokens 12 --temperature 0
+cp "$dir/out" "$dir/said"
+check "generate keeps strips" run generate "$oss" --ids --prompt '1 2 3' --tokens 12 --temperature 0 --codes published
+check "and says the same" cmp -s "$dir/out" "$dir/said"
+
 run generate "$kimi" --ids --prompt '1 2 3' --tokens 12 --temperature 0
 cp "$dir/out" "$dir/said"
 check "generate keeps codes" run generate "$kimi" --ids --prompt '1 2 3' --tokens 12 --temperature 0 --codes published
@@ -70,6 +89,13 @@ if [ -f "$build/emulated/spillway-cuda.so" ]; then
     for codes in none published; do
         rm -f "$dir/log"
         check "on a device apart, codes $codes" run train "$dir/c.json" --quiet --set spillway.device=cuda \
+            --set spillway.frozen_codes=$codes --set spillway.run_log="$dir/log"
+        losses cuda-$codes.losses
+    done
+    check "give the same losses" same cuda-published.losses cuda-none.losses 4
+    for codes in none published; do
+        rm -f "$dir/log"
+        check "strips there, codes $codes" run train "$dir/c.json" --quiet --set spillway.device=cuda --set model.path="$oss" \
             --set spillway.frozen_codes=$codes --set spillway.run_log="$dir/log"
         losses cuda-$codes.losses
     done
@@ -94,5 +120,11 @@ run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda --set model.path
 grep spillway.frozen_codes "$dir/out" >"$dir/alone"
 check "of two forms too" same alone with 1
 check "which it names" grep -q "codes of 8 and 4 bits, those" "$dir/with"
+cp "$oss/config.json" "$dir/bare/config.json"
+run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda --set model.path="$oss"
+grep spillway.frozen_codes "$dir/out" >"$dir/with"
+run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda --set model.path="$dir/bare"
+grep spillway.frozen_codes "$dir/out" >"$dir/alone"
+check "of strips too" same alone with 1
 check "a folder without codes is refused" refuses "has no matrices as codes" train "$dir/c.json" --set model.path=tests/vectors/families/llama
 echo "1..$n"

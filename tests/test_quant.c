@@ -328,12 +328,47 @@ test_published(void **state)
     }
 }
 
+/* Strips of 32 rows, a scale for each column, one more than a chunk of the loop and less, with every instruction set. */
+static void
+test_strips(void **state)
+{
+    const spw__quant_kernels *all[] = {&spw__quant_scalar, &spw__quant_avx2, &spw__quant_avx512};
+    static const uint32_t widths[] = {4, 64, 128, 132, 388};
+    static float row[388];
+    (void)state;
+    for (int k = 0; k < 10; k++) {
+        const uint32_t cols = widths[k / 2], n = 3 * 32 * cols;
+        const bool round = k % 2;
+        const spw_quant form = spw_codes_strips(cols, round);
+        assert_true(n <= ELEMS && spw__quant_bytes(form, n) == 3 * 17 * cols);
+        memset(codes, 0, sizeof codes);
+        for (uint32_t i = 0; i < n; i++) {
+            const uint32_t r = i / cols, col = i % cols, code = random_code(4, true, i, col);
+            const int e = (int)(col * 7 % 100) + (col % 5 == 0 ? 0 : 80); /* 0 too: 2^-127 */
+            uint8_t *strip = codes + r / 32 * 17 * cols;
+            strip[col] = (uint8_t)e;
+            strip[cols * (1 + r % 16) + col] |= (uint8_t)(code << (r % 32 < 16 ? 0 : 4));
+            input[i] = (float)(value_of(code, 4, true) * ldexp(1, e - 127));
+            input[i] = round ? to_bf16(input[i]) : input[i];
+        }
+        for (int a = 0; a < 3 && spw_cpu_has((spw_isa)a); a++) {
+            memset(output, 0xee, sizeof output);
+            all[a]->decode(output, SPW_F32, codes, form, n);
+            assert_memory_equal(output, input, n * 4);
+        }
+        for (uint32_t r = 0; r < 96; r++) {
+            spw__quant_strip_row(row, form, codes + r / 32 * 17 * cols, r % 32, 3, cols - 3);
+            assert_memory_equal(row, input + r * cols + 3, (cols - 3) * 4);
+        }
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nearest),    cmocka_unit_test(test_extremes),  cmocka_unit_test(test_settled),
-        cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_published),
+        cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_published), cmocka_unit_test(test_strips),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -293,13 +293,19 @@ copy_piece(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         copy_block(c, q->gpu->kernels, first, end - first < step ? end - first : step);
 }
 
-/* Codes are cut between blocks, each of which has its own scale: the bytes are those of one thread. */
+/* Codes are cut between blocks or strips, each of which has its own scales: the bytes are those of one thread. */
+static uint64_t
+piece_of(const command *c)
+{
+    return c->kind == CMD_COPY ? PIECE : spw_round_up(PIECE, spw_codes_unit(c->form));
+}
+
 static void
 code_piece(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const command *c = ((const cpu_queue *)ctx)->copying;
     const spw_quant kind = c->form;
-    uint64_t first = (uint64_t)part_idx * PIECE, n = c->n - first < PIECE ? c->n - first : PIECE;
+    uint64_t each = piece_of(c), first = part_idx * each, n = c->n - first < each ? c->n - first : each;
     uint64_t coded = spw__quant_bytes(kind, first);
     (void)worker_idx;
     if (c->kind == CMD_ENCODE)
@@ -314,7 +320,7 @@ static void
 run_pieces(cpu_queue *q, const command *c, spw_pool_fn piece)
 {
     q->copying = c;
-    spw_pool_run(q->copiers, (uint32_t)((c->n + PIECE - 1) / PIECE), piece, q);
+    spw_pool_run(q->copiers, (uint32_t)((c->n + piece_of(c) - 1) / piece_of(c)), piece, q);
 }
 
 static void

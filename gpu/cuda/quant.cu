@@ -43,6 +43,14 @@ decode_published(cuda_queue *q, void *dst, const void *codes, spw_quant form, ui
 
 template <class T>
 static void
+decode_strips(cuda_queue *q, void *dst, const void *codes, spw_quant form, uint64_t n)
+{
+    LAUNCH(q, spw__cuda_blocks(n / 4, BLOCKS_EACH * WARP), BLOCKS_EACH * WARP, 0, (decode_strips_kernel<T>), (T *)dst,
+           (const unsigned char *)codes, spw_codes_cols(form), spw_codes_round(form) != 0, n);
+}
+
+template <class T>
+static void
 convert(cuda_queue *q, bool to_codes, void *codes, spw_quant form, void *x, uint64_t n)
 {
     uint64_t blocks = n / QUANT_BLOCK;
@@ -51,6 +59,8 @@ convert(cuda_queue *q, bool to_codes, void *codes, spw_quant form, void *x, uint
         return;
     if (to_codes)
         wide ? encode<8, T>(q, codes, x, blocks) : encode<4, T>(q, codes, x, blocks);
+    else if (spw_codes_cols(form) > 0)
+        decode_strips<T>(q, x, codes, form, n);
     else if (spw_codes_group(form) > 0)
         wide ? decode_published<8, T>(q, x, codes, form, blocks) : decode_published<4, T>(q, x, codes, form, blocks);
     else
@@ -84,17 +94,16 @@ void
 spw__cuda_decode_h2d(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, spw_quant form, uint64_t n)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    const uint64_t block_bytes = spw_codes_block_bytes(form), most = PIECE_BYTES / block_bytes;
-    uint64_t blocks = n / QUANT_BLOCK, piece = blocks < most ? blocks : most;
-    uint64_t pieces = blocks > 0 ? (blocks + piece - 1) / piece : 0;
+    const uint64_t each = spw_codes_unit(form), bytes = each / QUANT_BLOCK * spw_codes_block_bytes(form);
+    const uint64_t most = PIECE_BYTES / bytes, units = n / each, piece = units < most ? units : most;
+    uint64_t pieces = units > 0 ? (units + piece - 1) / piece : 0;
     for (uint64_t k = 0; k < pieces; k++) {
-        uint64_t first = k * piece, m = blocks - first < piece ? blocks - first : piece;
-        const void *staged = spw__cuda_fetch(q, k, pieces, spw_round_up(piece * block_bytes, 256),
-                                             (const char *)codes + first * block_bytes, m * block_bytes);
+        uint64_t first = k * piece, m = units - first < piece ? units - first : piece;
+        const void *staged = spw__cuda_fetch(q, k, pieces, spw_round_up(piece * bytes, 256),
+                                             (const char *)codes + first * bytes, m * bytes);
         if (staged == NULL)
             return;
-        spw__cuda_decode(queue, (char *)dst + first * QUANT_BLOCK * spw_dtype_bytes(type), type, staged, form,
-                         m * QUANT_BLOCK);
+        spw__cuda_decode(queue, (char *)dst + first * each * spw_dtype_bytes(type), type, staged, form, m * each);
         spw__cuda_release(q, k);
     }
 }

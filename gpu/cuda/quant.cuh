@@ -125,4 +125,26 @@ decode_published_kernel(T *x, const unsigned char *codes, published p, uint64_t 
     }
 }
 
+/* Strips (spw_codes.h) of cols columns, a multiple of 4: four elements of a row. */
+template <class T>
+SPW_KERNEL void
+decode_strips_kernel(T *x, const unsigned char *codes, unsigned cols, bool rounds, uint64_t n)
+{
+    const uint64_t at = 4 * ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x), strip = at / (32 * cols);
+    const unsigned in_strip = (unsigned)(at - strip * (32 * cols)), row = in_strip / cols, col = in_strip - row * cols;
+    const unsigned char *in = codes + strip * (17 * cols);
+    unsigned bits, scales;
+    if (at >= n)
+        return;
+    scales = *(const unsigned *)(in + col);
+    bits = *(const unsigned *)(in + cols * (1 + row % 16) + col) >> row / 16 * 4;
+    for (int j = 0; j < 4; j++) {
+        const unsigned e = scales >> 8 * j & 255u;
+        float y = __fmul_rn(published_value<4>(bits >> 8 * j & 15u, true), __uint_as_float(e > 0 ? e << 23 : 1u << 22));
+        if (rounds)
+            y = __uint_as_float((__float_as_uint(y) + 0x8000u) & 0xffff0000u);
+        narrow(x + at + j, y);
+    }
+}
+
 #endif

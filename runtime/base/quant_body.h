@@ -188,10 +188,34 @@ settle(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t el
 }
 
 static void
+decode_strips(void *dst, spw_dtype type, const uint8_t *in, spw_quant form, uint64_t elems)
+{
+    const uint32_t cols = spw_codes_cols(form);
+    uint64_t at = 0;
+    for (; at < elems; in += spw__quant_bytes(form, spw_codes_unit(form))) {
+        for (uint32_t row = 0; row < SPW_STRIP_ROWS; row++) {
+            for (uint32_t col = 0, n; col < cols; col += n, at += n) {
+                _Alignas(64) float wide[BLOCK];
+                n = cols - col < BLOCK ? cols - col : BLOCK;
+                spw__quant_strip_row(wide, form, in, row, col, n);
+                if (type == SPW_F32)
+                    memcpy((float *)dst + at, wide, n * sizeof *wide);
+                else
+                    spw__convert_here((uint16_t *)dst + at, type, wide, SPW_F32, n);
+            }
+        }
+    }
+}
+
+static void
 decode(void *dst, spw_dtype type, const void *codes, spw_quant kind, uint64_t elems)
 {
     uint64_t step = spw__quant_bytes(kind, BLOCK);
     const uint8_t *in = codes;
+    if (spw_codes_cols(kind) > 0) {
+        decode_strips(dst, type, in, kind, elems);
+        return;
+    }
     for (uint64_t at = 0; at < elems; at += BLOCK, in += step) {
         _Alignas(64) float wide[BLOCK];
         if (type == SPW_F32) {

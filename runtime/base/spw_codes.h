@@ -7,6 +7,11 @@
  *   integers of 4 or 8 bits in two's complement; floats of 4 bits (E2M1) or 8 (E4M3, fp8.h)
  *   scales   fp32; bf16; or a power of two, e meaning 2^(e - 127): for each 16, 32, 64 or 128 elements, 4 bytes of them at least
  *
+ * Of a matrix whose columns have scales, for each 32 rows of one (gpt-oss' MXFP4, as products take it), the codes are those of strips of 32 rows, one
+ * after the other, in 4.25 bits a weight as in blocks:
+ *
+ *   a strip             a power of two for each column, then for each of 16 rows a byte for each column: this row's code low, that of 16 rows on high
+ *
  * A number is code * scale, one product in fp32; where weights are bf16 that is rounded as a state format rounds them, to nearest, ties
  * away from zero.
  *
@@ -31,6 +36,28 @@ spw_codes_published(uint32_t bits, int floats, spw_codes_scale scale, uint32_t g
     return bits | (floats ? 16u : 0u) | (bf16 ? 32u : 0u) | (uint32_t)scale << 6 | group << 8;
 }
 
+/* Strips of a matrix with so many columns: a multiple of 4, SPW_STRIP_COLS_MAX at most. */
+enum { SPW_STRIP_ROWS = 32, SPW_STRIP_COLS_MAX = 32764 };
+static inline spw_quant
+spw_codes_strips(uint32_t cols, int bf16)
+{
+    return spw_codes_published(4, 1, SPW_SCALE_E8M0, SPW_STRIP_ROWS, bf16) | cols << 16;
+}
+
+/* 0: there are blocks. */
+static inline uint32_t
+spw_codes_cols(spw_quant form)
+{
+    return form >> 16;
+}
+
+/* Elements of a block or a strip, of which codes are cut into whole ones. */
+static inline uint32_t
+spw_codes_unit(spw_quant form)
+{
+    return spw_codes_cols(form) > 0 ? SPW_STRIP_ROWS * spw_codes_cols(form) : (uint32_t)SPW_QUANT_BLOCK;
+}
+
 static inline uint32_t
 spw_codes_bits(spw_quant form)
 {
@@ -41,7 +68,7 @@ spw_codes_bits(spw_quant form)
 static inline uint32_t
 spw_codes_group(spw_quant form)
 {
-    return form >> 8;
+    return form >> 8 & 255u;
 }
 
 static inline int
@@ -69,7 +96,7 @@ spw_codes_scale_bytes(spw_quant form)
     return spw_codes_scale_of(form) == SPW_SCALE_F32 ? 4u : spw_codes_scale_of(form) == SPW_SCALE_BF16 ? 2u : 1u;
 }
 
-/* Of a block, where its codes begin: a multiple of 4, as the block's size is. */
+/* Of a block, or 128 elements of strips, what stands in front of the codes: a multiple of 4, as all of it is. */
 static inline uint32_t
 spw_codes_begin(spw_quant form)
 {

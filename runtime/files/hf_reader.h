@@ -82,6 +82,9 @@ spw__hf_is_mapped(const spw_hf_reader *r, uint32_t id)
     return r->mapped[id].blocks != NULL || r->mapped[id].columns != NULL;
 }
 
+/* So many elements in MXFP4: whoever reads the last ones lets go of all. */
+void spw__hf_was_read(spw__hf_mapped *c, uint64_t count);
+
 /* A reader of one file's tensors, which it owns from now on, also after an error. */
 spw_status spw__hf_reader_over(spw_hf_reader **out, spw_st_reader *file, const char *path, spw_error *err);
 

@@ -347,16 +347,21 @@ spw__hf_read_floats(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count
     return SPW_OK;
 }
 
-/* Whoever reads its last elements lets go of it. */
-static spw_status
-read_coded(mapped *c, uint64_t first, uint64_t count, float *out)
+void
+spw__hf_was_read(mapped *c, uint64_t count)
 {
     const uint64_t all = c->rows * c->cols, groups = all / SPW_MXFP4_GROUP;
-    spw__mxfp4_read(out, c->blocks, c->scales, c->rows, c->cols, first, count);
     if (__atomic_add_fetch(&c->read, count, __ATOMIC_RELAXED) % all == 0) {
         spw__st_let_go(c->blocks, groups * (SPW_MXFP4_GROUP / 2));
         spw__st_let_go(c->scales, groups);
     }
+}
+
+static spw_status
+read_coded(mapped *c, uint64_t first, uint64_t count, float *out)
+{
+    spw__mxfp4_read(out, c->blocks, c->scales, c->rows, c->cols, first, count);
+    spw__hf_was_read(c, count);
     return SPW_OK;
 }
 

@@ -26,6 +26,15 @@ form_of(const spw_scaled *b, uint64_t cols, bool bf16_scales, spw_dtype dtype)
                                group, dtype == SPW_BF16);
 }
 
+/* MXFP4 as gpt-oss has it: a group is of one column. */
+static spw_quant
+form_of_strips(const spw_param *p, spw_dtype dtype)
+{
+    if (p->rows % SPW_STRIP_ROWS != 0 || p->cols % 4 != 0 || p->cols > SPW_STRIP_COLS_MAX)
+        return SPW_QUANT_NONE;
+    return spw_codes_strips((uint32_t)p->cols, dtype == SPW_BF16);
+}
+
 /* The forms that were met, of which there is room for some; what has another one stays numbers. */
 typedef struct met {
     spw_quant forms[SPW_FORMS_MAX];
@@ -52,7 +61,8 @@ of_tensors(spw_quant *forms, met *found, const spw_hf_reader *r, const spw_model
         const bool coded = r->scale_of[id] != UINT32_MAX;
         const bool bf16 = coded && r->tensors[r->scale_of[id]].info->dtype == SPW_BF16;
         forms[id] = coded ? add_form(found, form_of(spw__hf_blocks_of(r, id), m->params[id].cols, bf16, dtype))
-                          : SPW_QUANT_NONE;
+                    : r->mapped[id].blocks != NULL ? add_form(found, form_of_strips(&m->params[id], dtype))
+                                                   : SPW_QUANT_NONE;
     }
 }
 
@@ -141,6 +151,23 @@ of_config(spw_quant *forms, met *found, const left_out *l, const spw_scaled *b, 
     }
 }
 
+/* gpt-oss' experts, which no list leaves out. */
+static void
+of_mxfp4(spw_quant *forms, met *found, const spw_model *m, spw_dtype dtype)
+{
+    for (uint32_t id = 0; id < m->param_count; id++)
+        forms[id] = m->params[id].stack > 0 && m->params[id].ndim == 2
+                        ? add_form(found, form_of_strips(&m->params[id], dtype))
+                        : SPW_QUANT_NONE;
+}
+
+static bool
+is_mxfp4(const json_t *quantization)
+{
+    const char *method = json_string_value(json_object_get(quantization, "quant_method"));
+    return method != NULL && strcmp(method, "mxfp4") == 0;
+}
+
 /* DeepSeek-V4's says it beside quantization_config, and transformers in it. */
 static bool
 says_fp4(const json_t *object)
@@ -162,7 +189,9 @@ read_config(spw_quant *forms, met *found, const char *folder, const spw_model *m
     text = json_object_get(root, "text_config");
     whole = json_object_get(root, "quantization_config");
     whole = whole != NULL ? whole : json_object_get(text, "quantization_config");
-    if (l != NULL && whole != NULL && spw__scaled_refused(whole, &b) == NULL) {
+    if (is_mxfp4(whole))
+        of_mxfp4(forms, found, m, dtype);
+    else if (l != NULL && whole != NULL && spw__scaled_refused(whole, &b) == NULL) {
         l->images = text != NULL;
         take_lists(l, whole);
         if (says_fp4(whole) || says_fp4(root))

@@ -1,7 +1,8 @@
 /*
  * Codes of a folder as the store keeps them (spw_codes.h): no number is made of them. The bytes of a range are read as those of numbers are, and put into
  * blocks of 128, two integers or floats of 4 bits to a byte where the store has them; scales are repeated where a block of the publisher's has more
- * columns than a group here. Parameters, chunks and ranks' parts begin at whole blocks, so every cut of a matrix is one of these ranges.
+ * columns than a group here; gpt-oss' groups, which are columns, become strips. Parameters, chunks and ranks' parts begin at whole blocks or strips, so
+ * every cut of a matrix is one of these ranges.
  */
 #include "hf_reader.h"
 #include "quant.h"
@@ -143,6 +144,60 @@ put_scales(spw_hf_reader *r, uint32_t id, const taking *t, uint64_t first, uint6
     return SPW_OK;
 }
 
+/* ---------------------------------------------------------------- strips */
+
+enum { COLUMNS = 64, GROUP_BYTES = SPW_MXFP4_GROUP / 2 };
+
+/* A group of the file, which is one column of a strip. */
+static void
+put_column(uint8_t *restrict out, size_t cols, const uint8_t *restrict in)
+{
+    for (size_t k = 0; k < GROUP_BYTES / 2; k++) {
+        const uint8_t low = in[k], high = in[k + GROUP_BYTES / 2];
+        out[2 * k * cols] = (uint8_t)((low & 15u) | high << 4);
+        out[(2 * k + 1) * cols] = (uint8_t)(low >> 4 | (high & 0xf0u));
+    }
+}
+
+/* Files have the groups of a column beside each other, so columns go a few at a time through all strips. Whether a scale is no number. */
+static bool
+put_strips(uint8_t *strips, spw_quant form, const spw__hf_mapped *c, uint64_t first, uint64_t count)
+{
+    const uint64_t groups = c->rows / SPW_MXFP4_GROUP, bytes = spw__quant_bytes(form, spw_codes_unit(form));
+    const uint32_t cols = spw_codes_cols(form);
+    bool bad = false;
+    for (uint32_t begin = 0; begin < cols; begin += COLUMNS) {
+        const uint32_t end = cols - begin < COLUMNS ? cols : begin + COLUMNS;
+        for (uint64_t s = 0; s < count; s++) {
+            for (uint32_t col = begin; col < end; col++) {
+                const uint64_t group = col * groups + first + s;
+                uint8_t *strip = strips + s * bytes;
+                strip[col] = c->scales[group];
+                bad = bad || !is_usable(form, spw_bits_f32((uint32_t)c->scales[group] << 23));
+                put_column(strip + cols + col, cols, c->blocks + group * GROUP_BYTES);
+            }
+        }
+    }
+    return bad;
+}
+
+static spw_status
+read_strips(spw_hf_reader *r, uint32_t id, spw_quant form, uint64_t first, uint64_t count, void *strips, spw_error *err)
+{
+    const uint64_t unit = spw_codes_unit(form);
+    const spw__hf_entry *e = &r->tensors[r->of_param[id]];
+    spw__hf_mapped *c = &r->mapped[id];
+    SPW_ASSERT(first % unit == 0 && count % unit == 0);
+    SPW_TRY(spw__st_check_map(r->shards[e->shard_idx].reader, err));
+    if (put_strips(strips, form, c, first / unit, count / unit))
+        return SPW_RAISE(err, SPW_ECORRUPT,
+                         "%s: the scales of tensor %s are no finite numbers, in elements %llu to %llu of a slice",
+                         r->shards[e->shard_idx].name, e->info->name, (unsigned long long)first,
+                         (unsigned long long)(first + count - 1));
+    spw__hf_was_read(c, count);
+    return SPW_OK;
+}
+
 spw_status
 spw_hf_read_codes(spw_hf_reader *r, uint32_t param_id, spw_quant form, uint64_t first, uint64_t count, void *blocks,
                   spw_error *err)
@@ -152,8 +207,11 @@ spw_hf_read_codes(spw_hf_reader *r, uint32_t param_id, spw_quant form, uint64_t 
     taking t = {.blocks = blocks, .form = form};
     uint64_t bytes;
     bool bad = false;
-    if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX || r->scale_of[param_id] == UINT32_MAX ||
-        spw__hf_blocks_of(r, param_id)->bits != spw_codes_bits(form))
+    if (spw_codes_cols(form) > 0 && param_id < r->param_count && r->mapped[param_id].blocks != NULL &&
+        r->mapped[param_id].cols == spw_codes_cols(form))
+        return read_strips(r, param_id, form, first, count, blocks, err);
+    if (spw_codes_cols(form) > 0 || param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX ||
+        r->scale_of[param_id] == UINT32_MAX || spw__hf_blocks_of(r, param_id)->bits != spw_codes_bits(form))
         return SPW_RAISE(err, SPW_EINVAL, "%s: parameter %u is not there as codes of %u bits", r->path, param_id,
                          spw_codes_bits(form));
     SPW_ASSERT(first % SPW_QUANT_BLOCK == 0 && count % spw_codes_group(form) == 0);

@@ -255,7 +255,7 @@ spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_erro
 /*
  * spw_hf_codes - as what codes a folder has its weights, to be kept as they are (spw_hf_read_codes).
  *   forms  (param_count) out  of each parameter; SPW_QUANT_NONE: numbers, as are all but matrices whose rows are whole groups of a scale, 16 to 128 columns
- *          of its block, in up to SPW_FORMS_MAX forms
+ *          of its block, or in gpt-oss' MXFP4, in up to SPW_FORMS_MAX forms
  *   dtype  of weights, fp32 or bf16
  * A folder without files of weights has what its config.json says: all matrices of layers but routers, and those that its lists leave out, with scales
  * in bf16 where integers are packed. A file of its own has no config.json: codes of 8 bits.
@@ -263,9 +263,9 @@ spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_erro
  */
 spw_status spw_hf_codes(spw_quant *forms, const char *folder, const spw_model *model, spw_dtype dtype, spw_error *err);
 /*
- * spw_hf_read_codes - elements [first, first + count) of a bound model's parameter as blocks of 128 in that form, which spw_hf_codes said of it; what the
- * last block has behind them is zero.
- *   first, count  begin at a whole block, and end at one or with the parameter
+ * spw_hf_read_codes - elements [first, first + count) of a bound model's parameter as blocks or strips in that form, which spw_hf_codes said of it; what
+ * the last block has behind them is zero.
+ *   first, count  begin at a whole block or strip, and end at one or with the parameter
  * Codes come past the page cache and are summed, as in spw_hf_read_run, whose buffers it needs; scales are not.
  * Errors  SPW_ECORRUPT  a code or a scale is no finite number, or a scale so great that a product might be none
  */
