@@ -29,6 +29,7 @@ static const char *const deciding[] = {"model.",
                                        "spillway.micro_batches_per_pass",
                                        "spillway.tile_tokens",
                                        "spillway.tile_vocab",
+                                       "spillway.expert_turns",
                                        "spillway.param_groups",
                                        "spillway.freeze",
                                        "spillway.frozen_codes",
@@ -50,7 +51,6 @@ static const char *const together[] = {"zero_optimization.stage",
                                        "spillway.collectives",
                                        "spillway.chunk_elems",
                                        "spillway.start",
-                                       "spillway.expert_turns",
                                        "spillway.prefetch",
                                        "spillway.steps",
                                        "spillway.reference_steps",
@@ -109,7 +109,7 @@ same_frozen(const spw_config *saved, const spw_config *now)
 
 /*
  * Two state formats that hold the same numbers and turn into each other without loss. And with another number of ranks the
- * same batch is shared out in another way. A tokenizer may lie elsewhere. When saves come decides only where they apply updates that would have been made a step late.
+ * same batch is shared out in another way. A tokenizer may lie elsewhere. Turns of experts decide only of what is in codes between hosts. When saves come decides only where they apply updates that would have been made a step late.
  */
 static bool
 excused(const match *m, const char *key)
@@ -119,6 +119,8 @@ excused(const match *m, const char *key)
         return true;
     if (strcmp(key, "data.tokenizer") == 0)
         return m->same_encoder;
+    if (strcmp(key, "spillway.expert_turns") == 0)
+        return !m->saved->zero.quantized_gradients || !m->now->zero.quantized_gradients;
     if (strcmp(key, "spillway.checkpoint_interval") == 0)
         return m->saved->run.delayed_update == 0 || m->now->run.delayed_update == 0;
     return strcmp(key, "spillway.state_format") == 0 && spw_state_exact(m->saved->run.state_format) &&

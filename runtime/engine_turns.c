@@ -8,6 +8,17 @@
 #include <math.h>
 #include <string.h>
 
+/* Whether sums of gradients come from other hosts in codes: then whose part an element is in decides about bits, and turns decide about that. */
+static bool
+is_coded_between_hosts(const spw_engine_options *o)
+{
+    const spw_config *c = o->config;
+    if (!c->zero.quantized_gradients || c->zero.stage < 3)
+        return false;
+    return o->comm != NULL ? spw_comm_get_info(o->comm)->host_count > 1
+                           : o->local_ranks > 0 && o->local_ranks < c->run.ranks;
+}
+
 /* Into how many turns a layer's experts can be cut, with so many micro-batches in a pass; *why: not at all, because ... */
 static uint32_t
 most_turns(const spw_engine_options *o, uint32_t micros, const char **why)
@@ -21,6 +32,10 @@ most_turns(const spw_engine_options *o, uint32_t micros, const char **why)
     }
     *why = m->experts == 0      ? "the model has no experts"
            : o->chain_extra > 0 ? "blocks are repeated"
+           : c->run.expert_turns == 0 && is_coded_between_hosts(o)
+               ? "zero_optimization.zero_quantized_gradients rounds what comes from other hosts, and turns decide what "
+                 "does: "
+                 "spillway.expert_turns must say how many"
            : sums && (c->run.grad_dtype != SPW_F32 || strcmp(c->run.gradients, "nvme") == 0)
                ? "gradients of several passes are then added up in host memory: spillway.grad_dtype must be fp32, and "
                  "spillway.gradients host"
@@ -281,6 +296,19 @@ attempt_most(spw_engine **out, const spw_engine_options *o, uint32_t turns, uint
     return st == SPW_ENOFIT ? attempt(out, o, way_of(o, turns, least), m) : st;
 }
 
+/* With why experts cannot come in turns, which would need less. */
+static spw_status
+all_at_once(spw_engine **out, const spw_engine_options *o, const char *why, spw_error *err)
+{
+    spw_error own = {0};
+    spw_status st = spw__engine_build(out, o, way_of(o, 1, 1), &own);
+    if (st == SPW_ENOFIT && why != NULL && o->model->config.experts > 1)
+        return SPW_RAISE(err, st, "%s; a layer's experts do not come in turns: %s", own.message, why);
+    if (st != SPW_OK && err != NULL)
+        *err = own;
+    return st;
+}
+
 /* Where nothing fits, the plan and the error are those of the way that needs the least memory. */
 spw_status
 spw__engine_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *err)
@@ -299,7 +327,7 @@ spw__engine_in_turns(spw_engine **out, const spw_engine_options *o, spw_error *e
     if (asked > 1 && least == 0)
         return SPW_RAISE(err, SPW_ECONFIG, "spillway.expert_turns is %u: %s", asked, why);
     if (asked == 1 || least == 0)
-        return spw__engine_build(out, o, way_of(o, 1, 1), err);
+        return all_at_once(out, o, asked == 0 ? why : NULL, err);
     own.plan_out = o->plan_out != NULL ? o->plan_out : &plan;
     if (asked == 0)
         st = attempt(out, &own, way_of(o, 1, 1), &m);

@@ -378,38 +378,74 @@ decision_of(const spw_plan *p, const char *name)
 
 enum { WIDE = 256 };
 
+/* The plan of a process of two ranks, so many on each host (0: all), that has so much room. */
+static spw_status
+plan_ranks(const spw_config *config, uint32_t on_host, uint32_t turns, uint64_t room, spw_error *err)
+{
+    spw_config c = *config;
+    spw_model *model = NULL;
+    spw_engine *e = NULL;
+    spw_status st;
+    tiny_model_config(&c.model, SPW_FAMILY_QWEN3_MOE);
+    c.model.mlp_width = WIDE;
+    c.run.ranks = 2;
+    c.run.expert_turns = turns;
+    c.accumulation = MICRO / 2;
+    c.train_batch_size = MICRO * c.micro_batch;
+    assert_int_equal(spw_model_build(&model, &c.model, NULL), SPW_OK);
+    st = spw_engine_create(&e,
+                           &(spw_engine_options){.config = &c,
+                                                 .model = model,
+                                                 .plan_only = true,
+                                                 .resumes = true,
+                                                 .local_ranks = on_host,
+                                                 .process_bytes = TINY_PROCESS_BYTES,
+                                                 .room_bytes = room},
+                           err);
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    return st;
+}
+
 /* The least that a process of two ranks must have left for a plan with so many turns. */
 static uint64_t
-least_room(const spw_config *config, uint32_t turns)
+least_room(const spw_config *config, uint32_t on_host, uint32_t turns)
 {
     uint64_t low = 0, high = 1ull << 30;
     while (high - low > 4096) {
         uint64_t room = (low + high) / 2;
-        spw_config c = *config;
-        spw_model *model = NULL;
-        spw_engine *e = NULL;
-        spw_status st;
-        tiny_model_config(&c.model, SPW_FAMILY_QWEN3_MOE);
-        c.model.mlp_width = WIDE;
-        c.run.ranks = 2;
-        c.run.expert_turns = turns;
-        c.accumulation = MICRO / 2;
-        c.train_batch_size = MICRO * c.micro_batch;
-        assert_int_equal(spw_model_build(&model, &c.model, NULL), SPW_OK);
-        st = spw_engine_create(&e,
-                               &(spw_engine_options){.config = &c,
-                                                     .model = model,
-                                                     .plan_only = true,
-                                                     .resumes = true,
-                                                     .process_bytes = TINY_PROCESS_BYTES,
-                                                     .room_bytes = room},
-                               NULL);
+        spw_status st = plan_ranks(config, on_host, turns, room, NULL);
         low = st == SPW_OK ? low : room;
         high = st == SPW_OK ? room : high;
-        spw_engine_destroy(e);
-        spw_model_destroy(model);
     }
     return high;
+}
+
+/*
+ * Where sums of gradients come from other hosts in codes, turns decide about bits, so memory does not decide about turns: they have to be said.
+ * On one host nothing is coded.
+ */
+static void
+test_coded_gradients(void **state)
+{
+    spw_error err = {0};
+    uint64_t room;
+    spw_config c;
+    (void)state;
+    ranks_config(&c, SPW_STATE_SPLIT);
+    c.run.micro_batches_per_pass = 1;
+    c.zero.quantized_gradients = true;
+    room = (least_room(&c, 0, 6) + least_room(&c, 0, 1)) / 2;
+    assert_int_equal(plan_ranks(&c, 0, 1, room, &err), SPW_ENOFIT);
+    assert_int_equal(plan_ranks(&c, 0, 0, room, &err), SPW_OK);
+    room = (least_room(&c, 1, 6) + least_room(&c, 1, 1)) / 2;
+    assert_int_equal(plan_ranks(&c, 1, 0, room, &err), SPW_ENOFIT);
+    assert_non_null(strstr(err.message,
+                           "a layer's experts do not come in turns: "
+                           "zero_optimization.zero_quantized_gradients rounds what comes from other hosts"));
+    assert_int_equal(plan_ranks(&c, 1, 6, room, &err), SPW_OK);
+    c.zero.quantized_gradients = false;
+    assert_int_equal(plan_ranks(&c, 1, 0, room, &err), SPW_OK);
 }
 
 /* One rank has less room than the other, and not for all experts of a layer: both take them in as many turns. */
@@ -422,8 +458,8 @@ test_ranks_agree(void **state)
     (void)state;
     ranks_config(&c, SPW_STATE_SPLIT);
     c.run.micro_batches_per_pass = 1;
-    least = least_room(&c, 6);
-    most = least_room(&c, 1);
+    least = least_room(&c, 0, 6);
+    most = least_room(&c, 0, 1);
     print_message("room for all at once: %llu bytes, one by one: %llu\n", (unsigned long long)most,
                   (unsigned long long)least);
     assert_true(least + 8192 < most);
@@ -849,17 +885,13 @@ test_refusals(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
-                                       cmocka_unit_test(test_shared),
-                                       cmocka_unit_test(test_resume),
-                                       cmocka_unit_test(test_ranks),
-                                       cmocka_unit_test(test_ranks_agree),
-                                       cmocka_unit_test(test_fewest_turns),
-                                       cmocka_unit_test(test_fewer_tables),
-                                       cmocka_unit_test(test_bytes),
-                                       cmocka_unit_test(test_bytes_nobody_asks_for),
-                                       cmocka_unit_test(test_read_kept),
-                                       cmocka_unit_test(test_read_chosen),
-                                       cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_shared),
+        cmocka_unit_test(test_resume),       cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_ranks_agree),  cmocka_unit_test(test_coded_gradients),
+        cmocka_unit_test(test_fewest_turns), cmocka_unit_test(test_fewer_tables),
+        cmocka_unit_test(test_bytes),        cmocka_unit_test(test_bytes_nobody_asks_for),
+        cmocka_unit_test(test_read_kept),    cmocka_unit_test(test_read_chosen),
+        cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests_name("expert turns", tests, NULL, NULL);
 }

@@ -529,7 +529,7 @@ test_resume(void **state)
     (void)state;
     tiny_dir_make(dir);
     snprintf(save, sizeof save, "%s/out", dir);
-    savable_config(&c, (keys){.weights = true, .kept = 3});
+    savable_config(&c, (keys){.weights = true, .grads = true, .kept = 3});
     world_run(
         &(world){.ranks = 3, .steps = STEPS, .config = &c, .family = SPW_FAMILY_GPT2, .save = save, .out = saved});
     assert_int_equal(spw_checkpoint_find(save, found, &err), SPW_OK);
@@ -542,11 +542,16 @@ test_resume(void **state)
     c.run.ranks = 3;
     c.accumulation = MICRO / 3;
     c.train_batch_size = MICRO * c.micro_batch;
-    use_keys(&c, (keys){.weights = true}); /* what is kept does not decide */
+    use_keys(&c, (keys){.weights = true, .grads = true}); /* what is kept does not decide */
     (void)spw_checkpoint_compare(found, &c, NULL, say, &s, &count, &err);
     assert_null(strstr(s.text, "zero_optimization."));
+    c.run.expert_turns = 4; /* it decides what is coded, if anything is */
+    (void)spw_checkpoint_compare(found, &c, NULL, say, &s, &count, &err);
+    assert_non_null(strstr(s.text, "spillway.expert_turns: 0 in the checkpoint, 4 now"));
+    s.text[0] = '\0';
     use_keys(&c, (keys){0});
     (void)spw_checkpoint_compare(found, &c, NULL, say, &s, &count, &err);
+    assert_null(strstr(s.text, "expert_turns"));
     if (strstr(s.text, "zero_optimization.zero_quantized_weights: true in the checkpoint, false now") == NULL)
         fail_msg("%u differences: %s%s", count, s.text, err.message);
     tiny_dir_remove(dir);
