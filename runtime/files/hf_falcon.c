@@ -52,42 +52,15 @@ read_multipliers(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
-/* Of Mamba-2's heads together there are as many elements as mamba_d_ssm says, or mamba_expand times a row's. */
-static spw_status
-read_sizes(const source *s, spw_model_config *c)
-{
-    const char *head = json_string_value(get(s, "mamba_d_head"));
-    uint64_t all = json_object_get(s->object, "mamba_d_ssm") == NULL ? 1024 : 0, expand = 2;
-    c->linear_heads = 128; /* the class's defaults */
-    c->linear_key_heads = 1;
-    c->linear_key_dim = 256;
-    c->linear_taps = 4;
-    SPW_TRY(read_size(s, "mamba_n_heads", 1, &c->linear_heads));
-    SPW_TRY(read_size(s, "mamba_n_groups", 1, &c->linear_key_heads));
-    SPW_TRY(read_size(s, "mamba_d_state", 1, &c->linear_key_dim));
-    SPW_TRY(read_size(s, "mamba_d_conv", 1, &c->linear_taps));
-    SPW_TRY(read_size(s, "mamba_expand", 1, &expand));
-    SPW_TRY(read_size(s, "mamba_d_ssm", 1, &all));
-    all = all > 0 ? all : expand * c->width;
-    c->linear_value_dim = all / c->linear_heads;
-    if (head == NULL || strcmp(head, "auto") != 0)
-        SPW_TRY(read_size(s, "mamba_d_head", 1, &c->linear_value_dim));
-    if (c->linear_heads * c->linear_value_dim != all)
-        return wrong(s, "mamba_n_heads", "heads of mamba_d_head that are mamba_d_ssm together",
-                     get(s, "mamba_n_heads"));
-    if (c->linear_heads % c->linear_key_heads != 0)
-        return wrong(s, "mamba_n_heads", "a multiple of mamba_n_groups", get(s, "mamba_n_heads"));
-    return spw__hf_check_linear(s, c, "mamba_d_state", "mamba_d_head", "mamba_d_conv");
-}
-
 spw_status
 spw__hf_read_falcon(const source *s, spw_model_config *c)
 {
     bool normed = false, first = true;
-    c->linear_mamba = c->linear_bias = c->linear_beside = true;
-    SPW_TRY(read_sizes(s, c));
+    uint64_t all = json_object_get(s->object, "mamba_d_ssm") == NULL ? 1024 : 0; /* the class's default */
+    c->linear_beside = true;
+    SPW_TRY(read_size(s, "mamba_d_ssm", 1, &all));
+    SPW_TRY(spw__hf_read_mamba(s, c, all, "heads of mamba_d_head that are mamba_d_ssm together"));
     SPW_TRY(read_multipliers(s, c));
-    SPW_TRY(read_bool(s, "mamba_conv_bias", &c->linear_bias));
     SPW_TRY(read_bool(s, "mamba_rms_norm", &normed));
     SPW_TRY(read_bool(s, "mamba_norm_before_gate", &first));
     c->linear_unnormed = !normed;

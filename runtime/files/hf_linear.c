@@ -156,15 +156,11 @@ spw__hf_check_steps(const source *s)
                : refuse(s, "time_step_limit", limit);
 }
 
-static spw_status
-read_mamba(const source *s, spw_model_config *c)
+spw_status
+spw__hf_read_mamba(const source *s, spw_model_config *c, uint64_t all, const char *together)
 {
     const char *head = json_string_value(get(s, "mamba_d_head"));
     uint64_t expand = 2;
-    bool any;
-    SPW_TRY(c->family == SPW_FAMILY_BAMBA ? read_bamba_layers(s, c, &any) : read_mamba_layers(s, c, &any));
-    if (!any)
-        return SPW_OK;
     c->linear_mamba = c->linear_bias = true;
     c->linear_heads = 128; /* the class's defaults */
     c->linear_key_heads = 1;
@@ -175,16 +171,26 @@ read_mamba(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "mamba_d_state", 1, &c->linear_key_dim));
     SPW_TRY(read_size(s, "mamba_d_conv", 1, &c->linear_taps));
     SPW_TRY(read_size(s, "mamba_expand", 1, &expand));
-    c->linear_value_dim = expand * c->width / c->linear_heads;
+    all = all > 0 ? all : expand * c->width;
+    c->linear_value_dim = all / c->linear_heads;
     if (head == NULL || strcmp(head, "auto") != 0)
         SPW_TRY(read_size(s, "mamba_d_head", 1, &c->linear_value_dim));
-    if (c->linear_heads * c->linear_value_dim != expand * c->width)
-        return wrong(s, "mamba_n_heads", "heads of mamba_d_head that are mamba_expand times hidden_size together",
-                     get(s, "mamba_n_heads"));
+    if (c->linear_heads * c->linear_value_dim != all)
+        return wrong(s, "mamba_n_heads", together, get(s, "mamba_n_heads"));
     if (c->linear_heads % c->linear_key_heads != 0)
         return wrong(s, "mamba_n_heads", "a multiple of mamba_n_groups", get(s, "mamba_n_heads"));
     SPW_TRY(spw__hf_check_linear(s, c, "mamba_d_state", "mamba_d_head", "mamba_d_conv"));
-    SPW_TRY(read_bool(s, "mamba_conv_bias", &c->linear_bias));
+    return read_bool(s, "mamba_conv_bias", &c->linear_bias);
+}
+
+static spw_status
+read_mamba(const source *s, spw_model_config *c)
+{
+    bool any;
+    SPW_TRY(c->family == SPW_FAMILY_BAMBA ? read_bamba_layers(s, c, &any) : read_mamba_layers(s, c, &any));
+    if (!any)
+        return SPW_OK;
+    SPW_TRY(spw__hf_read_mamba(s, c, 0, "heads of mamba_d_head that are mamba_expand times hidden_size together"));
     SPW_TRY(must_be(s, "mamba_proj_bias", false));
     return spw__hf_check_steps(s);
 }

@@ -136,6 +136,11 @@ spw_status spw__hf_check_router_logits(const source *s);
 /* hf_layer_norm.c: all of what a configuration of such a family has beside the others' first keys, and the same written. */
 spw_status spw__hf_read_layer_norm(const source *s, spw_model_config *c);
 void spw__hf_write_layer_norm(json_t *o, const spw_model_config *c);
+/*
+ * hf_linear.c: Mamba-2 by keys that begin with mamba_, whose heads have `all` elements together, 0: mamba_expand times a row's; together says so where
+ * they have not.
+ */
+spw_status spw__hf_read_mamba(const source *s, spw_model_config *c, uint64_t all, const char *together);
 /* hf_linear.c: the sizes of linear attention, and what is set for such families; the same written, with which layers have it. */
 spw_status spw__hf_read_linear(const source *s, spw_model_config *c);
 void spw__hf_write_linear(json_t *o, const spw_model_config *c);
