@@ -65,8 +65,8 @@ unread_tokenizer(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t
 static bool
 has_unread_tokenizer(const spw_config *c)
 {
-    static const char *const forms[] = {"tokenizer.model", "tekken.json", "spiece.model", "vocab.txt",
-                                        "tokenizer_config.json"};
+    static const char *const forms[] = {"tokenizer.model", "tekken.json", "spiece.model",
+                                        "vocab.txt",       "vocab.json",  "tokenizer_config.json"};
     bool found = false;
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
         found = found || spw_dir_has(c->model_path, forms[i]);

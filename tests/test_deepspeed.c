@@ -437,6 +437,10 @@ test_unread_tokenizer(void **state)
     snprintf(other, sizeof other, "%s/tokenizer_config.json", folder);
     assert_int_equal(rename(path, other), 0);
     assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_ECONFIG);
+    snprintf(path, sizeof path, "%s/vocab.json", folder); /* without merges.txt */
+    assert_int_equal(rename(other, path), 0);
+    assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_ECONFIG);
+    assert_int_equal(rename(path, other), 0);
     assert_int_equal(remove(other), 0);
     spw_log_set(hear, NULL);
     assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_OK);
