@@ -107,24 +107,17 @@ fi
 
 # As published folders say what is left out, by expressions; routers are numbers without a word.
 sed 's/"lm_head"/"lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\\\.(gate|up|gate_up|down)_proj.*"/' "$kimi/config.json" >"$dir/bare/config.json"
-run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda
-grep spillway.frozen_codes "$dir/out" >"$dir/with"
-check "a plan by config.json alone" run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda --set model.path="$dir/bare"
-grep spillway.frozen_codes "$dir/out" >"$dir/alone"
+plans_codes() { rm -f "$dir/$2"; run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda --set model.path="$1" && grep spillway.frozen_codes "$dir/out" >"$dir/$2"; }
+plans_codes "$kimi" with
+check "a plan by config.json alone" plans_codes "$dir/bare" alone
 check "says what one by the tensors does" same alone with 1
 check "which is some" grep -q "4 bits, those that model.path has" "$dir/with"
 cp "$mixed/config.json" "$dir/bare/config.json"
-run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda --set model.path="$mixed"
-grep spillway.frozen_codes "$dir/out" >"$dir/with"
-run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda --set model.path="$dir/bare"
-grep spillway.frozen_codes "$dir/out" >"$dir/alone"
+plans_codes "$mixed" with && plans_codes "$dir/bare" alone
 check "of two forms too" same alone with 1
 check "which it names" grep -q "codes of 8 and 4 bits, those" "$dir/with"
 cp "$oss/config.json" "$dir/bare/config.json"
-run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda --set model.path="$oss"
-grep spillway.frozen_codes "$dir/out" >"$dir/with"
-run plan "$dir/c.json" --gpu rtx4090 --set spillway.device=cuda --set model.path="$dir/bare"
-grep spillway.frozen_codes "$dir/out" >"$dir/alone"
+plans_codes "$oss" with && plans_codes "$dir/bare" alone
 check "of strips too" same alone with 1
 check "a folder without codes is refused" refuses "has no matrices as codes" train "$dir/c.json" --set model.path=tests/vectors/families/llama
 echo "1..$n"
