@@ -100,13 +100,13 @@ typedef struct cli_place {
     uint64_t host_memory, device_memory; /* 0: not given */
     const char *nvme[SPW_PATHS_MAX];
     uint32_t nvme_count;
-    const char *codes; /* none, int8, int4, published; NULL: what a checkpoint was trained with */
+    const char *codes; /* none, int8, int4, published; NULL: what a checkpoint was trained with, or a folder has */
 } cli_place;
 /* Takes argv[*i] if it is one of them: EXIT_DONE, or EXIT_USAGE after a message; -1: it is not. */
 int cli_place_option(const char *command, cli_place *place, int argc, char **argv, int *i);
 void cli_place_apply(const cli_place *place, spw_config *config);
-/* After the model was made from that: what --codes asks for is for all of it. */
-void cli_place_model(const cli_place *place, spw_model *model);
+/* After the model was made from that: what --codes asks for, and what a folder has, is for all of it. */
+void cli_place_model(const cli_place *place, const spw_weights *weights, spw_model *model);
 
 /* How text becomes tokens and tokens text. */
 typedef struct cli_text {

@@ -81,7 +81,7 @@ cli_eval_open(eval_job *j, const spw_weights *w, spw_error *err)
 {
     const uint64_t pairs = j->reference != NULL ? spw_data_pairs(j->text) : 0;
     SPW_TRY(spw_model_from_config(&j->model, &w->config, err));
-    cli_place_model(&j->place, j->model);
+    cli_place_model(&j->place, w, j->model);
     SPW_TRY(spw_engine_create(
         &j->e,
         &(spw_engine_options){

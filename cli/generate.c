@@ -320,7 +320,7 @@ open_all(job *j, spw_error *err)
     piece = j->weights.is_checkpoint ? j->weights.config.data.seq_length : PIECE_MAX;
     j->slots = (uint32_t)(j->text_count < j->batch_size ? j->text_count : j->batch_size);
     SPW_TRY(spw_model_from_config(&j->model, &j->weights.config, err));
-    cli_place_model(&j->place, j->model);
+    cli_place_model(&j->place, &j->weights, j->model);
     cli_catch_signals(); /* weights may be in swap files */
     SPW_TRY(spw_generator_create(&j->g,
                                  &(spw_generator_options){.config = &j->weights.config,

@@ -106,8 +106,8 @@ static const char plan_usage[] =
     "  --nvme DIR             weights are in a swap file there and read when they are used; may be given several "     \
     "times\n"                                                                                                          \
     "  --codes int8|int4|none matrices between embeddings and head are stored as codes, 1.03 or 0.53 bytes each;\n"    \
-    "                         published: in those that the folder has\n"                                               \
-    "                         (default: as the checkpoint was trained)\n"
+    "                         published: in those that the folder has, with the numbers' bits\n"                       \
+    "                         (default: as the checkpoint was trained, of a folder published)\n"
 
 static const char generate_usage[] =
     "spillway generate CKPT|DIR --prompt TEXT [--prompt TEXT ... | --prompts FILE] [--tokens N] [--temperature T]\n"

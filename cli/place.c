@@ -52,8 +52,8 @@ cli_place_apply(const cli_place *p, spw_config *c)
 }
 
 void
-cli_place_model(const cli_place *p, spw_model *model)
+cli_place_model(const cli_place *p, const spw_weights *w, spw_model *model)
 {
-    if (p->codes != NULL)
+    if (p->codes != NULL || !w->is_checkpoint)
         (void)spw_model_freeze(model, "*");
 }

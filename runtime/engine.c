@@ -612,8 +612,9 @@ find_forms(spw_engine_options *o, spw_quant **forms, spw_error *err)
         return SPW_OK;
     if (published && (path[0] == '\0' || dtype == SPW_F16))
         return SPW_RAISE(err, SPW_ECONFIG, "spillway.frozen_codes \"published\" %s",
-                         dtype == SPW_F16 ? "is for weights in bf16 or fp32, not in fp16 (fp16.enabled)"
-                                          : "needs model.path, a folder that has weights as codes");
+                         dtype == SPW_F16
+                             ? "is for weights in bf16 or fp32, not in fp16 (fp16.enabled)"
+                             : "needs model.path, a folder that has weights as codes: a whole checkpoint has numbers");
     *forms = spw_mem_calloc(o->model->param_count, sizeof **forms);
     if (*forms == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "codes of %u parameters", o->model->param_count);

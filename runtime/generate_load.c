@@ -93,38 +93,67 @@ may_be_rounded(const spw_param *p)
 }
 
 /*
- * Of the parameters that are there as numbers: what old files hold besides has types of its own. Codes count as bf16, which MXFP4's
- * numbers are; products of 8-bit floats and their scales are rounded to it, for fp32 would take four times their bytes.
+ * bf16: whether the parameters that are there as numbers are; what old files hold besides has types of its own. Codes count as bf16, which MXFP4's
+ * numbers are; products of 8-bit floats and their scales are rounded to it, for fp32 would take four times their bytes. codes: whether any
+ * are kept as those that the folder has them in.
  */
 static spw_status
-stored_as_bf16(bool *all, const char *folder, const spw_model_config *config, spw_error *err)
+look_at_weights(const char *folder, const spw_model_config *config, bool *bf16, bool *codes, spw_error *err)
 {
     spw_hf_reader *r = NULL;
     spw_model *model = NULL;
+    spw_quant *forms = NULL;
     spw_st_extent unused;
+    spw_error none = {0};
     spw_dtype dtype;
     spw_status st = spw_hf_reader_open(&r, folder, err);
-    *all = true;
+    *bf16 = true;
+    *codes = false;
     if (st == SPW_OK)
         st = spw_model_build(&model, config, err);
     if (st == SPW_OK)
         st = spw_hf_reader_bind(r, model, err);
-    for (uint32_t id = 0; st == SPW_OK && id < model->param_count; id++)
-        *all = *all && (may_be_rounded(&model->params[id]) || !spw_hf_reader_extent(r, id, &unused, &dtype) ||
-                        dtype == SPW_BF16);
-    spw_model_destroy(model);
+    for (uint32_t id = 0; st == SPW_OK && id < model->param_count; id++) {
+        const bool number = spw_hf_reader_extent(r, id, &unused, &dtype);
+        *bf16 = *bf16 && (may_be_rounded(&model->params[id]) || !number || dtype == SPW_BF16);
+        *codes = *codes || !number;
+    }
     spw_hf_reader_close(r);
+    if (st == SPW_OK && *codes && (forms = spw_mem_calloc(model->param_count, sizeof *forms)) == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "codes of %u parameters", model->param_count);
+    if (forms != NULL)
+        *codes = spw_hf_codes(forms, folder, model, *bf16 ? SPW_BF16 : SPW_F32, &none) == SPW_OK;
+    spw_mem_free(forms);
+    spw_model_destroy(model);
     return st;
 }
 
 static spw_status
 find_folder(spw_weights *w, spw_error *err)
 {
-    bool all_bf16;
-    SPW_TRY(default_config(&w->config, w->path, err));
-    SPW_TRY(stored_as_bf16(&all_bf16, w->path, &w->config.model, err));
-    w->config.bf16 = all_bf16;
-    w->config.run.state_format = all_bf16 ? SPW_STATE_MIXED : SPW_STATE_FP32;
+    spw_config *c = &w->config;
+    bool codes;
+    SPW_TRY(default_config(c, w->path, err));
+    SPW_TRY(look_at_weights(w->path, &c->model, &c->bf16, &codes, err));
+    c->run.state_format = c->bf16 ? SPW_STATE_MIXED : SPW_STATE_FP32;
+    snprintf(c->run.frozen_codes, sizeof c->run.frozen_codes, "%s", codes ? "published" : "none");
+    return SPW_OK;
+}
+
+/*
+ * Where a checkpoint's frozen weights are. Of adapters alone that is a folder, which has the codes that it was published in, too; a whole
+ * checkpoint has the same numbers, and needs no folder.
+ */
+static spw_status
+find_frozen(spw_weights *w, spw_error *err)
+{
+    spw_config *c = &w->config;
+    struct stat info;
+    SPW_TRY(spw_checkpoint_weights(w->path, c, w->from, err));
+    if (stat(w->from, &info) == 0 && S_ISDIR(info.st_mode))
+        snprintf(c->model_path, sizeof c->model_path, "%.1000s", w->from);
+    else if (strcmp(c->run.frozen_codes, "published") == 0)
+        snprintf(c->run.frozen_codes, sizeof c->run.frozen_codes, "none");
     return SPW_OK;
 }
 
@@ -164,9 +193,6 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
         SPW_TRY(st);
         SPW_TRY(spw_checkpoint_read_config(w->path, &w->config, &state, err));
         memcpy(w->encoder, state.data.encoder, sizeof w->encoder);
-        if (strcmp(w->config.run.frozen_codes, "published") ==
-            0) /* the same numbers, and the checkpoint has them as such */
-            snprintf(w->config.run.frozen_codes, sizeof w->config.run.frozen_codes, "none");
     } else if (!spw_hf_has_weights(path) && spw_foreign_find(path, w->path, sizeof w->path)) {
         return SPW_RAISE(err, SPW_EUNSUPPORTED, IS_FOREIGN "spillway export %s --to DIR makes a folder of it", path,
                          path);
@@ -175,7 +201,7 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
         SPW_TRY(find_folder(w, err));
     }
     if (w->is_checkpoint)
-        SPW_TRY(spw_checkpoint_weights(w->path, &w->config, w->from, err));
+        SPW_TRY(find_frozen(w, err));
     else
         snprintf(w->from, sizeof w->from, "%.1000s", w->path);
     w->config.zero.offload_param = w->config.zero.offload_optimizer = SPW_TIER_HOST;

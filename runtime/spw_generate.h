@@ -37,7 +37,8 @@ typedef struct spw_weights {
 /*
  * spw_weights_find - what lies at path: a checkpoint, a folder of checkpoints, or a folder with config.json and safetensors.
  * The state format is the checkpoint's; of a folder mixed (bf16 weights) when every tensor is bf16, else fp32: exact either
- * way. Weights in 8-bit floats count as bf16, and products with their scales are rounded to it; so are vectors of linear attention.
+ * way. Weights in 8-bit floats count as bf16, and products with their scales are rounded to it; so are vectors of linear attention. Codes of a
+ * folder that can be kept are (frozen_codes is "published", for a model whose parameters are frozen), also of one that a checkpoint has adapters beside.
  * Errors  those of spw_checkpoint_find(), spw_hf_config_load() and spw_hf_reader_open(), naming the file.
  */
 spw_status spw_weights_find(spw_weights *out, const char *path, spw_error *err);

@@ -731,6 +731,96 @@ test_no_numbers(void **state)
     tiny_dir_remove(path);
 }
 
+/* ---------------------------------------------------------------- weights alone */
+
+static void
+same_numbers(spw_engine *a, spw_engine *b, const spw_model *m)
+{
+    static float of_a[1 << 16], of_b[1 << 16];
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        spw_error err = {0};
+        spw_stretch held;
+        spw_access at;
+        assert_true(m->params[id].rows * m->params[id].cols <= 1 << 16);
+        DONE(spw_access_find(&at, a, m->params[id].name, "weight", &err));
+        DONE(spw_access_get_local(a, &at, of_a, &held, &err));
+        DONE(spw_access_find(&at, b, m->params[id].name, "weight", &err));
+        DONE(spw_access_get_local(b, &at, of_b, &held, &err));
+        assert_memory_equal(of_a, of_b, m->params[id].rows * m->params[id].cols * sizeof *of_a);
+    }
+}
+
+/* Of a checkpoint, as that has them or as numbers. */
+static void
+read_alone(rig *r, bool numbers, bool keeps)
+{
+    static spw_weights w;
+    char path[400];
+    spw_model *m = NULL;
+    spw_engine *e = NULL;
+    spw_error err = {0};
+    bool kept = false;
+    snprintf(path, sizeof path, "%s/step-1", r->dir);
+    DONE(spw_weights_find(&w, path, &err));
+    if (numbers)
+        snprintf(w.config.run.frozen_codes, sizeof w.config.run.frozen_codes, "none");
+    DONE(spw_model_from_config(&m, &w.config, &err));
+    DONE(spw_engine_create(&e,
+                           &(spw_engine_options){.config = &w.config,
+                                                 .model = m,
+                                                 .inference = true,
+                                                 .weights_from = w.from,
+                                                 .sequences = 1,
+                                                 .positions = 16},
+                           &err));
+    DONE(spw_weights_load(&w, e, &err));
+    for (uint32_t u = 0; u < spw_engine_layout(e)->unit_count; u++)
+        kept = kept || spw_codes_group(spw_engine_layout(e)->units[u].form) > 0;
+    assert_int_equal(kept, keeps);
+    same_numbers(r->e, e, m);
+    spw_engine_destroy(e);
+    spw_model_destroy(m);
+}
+
+/* As a configuration says it, with its defaults: a checkpoint has that. */
+static void
+say_adapters(rig *r, const char *path, bool checkpoint_base)
+{
+    char text[2000];
+    snprintf(
+        text, sizeof text,
+        "{\"model\": {\"path\": \"%s\"}, \"data\": {\"path\": [\"-\"], \"seq_length\": 16, \"tokenizer\": \"bytes\"}, "
+        "\"train_batch_size\": 1, \"bf16\": {\"enabled\": true}, \"optimizer\": {\"type\": \"AdamW\", \"params\": "
+        "{\"lr\": 1e-3}}, \"spillway\": {\"steps\": 1, \"lora\": {\"rank\": 4, \"targets\": [\"*_proj\"]}, "
+        "\"frozen_codes\": \"published\", \"checkpoint_base\": %s, \"device\": \"cpu\"}}",
+        path, checkpoint_base ? "true" : "false");
+    rig_need(r, spw_config_parse(&r->c, text, "c.json", NULL, 0, &r->err));
+    r->from = path;
+}
+
+/* Adapters alone have the codes of the folder that is found, whatever it was called; a whole checkpoint has numbers. */
+static void
+test_weights_alone(void **state)
+{
+    (void)state;
+    for (int whole_one = 0; whole_one < 2; whole_one++) {
+        char by_name[400];
+        rig r;
+        rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+        snprintf(by_name, sizeof by_name, "%s/by-name", r.dir);
+        assert_int_equal(symlink(floats, by_name), 0);
+        say_adapters(&r, by_name, whole_one);
+        rig_open(&r);
+        rig_fill(&r);
+        rig_train(&r, 0, 1);
+        rig_save(&r, 1);
+        assert_int_equal(unlink(by_name), 0);
+        read_alone(&r, false, !whole_one);
+        read_alone(&r, true, false);
+        rig_remove(&r);
+    }
+}
+
 int
 main(void)
 {
@@ -738,7 +828,7 @@ main(void)
         cmocka_unit_test(test_as_numbers), cmocka_unit_test(test_everywhere),    cmocka_unit_test(test_resumes),
         cmocka_unit_test(test_bytes),      cmocka_unit_test(test_refused),       cmocka_unit_test(test_not_set),
         cmocka_unit_test(test_read),       cmocka_unit_test(test_other_numbers), cmocka_unit_test(test_no_numbers),
-        cmocka_unit_test(test_strips),     cmocka_unit_test(test_no_scale),
+        cmocka_unit_test(test_strips),     cmocka_unit_test(test_no_scale),      cmocka_unit_test(test_weights_alone),
     };
     return cmocka_run_group_tests_name("published", tests, make_folders, remove_folders);
 }

@@ -1010,11 +1010,16 @@ test_generator(void **state)
     folder_path(path, "llama", "");
     DONE(spw_weights_find(&w, path, &err));
     assert_int_equal(w.config.run.state_format, SPW_STATE_MIXED);
+    assert_string_equal(w.config.run.frozen_codes, "none"); /* blocks of 10 columns */
     snprintf(t->type, sizeof t->type, "F16");
     folder_write(f);
     DONE(spw_weights_find(&w, f->dir, &err));
     assert_int_equal(w.config.run.state_format, SPW_STATE_FP32);
     folder_free(f);
+    folder_path(path, "kimi_k25", "");
+    DONE(spw_weights_find(&w, path, &err));
+    assert_int_equal(w.config.run.state_format, SPW_STATE_MIXED);
+    assert_string_equal(w.config.run.frozen_codes, "published");
 }
 
 int
