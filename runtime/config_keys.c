@@ -411,7 +411,7 @@ const key_row spw__config_rows[] = {
          "where every rank has it and a GPU of its own"),
     TEXT("spillway.device", run.device, "\"auto\"", NULL, "auto, cpu or cuda[:i]"),
     {"spillway.device_memory", NULL, K_BYTES, C_BUILT, AT(run.device_memory), 0, 4096, BIG, "\"auto\"",
-     "limit on the device", NULL},
+     "limit on the device; auto: what passes take, and more gathered weights as far as memory is left", NULL},
     {"spillway.host_memory", NULL, K_BYTES, C_BUILT, AT(run.host_memory), 0, 4096, BIG, "\"auto\"",
      "budget of the process without the device", NULL},
     {"spillway.state_format", NULL, K_FORMAT, C_BUILT, AT(run.state_format), 0, 0, 0, NULL,

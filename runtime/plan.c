@@ -125,8 +125,10 @@ plan_once(spw_plan *p, const plan_input *in, spw_error *err)
     p->tables_host += placed.padding[SPW_TIER_HOST];
     p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host + p->slots_host +
                     p->activations_host + p->weight_host + p->record_host + p->spare_host;
-    if (st == SPW_OK)
+    if (st == SPW_OK) {
         spw__plan_tapes(p, in);
+        spw__plan_gather_more(p, in, first_count);
+    }
     if (st == SPW_OK && p->host_bytes > spw__plan_host_room(p, in))
         st = raise_no_room(p, in, err);
     if (st == SPW_OK && in->use_count > 0 && !in->inference && !in->uncounted)

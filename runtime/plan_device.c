@@ -161,11 +161,32 @@ cache_within(const plan_input *in, const gathering *g, uint64_t room)
     return cache;
 }
 
+/* Below stage 3 every rank keeps all weights. */
+static bool
+keeps_whole(const plan_input *in)
+{
+    return in->layout->parts > 1 && in->config->zero.stage < 3;
+}
+
 static uint64_t
 least_cache(const plan_input *in, const gathering *g)
 {
-    bool whole = in->layout->parts > 1 && in->config->zero.stage < 3; /* below stage 3 every rank keeps all weights */
-    return whole || g->all < in->largest_block_bytes ? g->all : in->largest_block_bytes;
+    return keeps_whole(in) || g->all < in->largest_block_bytes ? g->all : in->largest_block_bytes;
+}
+
+/* Of a cache what ranks gather together, and max_live_parameters leaves: the block in use is there all the same. */
+static uint64_t
+allowed(const plan_input *in, uint64_t least, uint64_t cache)
+{
+    const uint64_t most = in->config->zero.max_live_parameters;
+    uint64_t live;
+    if (in->gather_most > 0 && cache > in->gather_most)
+        cache = in->gather_most;
+    if (keeps_whole(in) || cache / in->compute_bytes <= most)
+        return cache;
+    live = spw_round_up(most, 4096) * in->compute_bytes;
+    live = live > least ? live : least;
+    return live < cache ? live : cache;
 }
 
 bool
@@ -179,7 +200,6 @@ plan_device_within(spw_plan *p, const plan_input *in, const plan_places *placed,
                    spw_error *err)
 {
     const spw_config *c = in->config;
-    bool whole = in->layout->parts > 1 && c->zero.stage < 3;
     uint64_t all_units = g->all, floor_bytes = least_cache(in, g), fixed;
     uint64_t ease = all_units > 2 * floor_bytes ? floor_bytes : all_units > floor_bytes ? all_units - floor_bytes : 0;
     char need[32], have[32];
@@ -201,7 +221,7 @@ plan_device_within(spw_plan *p, const plan_input *in, const plan_places *placed,
                                  ease);
     fixed += p->activations_device - parts_room(in, g, floor_bytes);
     if (budget == SPW_AUTO) {
-        p->cache_device = whole || in->gather_all ||
+        p->cache_device = keeps_whole(in) || in->gather_all ||
                                   (in->layout->parts == 1 && c->zero.offload_param == SPW_TIER_DEVICE) ||
                                   all_units < 3 * floor_bytes
                               ? all_units
@@ -210,13 +230,7 @@ plan_device_within(spw_plan *p, const plan_input *in, const plan_places *placed,
         p->cache_device = cache_within(in, g, budget - fixed);
         p->cache_device = p->cache_device < all_units ? p->cache_device : all_units;
     }
-    if (in->gather_most > 0 && p->cache_device > in->gather_most)
-        p->cache_device = in->gather_most;
-    if (!whole && p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
-        uint64_t live = spw_round_up(c->zero.max_live_parameters, 4096) * in->compute_bytes;
-        live = live > floor_bytes ? live : floor_bytes; /* the block in use is there all the same */
-        p->cache_device = live < p->cache_device ? live : p->cache_device;
-    }
+    p->cache_device = allowed(in, floor_bytes, p->cache_device);
     p->parts_device = parts_room(in, g, p->cache_device);
     p->device_bytes = fixed + p->cache_device + p->parts_device;
     if (p->cache_device < floor_bytes || budget < fixed)
@@ -314,8 +328,8 @@ spw__plan_kept_share(const spw_plan *p, const plan_input *in)
  * Device memory that nothing else wants, less what is not one's own to take: on a device whose memory is the host's, half of
  * what the host would have left, because there the same memory keeps files in cache.
  */
-void
-spw__plan_tapes(spw_plan *p, const plan_input *in)
+static uint64_t
+device_left(const spw_plan *p, const plan_input *in)
 {
     uint64_t budget = in->config->run.device_memory == SPW_AUTO ? in->device_room : in->config->run.device_memory;
     uint64_t room = budget == 0 ? UINT64_MAX : budget > p->device_bytes ? budget - p->device_bytes : 0;
@@ -324,9 +338,34 @@ spw__plan_tapes(spw_plan *p, const plan_input *in)
         uint64_t left = have > p->host_bytes ? (have - p->host_bytes) / 2 : 0;
         room = left < room ? left : room;
     }
+    return room / 4096 * 4096;
+}
+
+void
+spw__plan_tapes(spw_plan *p, const plan_input *in)
+{
     if (strcmp(in->config->run.recompute, "always") != 0)
-        spw__plan_activations_tapes(p, in, room / 4096 * 4096);
+        spw__plan_activations_tapes(p, in, device_left(p, in));
     p->device_bytes += p->tapes_device;
     p->flops -= in->recompute_flops * spw__plan_kept_share(p, in);
     p->attention_flops -= in->attention_again * spw__plan_kept_share(p, in);
+}
+
+void
+spw__plan_gather_more(spw_plan *p, const plan_input *in, uint32_t first_count)
+{
+    const gathering g = count_gathered(in, first_count);
+    const uint64_t had = p->cache_device + p->parts_device;
+    uint64_t cache, left;
+    if (in->config->run.device_memory != SPW_AUTO || p->cache_device >= g.all)
+        return;
+    left = device_left(p, in);
+    left = left < UINT64_MAX - had ? left : UINT64_MAX - had;
+    cache = cache_within(in, &g, had + left);
+    cache = allowed(in, p->cache_device, cache < g.all ? cache : g.all);
+    if (cache <= p->cache_device)
+        return;
+    p->cache_device = cache;
+    p->parts_device = parts_room(in, &g, cache);
+    p->device_bytes += cache + p->parts_device - had;
 }

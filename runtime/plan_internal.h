@@ -121,6 +121,8 @@ bool spw__plan_fetches_ahead(const spw_plan *plan, const plan_input *in, uint32_
 uint64_t spw__plan_device_least(const spw_plan *plan, const plan_input *in, uint32_t first_count);
 /* What then is left of its memory keeps what lies between checkpoints. */
 void spw__plan_tapes(spw_plan *plan, const plan_input *in);
+/* And what that leaves of it, with device_memory auto, more gathered units, which then need not come again. */
+void spw__plan_gather_more(spw_plan *plan, const plan_input *in, uint32_t first_count);
 /* Of what lies between checkpoints: kept, and not computed again. */
 double spw__plan_kept_share(const spw_plan *plan, const plan_input *in);
 

@@ -232,7 +232,7 @@ explain_device(spw_plan *p, const plan_input *in)
            : p->device_budget != SPW_AUTO ? "what spillway.device_memory or max_live_parameters leave"
            : p->cache_device == 3 * in->largest_block_bytes
                ? "three times the largest block: the one in use, the next and the last"
-               : "what the device has room for, or max_live_parameters leave");
+               : "what is left of the device, or max_live_parameters leave");
     if (p->single_grad)
         decide(p, "gradients on the device", "one at a time",
                "device memory does not hold a second buffer: each leaves before the next block's is begun");

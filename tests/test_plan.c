@@ -118,6 +118,47 @@ test_room_of_device(void **state)
     spw_model_destroy(model);
 }
 
+/*
+ * With device_memory auto what is left holds more gathered units than the three blocks that go by, until all come over the link once a step. A budget and
+ * max_live_parameters stay what they are, and what lies between checkpoints comes first.
+ */
+static void
+test_gathers_what_is_left(void **state)
+{
+    static spw_config c;
+    static spw_plan bound, whole, p;
+    spw_model *model = plan_make_model();
+    spw_error err = {0};
+    uint64_t last = 0;
+    uint32_t between = 0;
+    (void)state;
+    plan_nvme_config(&c, SPW_STATE_SPLIT);
+    snprintf(c.run.recompute, sizeof c.run.recompute, "always");
+    assert_int_equal(plan_in_room(&c, model, UINT64_MAX, &whole, &err), SPW_OK);
+    c.run.device_memory = whole.device_bytes - whole.cache_device / 2;
+    assert_int_equal(plan_in_room(&c, model, UINT64_MAX, &bound, &err), SPW_OK);
+    assert_true(bound.cache_device <= whole.cache_device / 2);
+    c.run.device_memory = SPW_AUTO;
+    c.zero.max_live_parameters = bound.cache_device / sizeof(float);
+    assert_int_equal(plan_in_room(&c, model, UINT64_MAX, &p, &err), SPW_OK);
+    assert_true(p.cache_device >= bound.cache_device && p.cache_device < bound.cache_device + 4096 * sizeof(float));
+    assert_int_equal(whole.traffic[SPW_PACE_DEFAULT].h2d, whole.elems * 2); /* bf16, once */
+    assert_true(p.traffic[SPW_PACE_DEFAULT].h2d > whole.elems * 5 / 2);
+    c.zero.max_live_parameters = 1000000000000;
+    for (uint64_t room = 8 << 20; room < 64 << 20; room += 409600) {
+        if (plan_in_room(&c, model, room, &p, &err) != SPW_OK)
+            continue;
+        assert_true(p.host_bytes + p.device_bytes <= PLAN_PROCESS_BYTES + room);
+        assert_true(p.cache_device <=
+                    whole.cache_device); /* what the host takes besides is not always more with more room */
+        between += p.cache_device > last && last > 0;
+        last = p.cache_device;
+    }
+    assert_int_equal(last, whole.cache_device);
+    assert_true(between > 1);
+    spw_model_destroy(model);
+}
+
 /* Weights that are read again every step come first; when slots hold them all, records do. */
 static void
 test_filling_order(void **state)
@@ -432,11 +473,18 @@ test_targeted(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_monotonic),    cmocka_unit_test(test_filling_order),
-                                       cmocka_unit_test(test_room),         cmocka_unit_test(test_room_of_device),
-                                       cmocka_unit_test(test_activations),  cmocka_unit_test(test_decisions),
-                                       cmocka_unit_test(test_left_out),     cmocka_unit_test(test_decisions_of_paths),
-                                       cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_single_gradient),
-                                       cmocka_unit_test(test_least_budget), cmocka_unit_test(test_targeted)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_monotonic),
+                                       cmocka_unit_test(test_filling_order),
+                                       cmocka_unit_test(test_room),
+                                       cmocka_unit_test(test_room_of_device),
+                                       cmocka_unit_test(test_gathers_what_is_left),
+                                       cmocka_unit_test(test_activations),
+                                       cmocka_unit_test(test_decisions),
+                                       cmocka_unit_test(test_left_out),
+                                       cmocka_unit_test(test_decisions_of_paths),
+                                       cmocka_unit_test(test_no_memory),
+                                       cmocka_unit_test(test_single_gradient),
+                                       cmocka_unit_test(test_least_budget),
+                                       cmocka_unit_test(test_targeted)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }

@@ -17,7 +17,7 @@ cat >"$dir/c.json" <<JSON
   "data": {"path": ["$dir/text"], "seq_length": 16, "seed": 1},
   "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": true},
   "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-  "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "$dir/swap"},
+  "zero_optimization": {"stage": 3, "max_live_parameters": 1339392, "offload_param": {"device": "nvme", "nvme_path": "$dir/swap"},
                         "offload_optimizer": {"device": "nvme", "nvme_path": "$dir/swap"}},
   "spillway": {"seed": 3, "update_ahead": "never", "device": "cpu", "chunk_elems": 65536, "weight_slots": 2, "record_slots": 2, "checkpoint_dir": "",
                "eval_interval": 0, "run_log": "$dir/run.jsonl"} }
