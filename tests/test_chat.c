@@ -455,7 +455,8 @@ test_refused(void **state)
         {"zephyr", "{\"system\":\"s\"," TALKS(SAYS("system", "other") "," SAYS("user", "x")) "}", "message 1",
          "another text than the line's \"system\""},
         {"zephyr", "{\"system\":5," TALKS(SAYS("user", "x")) "}", "\"system\" is not text", ""},
-        {"zephyr", "{\"tools\":[{\"type\":\"function\"}]," TALKS(SAYS("user", "x")) "}", "\"tools\" is not empty", ""},
+        {"zephyr", "{\"tools\":[{\"type\":\"function\"}]," TALKS(SAYS("user", "x")) "}", "\"tools\"",
+         "layout zephyr cannot say tools"},
         {"mistral-v1", "{\"system\":\"s\"," TALKS(SAYS("assistant", "x")) "}", "message 1", "begin with the user"},
         {"zephyr", TALK("{\"role\":\"assistant\",\"content\":\"\",\"weight\":0.5}"), "message 1",
          "\"weight\" is not 0 or 1"},
@@ -483,6 +484,388 @@ test_refused(void **state)
     }
     spw_tokens_free(&tokens);
     spw_tokens_free(&targets);
+    spw_tokenizer_close(t);
+}
+
+#define USER              SAYS("user", "x")
+#define NAMED             "\"name\":\"f\""
+#define F                 "{\"id\":\"abcABC123\",\"type\":\"function\",\"function\":{" NAMED ",\"arguments\":{}}}"
+#define CALLING           "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":["
+#define ARGUMENTS(text)   CALLING "{\"id\":\"abcABC123\",\"function\":{" NAMED ",\"arguments\":" text "}}]}"
+#define RESULT(id)        "{\"role\":\"tool\",\"content\":\"5\",\"tool_call_id\":\"" id "\"}"
+#define TOOLS(tools, ...) "{\"tools\":" tools "," TALKS(__VA_ARGS__) "}"
+#define THOUGHT(member)   "{\"role\":\"assistant\",\"content\":\"y\"," member "}"
+
+/* A tokenizer with the special tokens of several layouts. */
+static spw_tokenizer *
+open_all_tokens(void)
+{
+    static const char *const names[] = {"<|im_start|>",
+                                        "<|im_end|>",
+                                        "[INST]",
+                                        "[/INST]",
+                                        "[AVAILABLE_TOOLS]",
+                                        "[TOOL_CALLS]",
+                                        "[TOOL_RESULTS]",
+                                        "[/TOOL_RESULTS]",
+                                        "<tool_call>",
+                                        "[/AVAILABLE_TOOLS]",
+                                        "<|begin_of_text|>",
+                                        "<|start_header_id|>",
+                                        "<|end_header_id|>",
+                                        "<|eot_id|>"};
+    json_t *list = json_array();
+    spw_tokenizer *t;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        json_array_append_new(list, json_pack("{s:s, s:b, s:b, s:b, s:b}", "content", names[i], "special",
+                                              strcmp(names[i], "<tool_call>") != 0, "lstrip", 0, "rstrip", 0,
+                                              "normalized", 0));
+    t = open_with("mistral", list);
+    json_decref(list);
+    return t;
+}
+
+/* Tools, calls, results and reasoning that are not what they have to be, or that a layout cannot say. */
+static void
+test_tools_refused(void **state)
+{
+    static const struct {
+        const char *layout, *line, *want, *also;
+    } cases[] = {
+        {"chatml", TALK(RESULT("a")), "message 1", "no call before it is without an answer"},
+        {"chatml", TALK(USER "," RESULT("a")), "message 2", "no call before it"},
+        {"chatml", TALK(USER "," SAYS("assistant", "y") "," SAYS("tool", "5")), "message 3", "no call before it"},
+        {"chatml", TALK(USER "," CALLING F "]}," RESULT("abcABC123") "," RESULT("abcABC123")), "message 4",
+         "no call before it is without"},
+        {"chatml", TALK(USER "," CALLING F "]}," USER "," RESULT("abcABC123")), "message 4", "no call before it"},
+        {"chatml", TALK(USER "," CALLING F "]}," RESULT("other")), "message 3",
+         "\"tool_call_id\" \"other\" is none of the calls"},
+        {"chatml", TALK(USER "," CALLING F "]},{\"role\":\"tool\",\"content\":\"5\",\"tool_call_id\":5}"), "message 3",
+         "\"tool_call_id\" is not text"},
+        {"chatml", TALK(USER "," CALLING F "]},{\"role\":\"tool\",\"content\":{\"a\":5}}"), "message 3",
+         "no \"content\""},
+        {"chatml", TALK(USER "," CALLING F "]},{\"role\":\"tool\",\"content\":[{\"type\":\"image\"}]}"), "message 3",
+         "only {\"type\": \"text\"} is read"},
+        {"chatml", TALK(USER "," CALLING F "]},{\"role\":\"tool\",\"content\":null}"), "message 3", "no \"content\""},
+        {"chatml", TALK(USER "," ARGUMENTS("\"{\"")), "message 2: tool_calls: call 1",
+         "\"arguments\", which are text: not JSON"},
+        {"chatml", TALK(USER "," ARGUMENTS("\"\"")), "call 1", "which are text: not JSON"},
+        {"chatml", TALK(USER "," ARGUMENTS("\"{}x\"")), "call 1", "which are text: not JSON"},
+        {"chatml", TALK(USER "," ARGUMENTS("\"{\\\"a\\\":1,\\\"a\\\":2}\"")), "call 1", "which are text: not JSON"},
+        {"chatml", TALK(USER "," ARGUMENTS("\"[1]\"")), "call 1", "text that is no JSON object"},
+        {"chatml", TALK(USER "," ARGUMENTS("5")), "call 1", "neither an object nor text with one"},
+        {"chatml", TALK(USER "," ARGUMENTS("null")), "call 1", "neither an object nor text with one"},
+        {"chatml", TALK(USER "," ARGUMENTS("[{}]")), "call 1", "neither an object nor text with one"},
+        {"chatml", TALK(USER "," ARGUMENTS("{\"n\":12345678901234567890}")), "call 1", "more than 64 bits"},
+        {"chatml", TALK(USER "," CALLING F ",5]}"), "message 2: tool_calls: call 2", "it is not an object"},
+        {"chatml", TALK(USER "," CALLING "null]}"), "call 1", "it is not an object"},
+        {"chatml", TALK(USER "," CALLING "{}]}"), "call 1", "no \"name\""},
+        {"chatml", TALK(USER "," CALLING "{\"function\":5}]}"), "call 1", "no \"name\""},
+        {"chatml", TALK(USER "," CALLING "{\"name\":\"a\\\"b\",\"arguments\":{}}]}"), "call 1", "text without quotes"},
+        {"chatml", TALK(USER "," CALLING "{\"name\":\"a\\u0000b\",\"arguments\":{}}]}"), "call 1",
+         "text without quotes"},
+        {"chatml", TALK(USER "," CALLING "{\"name\":\"\",\"arguments\":{}}]}"), "call 1", "no \"name\""},
+        {"chatml", TALK(USER "," CALLING "{\"type\":\"custom\"," NAMED ",\"arguments\":{}}]}"), "call 1",
+         "\"type\" is not"},
+        {"chatml", TALK(USER "," CALLING "{\"type\":5," NAMED ",\"arguments\":{}}]}"), "call 1", "\"type\" is not"},
+        {"chatml", TALK(USER "," CALLING "{\"id\":5," NAMED ",\"arguments\":{}}]}"), "call 1", "\"id\" is not text"},
+        {"chatml", TALK(USER ",{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":\"f\"}"), "message 2",
+         "are not a list"},
+        {"chatml", TALK(USER ",{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":" F "}"), "message 2",
+         "are not a list"},
+        {"chatml", TALK("{\"role\":\"user\",\"content\":\"x\",\"tool_calls\":[" F "]}"), "message 1",
+         "only the assistant makes"},
+        {"chatml", TALK(USER ",{\"role\":\"assistant\",\"content\":\"\",\"function_call\":{" NAMED "}}"), "message 2",
+         "function_call, an older form"},
+        {"chatml", TALK(USER ",{\"role\":\"assistant\",\"tool_calls\":[]}"), "message 2", "no \"content\""},
+        {"chatml", TALK("{\"role\":\"user\",\"content\":\"x\",\"reasoning\":\"y\"}"), "message 1",
+         "only the assistant has"},
+        {"chatml", TALK(USER "," THOUGHT("\"thinking\":5")), "message 2", "\"thinking\" is not text"},
+        {"chatml", TALK(USER "," THOUGHT("\"reasoning_content\":[\"a\"]")), "message 2",
+         "\"reasoning_content\" is not text"},
+        {"chatml", TALK(USER "," THOUGHT("\"reasoning_content\":\"a\",\"reasoning\":\"b\"")), "message 2",
+         "reasoning by two names"},
+        {"chatml", TOOLS("\"x\"", USER), "field \"tools\"", "not JSON"},
+        {"chatml", TOOLS("\"{}\"", USER), "field \"tools\"", "neither a list of tools nor text"},
+        {"chatml", TOOLS("{\"a\":1}", USER), "field \"tools\"", "neither a list of tools nor text"},
+        {"chatml", TOOLS("5", USER), "field \"tools\"", "neither a list of tools nor text"},
+        {"chatml", TOOLS("[{},5]", USER), "field \"tools\"", "tool 2 is not an object"},
+        {"chatml", TOOLS("[{\"n\":-12345678901234567890}]", USER), "tools: tool 1", "more than 64 bits"},
+        {"chatml", "{\"functions\":[{}]," TALKS(USER) "}", "\"functions\" is not empty", "older form"},
+        {"llama3", TALK(USER "," CALLING F "," F "]}"), "message 2",
+         "2 tool_calls, and layout llama3 has one in a turn"},
+        {"llama3", TALK(USER ",{\"role\":\"assistant\",\"content\":\"y\",\"tool_calls\":[" F "]}"), "message 2",
+         "llama3 has no content beside calls"},
+        {"llama3", TOOLS("[{}]", SAYS("assistant", "y") "," USER), "message 1", "in the first user's turn"},
+        {"llama3", TOOLS("[{}]", SAYS("system", "s")), "field \"messages\"", "tools without a user's turn"},
+        {"llama3", TALK(USER "," THOUGHT("\"reasoning\":\"a\"")), "message 2", "which layout llama3 cannot say"},
+        {"mistral", TALK(USER "," CALLING "{" NAMED ",\"arguments\":{}}]}"), "call 1",
+         "no \"id\", which layout mistral writes"},
+        {"mistral", TALK(USER "," CALLING "{\"id\":\"call_1\"," NAMED ",\"arguments\":{}}]}"), "call 1",
+         "\"call_1\", and layout mistral has 9 letters and digits"},
+        {"mistral", TALK(USER "," CALLING "{\"id\":\"abc-BC123\"," NAMED ",\"arguments\":{}}]}"), "call 1",
+         "9 letters and digits"},
+        {"mistral", TALK(USER "," CALLING F "]}," SAYS("tool", "5")), "message 3", "no \"tool_call_id\""},
+        {"mistral", TALK(USER "," CALLING F "]}," RESULT("abcABC123") "," USER), "message 4",
+         "before the answer to a tool"},
+        {"mistral", TALK(USER "," CALLING F "]}," USER), "message 3", "before the answer to a tool"},
+        {"mistral", TALK(USER "," CALLING F "]}," CALLING F "]}"), "message 3", "two turns of the assistant in a row"},
+        {"mistral", TALK(USER ",{\"role\":\"assistant\",\"content\":\"y\",\"tool_calls\":[" F "]}"), "message 2",
+         "mistral has no content beside calls"},
+        {"mistral", TOOLS("[{\"name\":\"f\"}]", USER), "field \"tools\"", "not an object with a \"function\""},
+        {"zephyr", TALK(USER "," CALLING F "]}"), "message 2", "tool_calls: layout zephyr cannot say tools"},
+        {"mistral-v1", TOOLS("\"[{}]\"", USER), "field \"tools\"", "layout mistral-v1 cannot say tools"},
+    };
+    spw_tokenizer *t = open_all_tokens();
+    spw_tokens tokens = {0}, targets = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        spw_chat *c = open_chat(cases[i].layout, t);
+        spw_error err = {0};
+        spw_status st = try_line(c, cases[i].line, &tokens, &targets, &err);
+        if (st != SPW_ECORRUPT || strstr(err.message, cases[i].want) == NULL ||
+            strstr(err.message, cases[i].also) == NULL)
+            fail_msg("%s: %s: %s", cases[i].line, spw_status_name(st), err.message);
+        spw_chat_close(c);
+    }
+    spw_tokens_free(&tokens);
+    spw_tokens_free(&targets);
+    spw_tokenizer_close(t);
+}
+
+/* Layouts need more tokens for tools than without. */
+static void
+test_tools_need_tokens(void **state)
+{
+    spw_tokenizer *t = open_spelled(
+        "mistral", "[{\"content\":\"[INST]\",\"special\":true},{\"content\":\"[/INST]\",\"special\":true}]");
+    spw_chat *c = open_chat("mistral", t);
+    spw_tokens tokens = {0}, targets = {0};
+    spw_error err = {0};
+    (void)state;
+    encode_line(c, TALK(USER), &tokens, &targets);
+    assert_int_equal(try_line(c, TOOLS("[{\"function\":{}}]", USER), &tokens, &targets, &err), SPW_ECORRUPT);
+    assert_non_null(strstr(err.message, "layout mistral needs the token [AVAILABLE_TOOLS] for tools"));
+    assert_int_equal(try_line(c, TALK(USER "," CALLING F "]}"), &tokens, &targets, &err), SPW_ECORRUPT);
+    assert_non_null(strstr(err.message, "message 2"));
+    spw_tokens_free(&tokens);
+    spw_tokens_free(&targets);
+    spw_chat_close(c);
+    spw_tokenizer_close(t);
+}
+
+static void
+assert_same(spw_chat *c, const char *const *lines, size_t count)
+{
+    spw_tokens first = {0}, first_targets = {0}, tokens = {0}, targets = {0};
+    encode_line(c, lines[0], &first, &first_targets);
+    for (size_t i = 1; i < count; i++) {
+        print_message("%s\n", lines[i]);
+        encode_line(c, lines[i], &tokens, &targets);
+        assert_int_equal(tokens.count, first.count);
+        assert_memory_equal(tokens.ids, first.ids, first.count * sizeof *first.ids);
+        assert_memory_equal(targets.ids, first_targets.ids, first.count * sizeof *first.ids);
+    }
+    spw_tokens_free(&first);
+    spw_tokens_free(&first_targets);
+    spw_tokens_free(&tokens);
+    spw_tokens_free(&targets);
+}
+
+/* Forms of tools, calls and reasoning that say the same; numbers keep their form where another number of the line has too many digits. */
+static void
+test_tool_forms(void **state)
+{
+    static const char *const tools[] = {
+        TOOLS("[{\"a\":{\"n\":5,\"x\":1.5}}]",
+              USER "," ARGUMENTS("{\"n\":5,\"x\":5.0}") ",{\"role\":\"tool\",\"content\":\"7\"}"),
+        TOOLS("\"[{\\\"a\\\": {\\\"n\\\":5, \\\"x\\\":15e-1}}]\"",
+              USER ",{\"role\":\"assistant\",\"tool_calls\":[{\"id\":null,\"type\":null," NAMED
+                   ",\"arguments\":\" {\\\"n\\\":5,\\n\\\"x\\\":5.00}\"}],\"reasoning\":\"\",\"function_call\":null},"
+                   "{\"role\":\"tool\",\"name\":\"f\",\"content\":[{\"type\":\"text\",\"text\":\"7\"}],\"tool_calls\":["
+                   "],\"tool_call_id\":null}"),
+        "{\"s\":\"\\\\\\\"1234567890123456789012\",\"n\":[-1234567890123456789012,12345678901234567890e-2,1."
+        "0123456789012345678901,1e1],"
+        "\"tools\":[{\"a\":{\"n\":5,\"x\":1.5}}],"
+        "\"conversations\":[{\"from\":\"human\",\"value\":\"x\"},{\"from\":\"gpt\",\"value\":\"\",\"tool_calls\":[" F
+        "]},"
+        "{\"from\":\"tool\",\"value\":\"7\"}]}"};
+    static const char *const thoughts[] = {TALK(USER "," THOUGHT("\"reasoning_content\":\"hm\"")),
+                                           TALK(USER "," THOUGHT("\"reasoning\":\"\\nhm\\n\\n\"")),
+                                           TALK(USER "," THOUGHT("\"thinking\":\"hm\",\"reasoning_content\":\"hm\"")),
+                                           TALK(USER "," SAYS("assistant", "<think>\\nhm\\n</think>\\n\\ny"))};
+    static const char *const nothing[] = {
+        TALK(USER "," SAYS("assistant", "y")),
+        "{\"tools\":\"[]\"," TALKS(USER "," THOUGHT("\"reasoning\":null,\"thinking\":false")) "}",
+        "{\"tools\":\"\"," TALKS(USER "," THOUGHT("\"tool_calls\":null")) "}",
+        "{\"tools\":[]," TALKS(USER "," THOUGHT("\"tool_calls\":[]")) "}"};
+    char third[1200];
+    const char *both[2] = {tools[0], third};
+    const char *at = strstr(tools[2], "\"arguments\":{}");
+    spw_tokenizer *t = open_all_tokens();
+    spw_chat *c = open_chat("chatml", t);
+    (void)state;
+    snprintf(third, sizeof third, "%.*s\"arguments\":{\"n\":5,\"x\":5.0}%s", (int)(at - tools[2]), tools[2], at + 14);
+    assert_same(c, tools, 2);
+    assert_same(c, both, 2);
+    assert_same(c, thoughts, 4);
+    assert_same(c, nothing, 4);
+    spw_chat_close(c);
+    spw_tokenizer_close(t);
+}
+
+/* auto says tools and reasoning where the folder's template does, in the same way; by name a layout says them anyway. */
+static void
+test_auto_tools(void **state)
+{
+    static const char tools[] = TOOLS("[{}]", USER "," CALLING F "]}"), calls[] = TALK(USER "," CALLING F "]}");
+    static const char thought[] = TALK(USER "," THOUGHT("\"reasoning\":\"a\""));
+    static const struct {
+        const char *template;
+        bool tools, thought;
+    } cases[] = {
+        {NULL, true, true},
+        {"{{ '<|im_start|>' }}", false, false},
+        {"{{ '<|im_start|>' }} <tool_call> <tool_response> <args-dict>", false, false},
+        {"{{ '<|im_start|>' }} <tool_response> <args-json-object>", true, false},
+        {"{{ '<|im_start|>' }} <tool_response> <args-json-object> ns.last_query_index", true, true},
+        {"{{ '<|im_start|>' }} <tool_response> <function=example> ns.last_query_index", false, true},
+    };
+    spw_tokens tokens = {0}, targets = {0};
+    spw_error err = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        spw_tokenizer *t = open_spelled("qwen2", "[]");
+        spw_chat *c, *named;
+        if (cases[i].template != NULL)
+            dataset_write_text("chat_template.jinja", cases[i].template);
+        c = open_chat("auto", t);
+        named = open_chat("chatml", t);
+        assert_true(spw_chat_key(c) == spw_chat_key(named));
+        assert_int_equal(try_line(c, tools, &tokens, &targets, &err), cases[i].tools ? SPW_OK : SPW_ECORRUPT);
+        if (!cases[i].tools)
+            assert_non_null(strstr(err.message, "field \"tools\": the chat template beside"));
+        assert_int_equal(try_line(c, calls, &tokens, &targets, &err), cases[i].tools ? SPW_OK : SPW_ECORRUPT);
+        assert_int_equal(try_line(c, thought, &tokens, &targets, &err), cases[i].thought ? SPW_OK : SPW_ECORRUPT);
+        if (!cases[i].thought)
+            assert_non_null(strstr(err.message, "does not say it as layout chatml does, with last_query_index"));
+        encode_line(c, TALK(USER), &tokens, &targets);
+        encode_line(named, tools, &tokens, &targets);
+        encode_line(named, thought, &tokens, &targets);
+        spw_chat_close(c);
+        spw_chat_close(named);
+        spw_tokenizer_close(t);
+    }
+    spw_tokens_free(&tokens);
+    spw_tokens_free(&targets);
+}
+
+/* Layouts of a file say tools and reasoning, too: chatml written as one is chatml, and another has its texts where they belong. */
+static void
+test_file_tools(void **state)
+{
+    static const char chatml[] =
+        "{\"system\":[\"<|im_start|>system\\n\",\"<|im_end|>\\n\"],\"user\":[\"<|im_start|>user\\n\",\"<|im_end|>\\n\"]"
+        ","
+        "\"assistant\":[\"<|im_start|>assistant\\n\",\"<|im_end|>\\n\"],\"tool\":[\"\\n<tool_response>\\n\",\"\\n</"
+        "tool_response>\"],"
+        "\"tokens\":[\"<|im_start|>\",\"<|im_end|>\"],\"tools_in\":\"system\",\"calls_behind\":\"\\n\","
+        "\"tools\":[\"# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\nYou are "
+        "provided with function "
+        "signatures within <tools></tools> XML tags:\\n<tools>\\n\",\"\\n\",\"\\n</tools>\\n\\nFor each function call, "
+        "return a json object "
+        "with function name and arguments within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\\"name\\\": "
+        "<function-name>, "
+        "\\\"arguments\\\": <args-json-object>}\\n</tool_call>\"],\"calls\":[\"\",\"<tool_call>\\n{\\\"name\\\": "
+        "\\\"{name}\\\", "
+        "\\\"arguments\\\": "
+        "{arguments}}\\n</tool_call>\",\"\\n\",\"\"],\"results\":[\"<|im_start|>user\",\"<|im_end|>\\n\"],"
+        "\"reasoning\":[\"<think>\\n\",\"\\n</think>\\n\\n\"]}";
+    static const char own[] =
+        "{\"user\":[\"U \",\";\"],\"assistant\":[\"A \",\"<|endoftext|>;\"],\"tokens\":[\"<|endoftext|>\"],"
+        "\"tool\":[\"R \",\" {id};\"],\"results\":[\"(\",\")\"],\"tools\":[\"T:\",\"|\",\";\"],\"tools_in\":\"last "
+        "user\",\"tools_indent\":1,\"calls\":[\"C\",\"<{id}:{name}{arguments}>\",null,\".\"],\"reasoning\":[\"[\",\"]"
+        "\"]}";
+    static const char line[] = TOOLS("[{\"b\":[1],\"a\":{}},{}]", USER
+                                     "," SAYS("assistant", "y") "," USER ",{\"role\":\"assistant\",\"tool_calls\":[" F
+                                                                "],\"thinking\":\"hm\"}," RESULT("abcABC123"));
+    static const struct {
+        const char *from, *to, *want;
+    } wrong[] = {
+        {"null,\".\"]", "null]", "\"calls\" is not [text before calls, a call"},
+        {"\"C\",\"<", "null,\"<", "\"calls\" is not"},
+        {"{name}", "name", "a call without {name} and {arguments}"},
+        {"[\"T:\",\"|\",\";\"]", "[\"T:\",\"|\"]", "\"tools\" is not [text before the tools"},
+        {"[\"T:\",\"|\",\";\"]", "[\"T:\",5,\";\"]", "\"tools\" is not [text before the tools"},
+        {"\"last user\"", "\"user\"", "\"tools_in\" is not \"system\", \"first user\" or \"last user\""},
+        {"\"last user\"", "5", "\"tools_in\" is not"},
+        {"\"last user\"", "\"system\"", "and there is no \"system\""},
+        {"indent\":1", "indent\":-1", "\"tools_indent\" is not a number from 0 to 16"},
+        {"indent\":1", "indent\":\"1\"", "\"tools_indent\" is not"},
+        {"\"(\",\")\"", "\"(\"", "\"results\" is not"},
+        {"\"[\",\"]\"", "{}", "\"reasoning\" is not"},
+        {"\"tool\":[\"R \",\" {id};\"],", "", "\"tools\", \"calls\" and \"tool\" belong together"},
+        {"\"tools\":[\"T:\",\"|\",\";\"],", "", "belong together"},
+        {"\"tools_indent\":1", "\"calls_behind\":5", "\"calls_behind\" is not text"},
+    };
+    spw_tokenizer *t = open_spelled("qwen2", "[]");
+    spw_tokens tokens = {0}, targets = {0};
+    spw_error err = {0};
+    static const char *const other[][2] = {{"T:", "S:"},
+                                           {"\"C\"", "\"D\""},
+                                           {"null,\".\"", "\",\",\".\""},
+                                           {"(", "[("},
+                                           {"\"[\"", "\"{\""},
+                                           {"indent\":1", "indent\":2"},
+                                           {"last user", "first user"},
+                                           {"\"tools_in\"", "\"calls_behind\":\",\",\"tools_in\""}};
+    spw_chat *named = open_chat("chatml", t), *c;
+    char text[1000];
+    uint64_t bytes, n = 0;
+    (void)state;
+    dataset_write_text("layout.json", chatml);
+    c = open_chat(dataset_path("layout.json"), t);
+    assert_true(spw_chat_key(c) == spw_chat_key(named)); /* every text is the same */
+    spw_chat_close(c);
+    dataset_write_text("layout.json", own);
+    c = open_chat(dataset_path("layout.json"), t);
+    assert_true(spw_chat_key(c) != spw_chat_key(named));
+    encode_line(c, line, &tokens, &targets);
+    assert_int_equal(spw_tokenizer_decode(t, tokens.ids, tokens.count, true, text, sizeof text - 1, &bytes, &err),
+                     SPW_OK);
+    text[bytes] = '\0';
+    assert_string_equal(text, "U x;A y<|endoftext|>;T:{\n \"b\": [\n  1\n ],\n \"a\": {}\n}|{};U x;"
+                              "A [hm]C<abcABC123:f{}>.<|endoftext|>;(R 5 abcABC123;)");
+    for (uint64_t i = 0; i < targets.count; i++) {
+        if (targets.ids[i] >= 0)
+            tokens.ids[n++] = targets.ids[i];
+    }
+    assert_int_equal(spw_tokenizer_decode(t, tokens.ids, n, true, text, sizeof text - 1, &bytes, &err), SPW_OK);
+    text[bytes] = '\0';
+    assert_non_null(strstr(text, "y<|endoftext|>"));
+    assert_non_null(strstr(text, "[hm]C<abcABC123:f{}>.<|endoftext|>"));
+    assert_true(bytes <= strlen(" y<|endoftext|> [hm]C<abcABC123:f{}>.<|endoftext|>"));
+    for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) { /* another text is another encoder */
+        const char *at = strstr(own, other[i][0]);
+        spw_chat *changed;
+        assert_non_null(at);
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - own), own, other[i][1], at + strlen(other[i][0]));
+        dataset_write_text("layout.json", text);
+        changed = open_chat(dataset_path("layout.json"), t);
+        assert_true(spw_chat_key(changed) != spw_chat_key(c));
+        spw_chat_close(changed);
+    }
+    spw_chat_close(c);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        const char *at = strstr(own, wrong[i].from);
+        assert_non_null(at);
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - own), own, wrong[i].to, at + strlen(wrong[i].from));
+        dataset_write_text("layout.json", text);
+        refuse_layout(dataset_path("layout.json"), t, SPW_ECONFIG, wrong[i].want, "layout.json");
+    }
+    spw_tokens_free(&tokens);
+    spw_tokens_free(&targets);
+    spw_chat_close(named);
     spw_tokenizer_close(t);
 }
 
@@ -597,15 +980,11 @@ test_data(void **state)
 
 /* Memory that is refused, at every place. */
 static void
-test_no_memory(void **state)
+no_memory(const spw_tokenizer *t, const char *layout, const char *text)
 {
-    spw_tokenizer *t = open_spelled("mistral", "[]");
-    static const char text[] =
-        TALK("{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"s\"}]}," SAYS("user", "x"));
     spw_data_line *line;
     spw_error err = {0};
     bool through = false;
-    (void)state;
     assert_int_equal(spw_data_line_open(&line, text, strlen(text), &err), SPW_OK);
     for (unsigned k = 0; !through; k++) { /* 0: no failure, and the tokenizer has the memory that it keeps */
         spw_tokens tokens = {0}, targets = {0};
@@ -614,17 +993,36 @@ test_no_memory(void **state)
         spw_status st;
         if (k > 0)
             spw_test_fail_alloc(k);
-        st = spw_chat_open(&c, "mistral-v1", t, &err);
+        st = spw_chat_open(&c, layout, t, &err);
         if (st == SPW_OK)
             st = spw_chat_encode(c, line, NULL, &tokens, &targets, &err);
         through = k > 0 && !spw_test_fault_fired();
-        assert_int_equal(st, k == 0 || through ? SPW_OK : SPW_ENOMEM);
+        if (st != (k == 0 || through ? SPW_OK : SPW_ENOMEM))
+            fail_msg("%s: allocation %u: %s", layout, k, err.message);
         spw_chat_close(c);
         spw_tokens_free(&tokens);
         spw_tokens_free(&targets);
         assert_true(k == 0 || spw_test_live_allocs() == live);
     }
+    spw_test_fail_alloc(0);
     spw_data_line_close(line);
+}
+
+static void
+test_no_memory(void **state)
+{
+    static const char many[] = "{\"n\":12345678901234567890}";
+    spw_tokenizer *t = open_all_tokens();
+    spw_data_line *line;
+    spw_error err = {0};
+    (void)state;
+    spw_test_fail_alloc(1);
+    assert_int_equal(spw_data_line_open(&line, many, strlen(many), &err), SPW_ENOMEM);
+    no_memory(t, "mistral-v1",
+              TALK("{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"s\"}]}," SAYS("user", "x")));
+    no_memory(t, "chatml",
+              TOOLS("\"[{\\\"a\\\":1}]\"", USER "," ARGUMENTS("\"{\\\"b\\\":[1,2.5]}\"") "," RESULT("abcABC123")));
+    no_memory(t, "mistral", TOOLS("[{\"function\":{\"return\":1}}]", USER "," CALLING F "]}," RESULT("abcABC123")));
     spw_tokenizer_close(t);
 }
 
@@ -632,9 +1030,10 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        IN_DIR(test_vectors), IN_DIR(test_text_stays), IN_DIR(test_auto),    IN_DIR(test_auto_by_template),
-        IN_DIR(test_file),    IN_DIR(test_forms),      IN_DIR(test_refused), IN_DIR(test_prompt),
-        IN_DIR(test_data),    IN_DIR(test_no_memory),
+        IN_DIR(test_vectors),    IN_DIR(test_text_stays), IN_DIR(test_auto),          IN_DIR(test_auto_by_template),
+        IN_DIR(test_file),       IN_DIR(test_forms),      IN_DIR(test_refused),       IN_DIR(test_prompt),
+        IN_DIR(test_data),       IN_DIR(test_no_memory),  IN_DIR(test_tools_refused), IN_DIR(test_tools_need_tokens),
+        IN_DIR(test_tool_forms), IN_DIR(test_auto_tools), IN_DIR(test_file_tools),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

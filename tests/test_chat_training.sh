@@ -20,6 +20,10 @@ open(d + "/old.jsonl", "w").write("".join(json.dumps({"conversations": [
     {"from": {"user": "human", "assistant": "gpt"}[m["role"]], "value": m["content"]} for m in talk(i)]}) + "\n" for i in range(200)))
 open(d + "/pairs.jsonl", "w").write("".join(json.dumps({"prompt": talk(i)[:1], "chosen": [{"role": "assistant", "content": "no"}], "rejected": talk(i)[1:]}) + "\n" for i in range(200)))
 open(d + "/bad.jsonl", "w").write(json.dumps({"messages": talk(1)}) + "\n" + json.dumps({"messages": [{"role": "user", "content": [{"type": "image"}]}]}) + "\n")
+call = lambda arguments: {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": arguments}}]}
+tools = lambda arguments: json.dumps({"messages": talk(1)[:1] + [call(arguments), {"role": "tool", "content": "5"}, {"role": "assistant", "content": "yes"}]}) + "\n"
+open(d + "/tools.jsonl", "w").write(tools({"a": 1}) + tools('{"a": 1}'))
+open(d + "/bad_tools.jsonl", "w").write(tools({}) + tools("{"))
 json.dump({"user": ["Q: ", "\n"], "assistant": ["A: ", "<|endoftext|>\n"], "tokens": ["<|endoftext|>"]}, open(d + "/layout.json", "w"))
 json.dump({"model": {"model_type": "llama", "vocab_size": size, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
                      "intermediate_size": 64, "max_position_embeddings": 64},
@@ -108,6 +112,12 @@ expect 1 "bad.jsonl: line 2 (byte" "an image" --set "data.path=$dir/bad.jsonl"
 check "which message and part is said" said "message 1: part 0 of the content is \"image\""
 expect 2 "data.chat: chat \"llama3\"" "a layout of another tokenizer" --set data.chat=llama3
 check "the token is named" said "has no token <|begin_of_text|>"
+expect 1 "bad_tools.jsonl: line 2 (byte" "arguments that are not JSON" --set "data.path=$dir/bad_tools.jsonl"
+check "which call is said" said "message 2: tool_calls: call 1: its \"arguments\", which are text: not JSON"
+check "tool calls" run train "$c" --set spillway.checkpoint_dir="$dir/tools" --set spillway.steps=1 --set "data.path=$dir/tools.jsonl" --set data.seq_length=256 --set model.max_position_embeddings=256 --set train_micro_batch_size_per_gpu=1
+check "are counted" run eval "$dir/tools" --data "$dir/tools.jsonl" --json
+grep -o '"tokens": *[0-9]*' "$dir/out" | grep -o '[0-9]*' >"$dir/count"
+check "with the answers, in both forms of arguments" test "$(cat "$dir/count")" -eq 54
 cp "$dir/c.jsonl" "$dir/c.txt"
 expect 2 "data.chat is for JSON lines, and no file of the data holds such: $dir/c.txt is read as text" "conversations in .txt" --set "data.path=$dir/c.txt"
 cp "$dir/c.jsonl" "$dir/talks.json"

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-enum { HERE = SPW_TOKEN_BEGINS, ROW_MAX = 256 };
+enum { HERE = SPW_TOKEN_BEGINS, ROW_MAX = 1024 };
 
 static spw_data_options
 pair_options(const char *pattern, uint64_t seq_length)
@@ -352,6 +352,20 @@ append(const spw_tokenizer *t, const piece *pieces, spw_tokens *tokens, spw_toke
 #define CHOSEN(...)      LIST("chosen", __VA_ARGS__) ","
 #define REJECTED(...)    LIST("rejected", __VA_ARGS__)
 
+#define CALL(name)                                                                                                     \
+    "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"function\":{\"name\":\"" name "\",\"arguments\":{}}}" \
+    "]}"
+#define CALLED(name)       "<tool_call>\n{\"name\": \"" name "\", \"arguments\": {}}\n</tool_call>"
+#define RESULT             SAYS("tool", "5")
+#define ANSWERED           "<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n"
+#define THINKS(text, said) "{\"role\":\"assistant\",\"content\":\"" said "\",\"reasoning_content\":\"" text "\"}"
+#define TOOLS(list)                                                                                                    \
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function "  \
+    "signatures within <tools></tools> XML tags:\n<tools>\n" list                                                      \
+    "\n</tools>\n\nFor each function call, return a json "                                                             \
+    "object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n"                  \
+    "{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>"
+
 typedef struct talk_case {
     const char *line;
     piece chosen[12], rejected[12];
@@ -394,6 +408,19 @@ static const talk_case talks[] = {
          CHOSEN(A("b") "," U("c") ",{\"role\":\"assistant\",\"content\":\"d\",\"weight\":0}") REJECTED(A("e")) "}",
      {GIVEN(IM("system", "s") IM("user", "a")), ANSWER("b"), GIVEN(IM("user", "c") IM("assistant", "d")), END},
      {GIVEN(IM("system", "s") IM("user", "a")), ANSWER("e"), END}},
+    /* calls are part of a message: what differs in one is learned, and what both have is not; the line's tools are each answer's */
+    {"{" CHOSEN(U("a") "," CALL("f") "," RESULT "," CALL("g"))
+         REJECTED(U("a") "," CALL("f") "," RESULT "," A("no")) "}",
+     {GIVEN(IM("user", "a") IM("assistant", CALLED("f")) ANSWERED), ANSWER(CALLED("g")), END},
+     {GIVEN(IM("user", "a") IM("assistant", CALLED("f")) ANSWERED), ANSWER("no"), END}},
+    {"{\"tools\":[{\"a\":1}]," PROMPT(U("a")) CHOSEN(CALL("f")) REJECTED(CALL("g")) "}",
+     {GIVEN(IM("system", TOOLS("{\"a\": 1}")) IM("user", "a")), ANSWER(CALLED("f")), END},
+     {GIVEN(IM("system", TOOLS("{\"a\": 1}")) IM("user", "a")), ANSWER(CALLED("g")), END}},
+    /* so is reasoning, which is that of the turns behind the last question, the prompt's and the answer's */
+    {"{" CHOSEN(U("a") "," THINKS("x", "b") "," U("c") "," THINKS("y", "d"))
+         REJECTED(U("a") "," THINKS("x", "b") "," U("c") "," THINKS("z", "d")) "}",
+     {GIVEN(IM("user", "a") IM("assistant", "b") IM("user", "c")), ANSWER("<think>\ny\n</think>\n\nd"), END},
+     {GIVEN(IM("user", "a") IM("assistant", "b") IM("user", "c")), ANSWER("<think>\nz\n</think>\n\nd"), END}},
     /* texts stay texts */
     {"{\"prompt\":\"Hi\",\"chosen\":\" yes\",\"rejected\":\" no\"}",
      {GIVEN("Hi"), {" yes<|endoftext|>", true}, END},

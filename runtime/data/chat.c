@@ -5,347 +5,10 @@
  * nothing in a content can be a special token. A token has a target if one of its bytes is the assistant's.
  *
  * Where a token lies is counted in bytes, so contents are brought to NFC before they are written where the tokenizer would do
- * that. Layouts come from chat_layout.c.
+ * that. Layouts come from chat_layout.c, and the text from chat_talk.c.
  */
 #include "chat_internal.h"
-#include "tokenizer_internal.h"
-#include <stdio.h>
-
-enum { SAYS_BYTES = 256 };
-
-/* A token of the layout, before the byte `at` of the text. */
-typedef struct mark {
-    uint64_t at;
-    const tok_added *token;
-    bool loss;
-} mark;
-
-struct spw_chat {
-    /* Fixed after open. */
-    const spw_tokenizer *t;
-    chat_layout layout;
-    json_t *file; /* that the layout's strings lie in, or NULL */
-    char says[SAYS_BYTES];
-    uint64_t key;
-    int32_t end_of_turn;
-    /* The conversation that is being written. */
-    char *text; /* (bytes) */
-    bool *loss; /* (bytes) */
-    mark *marks;
-    uint64_t bytes, text_bytes, loss_bytes, mark_count, mark_bytes; /* the *_bytes: room */
-    char *joined;                                                   /* content that comes in parts */
-    char *system; /* (system_length) text that waits for the user's turn; folded: there is one */
-    uint64_t joined_bytes, system_bytes, system_length;
-    bool folded;
-    tok_scratch s; /* normal forms */
-};
-
-/* ---------------------------------------------------------------- writing */
-
-static spw_status
-put_bytes(spw_chat *c, const char *text, uint64_t bytes, bool loss, spw_error *err)
-{
-    if (bytes == 0)
-        return SPW_OK;
-    SPW_TRY(spw__tok_grow((void **)&c->text, &c->text_bytes, c->bytes + bytes, c->bytes, "a conversation", err));
-    SPW_TRY(spw__tok_grow((void **)&c->loss, &c->loss_bytes, c->bytes + bytes, c->bytes, "a conversation", err));
-    memcpy(c->text + c->bytes, text, bytes);
-    memset(c->loss + c->bytes, loss, bytes);
-    c->bytes += bytes;
-    return SPW_OK;
-}
-
-/* The longest added token that text begins with, or NULL. */
-static const tok_added *
-token_at(const spw_tokenizer *t, const char *text)
-{
-    const tok_added *found = NULL;
-    for (uint32_t i = 0; i < t->added_count; i++) {
-        const tok_added *a = &t->added[i];
-        if (a->bytes > 0 && (found == NULL || a->bytes > found->bytes) && strncmp(text, a->text, a->bytes) == 0)
-            found = a;
-    }
-    return found;
-}
-
-/* Text of the layout. With loss: up to its first token, which ends a turn; all of it if there is none. */
-static spw_status
-put_layout(spw_chat *c, const char *text, bool loss, spw_error *err)
-{
-    while (*text != '\0') {
-        unsigned char first = (unsigned char)*text;
-        const tok_added *a = c->t->raw.starts[first] || c->t->normal.starts[first] ? token_at(c->t, text) : NULL;
-        if (a == NULL) {
-            SPW_TRY(put_bytes(c, text++, 1, loss, err));
-            continue;
-        }
-        SPW_TRY(spw__tok_grow((void **)&c->marks, &c->mark_bytes, (c->mark_count + 1) * sizeof *c->marks,
-                              c->mark_count * sizeof *c->marks, "a conversation", err));
-        c->marks[c->mark_count++] = (mark){c->bytes, a, loss};
-        loss = false;
-        text += a->bytes;
-    }
-    return SPW_OK;
-}
-
-static spw_status
-put_content(spw_chat *c, const char *text, uint64_t bytes, bool trim, bool loss, spw_error *err)
-{
-    if (trim) {
-        uint64_t begin = spw__tok_space_after(text, 0, bytes, false);
-        bytes = spw__tok_space_before(text, begin, bytes, false) - begin;
-        text += begin;
-    }
-    if (c->t->nfc)
-        SPW_TRY(spw__tok_nfc(&c->s, text, bytes, &text, &bytes, err));
-    return put_bytes(c, text, bytes, loss, err);
-}
-
-static void
-restart(spw_chat *c)
-{
-    c->bytes = c->mark_count = 0;
-    c->folded = false;
-}
-
-/* ---------------------------------------------------------------- messages */
-
-typedef struct message {
-    chat_role role;
-    const char *text;
-    uint64_t bytes;
-    bool loss;
-} message;
-
-/* NULL, too, where it is null: rows of several sources have each other's columns so. */
-static const json_t *
-member(const json_t *object, const char *name)
-{
-    const json_t *v = json_object_get(object, name);
-    return json_is_null(v) ? NULL : v;
-}
-
-static spw_status
-read_role(chat_role *out, const json_t *v, spw_error *err)
-{
-    static const struct {
-        const char *name;
-        chat_role role;
-    } names[] = {{"system", CHAT_SYSTEM},       {"user", CHAT_USER},     {"human", CHAT_USER},
-                 {"assistant", CHAT_ASSISTANT}, {"gpt", CHAT_ASSISTANT}, {"tool", CHAT_TOOL}};
-    const char *given = json_string_value(v);
-    if (given == NULL)
-        return SPW_RAISE(err, SPW_ECORRUPT, "it has no \"role\" (or \"from\") that is text");
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        *out = names[i].role;
-        if (strcmp(given, names[i].name) == 0)
-            return SPW_OK;
-    }
-    return SPW_RAISE(err, SPW_ECORRUPT, "role \"%.40s\" is none of system, user, human, assistant, gpt, tool", given);
-}
-
-/* The texts of a content that is a list, one behind the other. */
-static spw_status
-join_parts(spw_chat *c, message *m, const json_t *parts, spw_error *err)
-{
-    const json_t *part;
-    size_t i;
-    m->bytes = 0;
-    json_array_foreach(parts, i, part)
-    {
-        const char *type = json_string_value(json_object_get(part, "type"));
-        const json_t *text = json_object_get(part, "text");
-        if (type == NULL || strcmp(type, "text") != 0 || !json_is_string(text))
-            return SPW_RAISE(
-                err, SPW_ECORRUPT, "part %zu of the content is %s%.40s%s: only {\"type\": \"text\"} is read", i,
-                type != NULL ? "\"" : "", type != NULL ? type : "without a type", type != NULL ? "\"" : "");
-        SPW_TRY(spw__tok_grow((void **)&c->joined, &c->joined_bytes, m->bytes + json_string_length(text), m->bytes,
-                              "a content in parts", err));
-        memcpy(c->joined + m->bytes, json_string_value(text), json_string_length(text));
-        m->bytes += json_string_length(text);
-    }
-    m->text = m->bytes > 0 ? c->joined : "";
-    return SPW_OK;
-}
-
-static spw_status
-read_weight(bool *loss, const json_t *weight, spw_error *err)
-{
-    double w = json_number_value(weight);
-    if (weight == NULL)
-        return SPW_OK;
-    if (!json_is_number(weight) || (w != 0 && w != 1))
-        return SPW_RAISE(err, SPW_ECORRUPT, "its \"weight\" is not 0 or 1");
-    *loss = *loss && w == 1;
-    return SPW_OK;
-}
-
-/* Whether a member says nothing: missing, false, or empty. */
-static bool
-says_nothing(const json_t *v)
-{
-    return v == NULL || json_is_false(v) || (json_is_string(v) && json_string_length(v) == 0) ||
-           (json_is_array(v) && json_array_size(v) == 0) || (json_is_object(v) && json_object_size(v) == 0);
-}
-
-static spw_status
-read_message(spw_chat *c, message *m, const json_t *v, spw_error *err)
-{
-    static const char *const unsaid[] = {"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"};
-    const json_t *role = member(v, "role"), *content = member(v, "content");
-    SPW_TRY(read_role(&m->role, role != NULL ? role : member(v, "from"), err));
-    for (size_t i = 0; i < sizeof unsaid / sizeof unsaid[0]; i++) {
-        if (!says_nothing(member(v, unsaid[i])))
-            return SPW_RAISE(err, SPW_ECORRUPT, "it has %s, which no layout here can say", unsaid[i]);
-    }
-    m->loss = m->role == CHAT_ASSISTANT;
-    SPW_TRY(read_weight(&m->loss, member(v, "weight"), err));
-    content = content != NULL ? content : member(v, "value");
-    if (json_is_array(content))
-        return join_parts(c, m, content, err);
-    if (!json_is_string(content))
-        return SPW_RAISE(err, SPW_ECORRUPT, "it has no \"content\" (or \"value\") that is text");
-    m->text = json_string_value(content);
-    m->bytes = json_string_length(content);
-    return SPW_OK;
-}
-
-/* Whether the layout can say m after turns of role `last` (CHAT_ROLES: it is the first). */
-static spw_status
-check_turn(const spw_chat *c, chat_role last, const message *m, spw_error *err)
-{
-    static const char *const names[] = {"system", "user", "assistant", "tool"};
-    const chat_layout *l = &c->layout;
-    bool folds = l->turns[CHAT_SYSTEM].before == NULL;
-    if (m->role == CHAT_TOOL && l->turns[CHAT_TOOL].before == NULL)
-        return SPW_RAISE(err, SPW_ECORRUPT, "layout %s has no turns of a tool", l->name);
-    if (!folds || m->role == CHAT_TOOL)
-        return SPW_OK;
-    if (m->role == CHAT_SYSTEM && last != CHAT_ROLES)
-        return SPW_RAISE(err, SPW_ECORRUPT, "layout %s has a system's text in front only", l->name);
-    if (m->role == CHAT_ASSISTANT && (last == CHAT_ROLES || last == CHAT_SYSTEM))
-        return SPW_RAISE(err, SPW_ECORRUPT, "conversations of layout %s begin with the user", l->name);
-    if (m->role == last)
-        return SPW_RAISE(err, SPW_ECORRUPT, "two turns of the %s in a row, which layout %s does not have",
-                         names[m->role], l->name);
-    return SPW_OK;
-}
-
-/* Keeps a system's text for the user's turn that follows. */
-static spw_status
-fold_system(spw_chat *c, const message *m, spw_error *err)
-{
-    SPW_TRY(spw__tok_grow((void **)&c->system, &c->system_bytes, m->bytes + 1, 0, "a system's text", err));
-    memcpy(c->system, m->text, m->bytes);
-    c->system_length = m->bytes;
-    c->folded = true;
-    return SPW_OK;
-}
-
-static spw_status
-put_message(spw_chat *c, const message *m, spw_error *err)
-{
-    const chat_turn *turn = &c->layout.turns[m->role];
-    if (turn->before == NULL)
-        return fold_system(c, m, err);
-    SPW_TRY(put_layout(c, turn->before, false, err));
-    if (c->folded) {
-        SPW_TRY(put_content(c, c->system, c->system_length, false, false, err));
-        SPW_TRY(put_bytes(c, "\n\n", 2, false, err));
-        c->folded = false;
-    }
-    SPW_TRY(put_content(c, m->text, m->bytes, c->layout.trim, m->loss, err));
-    return put_layout(c, turn->after, m->loss, err);
-}
-
-/* How far a conversation is written. */
-typedef struct talk {
-    const json_t *system; /* what the line has besides its lists, or NULL */
-    chat_role last;       /* CHAT_ROLES: no turn yet */
-    uint64_t count;       /* messages so far; of these the first `without` have no loss */
-    uint64_t without;
-} talk;
-
-static spw_status
-put_turn(spw_chat *c, talk *k, message *m, spw_error *err)
-{
-    SPW_TRY(check_turn(c, k->last, m, err));
-    k->last = m->role;
-    m->loss = m->loss && k->count >= k->without;
-    return put_message(c, m, err);
-}
-
-static spw_status
-put_next(spw_chat *c, talk *k, const json_t *v, spw_error *err)
-{
-    message m = {.role = CHAT_ROLES};
-    SPW_TRY(read_message(c, &m, v, err));
-    if (k->count == 0 && k->system != NULL && m.role == CHAT_SYSTEM) {
-        if (m.bytes == json_string_length(k->system) && memcmp(m.text, json_string_value(k->system), m.bytes) == 0)
-            return SPW_OK;
-        return SPW_RAISE(err, SPW_ECORRUPT, "it is the system's, with another text than the line's \"system\"");
-    }
-    return put_turn(c, k, &m, err);
-}
-
-static spw_status
-begin_talk(spw_chat *c, const talk *k, spw_error *err)
-{
-    restart(c);
-    SPW_TRY(put_layout(c, c->layout.begin, false, err));
-    if (k->system != NULL) {
-        const message m = {
-            .role = CHAT_SYSTEM, .text = json_string_value(k->system), .bytes = json_string_length(k->system)};
-        SPW_TRY(put_message(c, &m, err));
-    }
-    return SPW_OK;
-}
-
-/* The messages of a field. */
-static spw_status
-put_list(spw_chat *c, talk *k, const json_t *line, const char *field, spw_error *err)
-{
-    const json_t *list = json_object_get(line, field), *v;
-    size_t i;
-    if (json_array_size(list) == 0)
-        return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not a list of messages", field);
-    json_array_foreach(list, i, v)
-    {
-        spw_status st = put_next(c, k, v, err);
-        if (st != SPW_OK) {
-            spw_error_wrap(err, "field \"%s\": message %zu", field, i + 1);
-            return st;
-        }
-        k->count++;
-    }
-    return SPW_OK;
-}
-
-/* A field that comes before others; a text in it is a user's turn. */
-static spw_status
-put_prompt(spw_chat *c, talk *k, const json_t *line, const char *field, spw_error *err)
-{
-    const json_t *text = json_object_get(line, field);
-    message m = {.role = CHAT_USER, .text = json_string_value(text), .bytes = json_string_length(text)};
-    spw_status st;
-    if (!json_is_string(text))
-        return put_list(c, k, line, field, err);
-    st = put_turn(c, k, &m, err);
-    if (st != SPW_OK)
-        spw_error_wrap(err, "field \"%s\"", field);
-    k->count++;
-    return st;
-}
-
-static spw_status
-end_talk(spw_chat *c, const char *field, spw_error *err)
-{
-    if (c->folded)
-        return SPW_RAISE(err, SPW_ECORRUPT,
-                         "field \"%s\": a system's text without a user's turn, which layout %s does not have", field,
-                         c->layout.name);
-    return put_layout(c, c->layout.end, false, err);
-}
+#include "data_internal.h"
 
 /* ---------------------------------------------------------------- tokens */
 
@@ -416,10 +79,11 @@ encode_stretch(const spw_chat *c, uint64_t begin, uint64_t end, spw_tokens *toke
 }
 
 static bool
-is_layouts(const spw_chat *c, int32_t id)
+is_one_of(const spw_chat *c, const char *const *tokens, int32_t id)
 {
-    for (uint32_t i = 0; c->layout.tokens[i] != NULL; i++) {
-        if (spw__tok_added_find(c->t, c->layout.tokens[i])->id == id)
+    for (uint32_t i = 0; tokens[i] != NULL; i++) {
+        const tok_added *a = spw__tok_added_find(c->t, tokens[i]);
+        if (a != NULL && a->id == id)
             return true;
     }
     return false;
@@ -433,7 +97,7 @@ encode_between(const spw_chat *c, uint64_t begin, uint64_t end, spw_tokens *toke
     uint64_t search = 0, done = 0, bytes = end - begin;
     tok_match m;
     while (bytes > 0 && spw__tok_added_next(&c->t->raw, text, bytes, false, &search, done, &m)) {
-        if (is_layouts(c, m.id))
+        if (is_one_of(c, c->layout.tokens, m.id) || is_one_of(c, c->layout.tools.tokens, m.id))
             continue;
         SPW_TRY(encode_stretch(c, begin + done, begin + m.begin, tokens, targets, err));
         SPW_TRY(push(tokens, targets, m.id, any(c->loss + begin, m.begin, m.end), err));
@@ -447,7 +111,7 @@ encode_all(const spw_chat *c, spw_tokens *tokens, spw_tokens *targets, spw_error
 {
     uint64_t done = 0;
     for (uint64_t i = 0; i <= c->mark_count; i++) {
-        const mark *m = i < c->mark_count ? &c->marks[i] : NULL;
+        const chat_mark *m = i < c->mark_count ? &c->marks[i] : NULL;
         uint64_t next = m != NULL ? m->at : c->bytes, end = next;
         if (i > 0 && c->marks[i - 1].token->rstrip && c->text != NULL)
             done = spw__tok_space_after(c->text, done, end, false);
@@ -462,46 +126,87 @@ encode_all(const spw_chat *c, spw_tokens *tokens, spw_tokens *targets, spw_error
     return SPW_OK;
 }
 
+/* ---------------------------------------------------------------- lines */
+
 bool
 spw_chat_is_in(const spw_data_line *line, const char *field)
 {
     const json_t *object = (const json_t *)line;
     return field != NULL && field[0] != '\0'
-               ? member(object, field) != NULL
-               : member(object, "messages") != NULL || member(object, "conversations") != NULL;
+               ? spw__chat_member(object, field) != NULL
+               : spw__chat_member(object, "messages") != NULL || spw__chat_member(object, "conversations") != NULL;
 }
 
-/* What a line says besides its messages: *system is NULL where it has no text of the system's. */
+/* The line's tools: a list of objects, or text that holds one; *out, NULL where there is none, is the caller's. */
 static spw_status
-read_line(const json_t **system, const json_t *line, spw_error *err)
+read_tools(json_t **out, const json_t *line, bool functions, spw_error *err)
 {
-    static const char *const unsaid[] = {"tools", "functions"};
-    *system = member(line, "system");
-    for (size_t i = 0; i < sizeof unsaid / sizeof unsaid[0]; i++) {
-        if (!says_nothing(member(line, unsaid[i])))
-            return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not empty, and no layout here can say tools",
-                             unsaid[i]);
+    const json_t *v = spw__chat_member(line, "tools"), *tool;
+    json_t *list = json_incref((json_t *)v);
+    spw_status st = SPW_OK;
+    size_t i;
+    *out = NULL;
+    if (spw__chat_says_nothing(v)) {
+        json_decref(list);
+        return SPW_OK;
     }
-    if (says_nothing(*system))
-        *system = NULL;
-    return *system == NULL || json_is_string(*system) ? SPW_OK
-                                                      : SPW_RAISE(err, SPW_ECORRUPT, "field \"system\" is not text");
+    if (json_is_string(v)) {
+        json_decref(list);
+        st = spw__data_json(&list, json_string_value(v), json_string_length(v), err);
+    }
+    if (st == SPW_OK && !json_is_array(list))
+        st = SPW_RAISE(err, SPW_ECORRUPT, "it is neither a list of tools nor text that holds one");
+    json_array_foreach(list, i, tool)
+    {
+        if (st == SPW_OK &&
+            (!json_is_object(tool) || (functions && !json_is_object(json_object_get(tool, "function")))))
+            st = SPW_RAISE(err, SPW_ECORRUPT, "tool %zu is not an object%s", i + 1,
+                           functions ? " with a \"function\"" : "");
+    }
+    if (st == SPW_OK && json_array_size(list) > 0)
+        *out = json_incref(list);
+    json_decref(list);
+    if (st != SPW_OK)
+        spw_error_wrap(err, "field \"tools\"");
+    return st;
+}
+
+/* What a line says besides its messages: k->system is NULL where it has no text of the system's. */
+static spw_status
+read_line(const spw_chat *c, chat_talk *k, const json_t *line, spw_error *err)
+{
+    k->system = spw__chat_member(line, "system");
+    if (!spw__chat_says_nothing(spw__chat_member(line, "functions")))
+        return SPW_RAISE(err, SPW_ECORRUPT,
+                         "field \"functions\" is not empty: it is an older form of \"tools\", which is not read");
+    if (spw__chat_says_nothing(k->system))
+        k->system = NULL;
+    if (k->system != NULL && !json_is_string(k->system))
+        return SPW_RAISE(err, SPW_ECORRUPT, "field \"system\" is not text");
+    return read_tools(&k->tools, line, c->layout.tools.functions, err);
+}
+
+static spw_status
+write_line(spw_chat *c, chat_talk *k, const json_t *line, const char *prompt, const char *field, spw_error *err)
+{
+    spw__chat_look(c, k, line, prompt, field);
+    SPW_TRY(spw__chat_begin(c, k, err));
+    if (prompt != NULL)
+        SPW_TRY(spw__chat_put_prompt(c, k, line, prompt, err));
+    SPW_TRY(spw__chat_put_list(c, k, line, field, err));
+    return spw__chat_end(c, k, field, err);
 }
 
 spw_status
 spw_chat_encode_answer(spw_chat *c, const spw_data_line *line, const char *prompt, const char *field, uint64_t without,
                        spw_tokens *tokens, spw_tokens *targets, spw_error *err)
 {
-    const json_t *object = (const json_t *)line;
-    talk k = {.last = CHAT_ROLES, .without = without};
-    SPW_TRY(read_line(&k.system, object, err));
-    k.last = k.system != NULL ? CHAT_SYSTEM : CHAT_ROLES;
-    SPW_TRY(begin_talk(c, &k, err));
-    if (prompt != NULL)
-        SPW_TRY(put_prompt(c, &k, object, prompt, err));
-    SPW_TRY(put_list(c, &k, object, field, err));
-    SPW_TRY(end_talk(c, field, err));
-    return encode_all(c, tokens, targets, err);
+    chat_talk k = {.without = without};
+    spw_status st = read_line(c, &k, (const json_t *)line, err);
+    if (st == SPW_OK)
+        st = write_line(c, &k, (const json_t *)line, prompt, field, err);
+    json_decref(k.tools);
+    return st == SPW_OK ? encode_all(c, tokens, targets, err) : st;
 }
 
 spw_status
@@ -509,25 +214,40 @@ spw_chat_encode(spw_chat *c, const spw_data_line *line, const char *field, spw_t
                 spw_error *err)
 {
     if (field == NULL || field[0] == '\0')
-        field = member((const json_t *)line, "messages") != NULL ? "messages" : "conversations";
+        field = spw__chat_member((const json_t *)line, "messages") != NULL ? "messages" : "conversations";
     return spw_chat_encode_answer(c, line, NULL, field, 0, tokens, targets, err);
 }
 
 spw_status
 spw_chat_encode_prompt(spw_chat *c, const char *text, uint64_t bytes, spw_tokens *tokens, spw_error *err)
 {
-    const message m = {.role = CHAT_USER, .text = text, .bytes = bytes};
-    restart(c);
-    SPW_TRY(put_layout(c, c->layout.begin, false, err));
-    SPW_TRY(put_message(c, &m, err));
-    SPW_TRY(put_layout(c, c->layout.turns[CHAT_ASSISTANT].before, false, err));
-    while (c->bytes > 0 && c->text[c->bytes - 1] == ' ' &&
-           (c->mark_count == 0 || c->bytes > c->marks[c->mark_count - 1].at))
-        c->bytes--; /* the answer's first token has it */
+    SPW_TRY(spw__chat_ask(c, text, bytes, err));
     return encode_all(c, tokens, NULL, err);
 }
 
 /* ---------------------------------------------------------------- open and close */
+
+static uint64_t
+add_text(uint64_t sum, const char *text)
+{
+    const bool is = text != NULL;
+    sum = spw_checksum_more(sum, &is, sizeof is);
+    return is ? spw_checksum_more(sum, text, strlen(text) + 1) : sum;
+}
+
+/* What tools and reasoning add. */
+static uint64_t
+key_of_tools(const chat_layout *l, uint64_t sum)
+{
+    const chat_tools *t = &l->tools;
+    const char *texts[] = {t->list[0],     t->list[1],      t->list[2],     t->calls[0],   t->calls[1],
+                           t->calls[2],    t->calls[3],     t->results[0],  t->results[1], t->joint,
+                           t->environment, l->reasoning[0], l->reasoning[1]};
+    const uint32_t numbers[] = {t->place, (uint32_t)t->indent, t->functions, t->quoted, t->id_bytes};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        sum = add_text(sum, texts[i]);
+    return spw_checksum_more(sum, numbers, sizeof numbers);
+}
 
 static uint64_t
 key_of(const chat_layout *l)
@@ -537,17 +257,16 @@ key_of(const chat_layout *l)
     for (int i = 0; i < 2; i++)
         sum = spw_checksum_more(sum, ends[i], strlen(ends[i]) + 1);
     for (int r = 0; r < CHAT_ROLES; r++) {
-        const chat_turn *turn = &l->turns[r];
-        const bool is = turn->before != NULL;
-        sum = spw_checksum_more(sum, &is, sizeof is);
-        if (is) {
-            sum = spw_checksum_more(sum, turn->before, strlen(turn->before) + 1);
-            sum = spw_checksum_more(sum, turn->after, strlen(turn->after) + 1);
-        }
+        sum = add_text(sum, l->turns[r].before);
+        if (l->turns[r].before != NULL)
+            sum = spw_checksum_more(sum, l->turns[r].after, strlen(l->turns[r].after) + 1);
     }
     for (int i = 0; l->tokens[i] != NULL; i++)
         sum = spw_checksum_more(sum, l->tokens[i], strlen(l->tokens[i]) + 1);
-    return sum;
+    return l->tools.calls[1] != NULL || l->tools.list[0] != NULL || l->tools.results[0] != NULL ||
+                   l->reasoning[0] != NULL
+               ? key_of_tools(l, sum)
+               : sum;
 }
 
 static spw_status
@@ -563,7 +282,7 @@ load(spw_chat *c, const char *layout, spw_error *err)
                              c->layout.name, c->layout.tokens[i], c->t->path);
     }
     c->key = key_of(&c->layout);
-    SPW_TRY(put_layout(c, c->layout.turns[CHAT_ASSISTANT].after, true, err));
+    SPW_TRY(spw__chat_put_end(c, c->layout.turns[CHAT_ASSISTANT].after, true, err));
     c->end_of_turn = c->mark_count > 0 ? c->marks[0].token->id : -1;
     return SPW_OK;
 }
@@ -596,6 +315,7 @@ spw_chat_close(spw_chat *c)
     spw_mem_free(c->marks);
     spw_mem_free(c->joined);
     spw_mem_free(c->system);
+    spw_mem_free(c->json.text);
     spw_mem_free(c->s.normal);
     spw_mem_free(c->s.points);
     spw_mem_free(c);

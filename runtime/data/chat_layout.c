@@ -46,30 +46,72 @@ enum {
         "<|im_" role "|>" role "<|im_middle|>", "<|im_end|>"                                                           \
     }
 
+/* As Mistral 7B v0.3 has them, behind a space that Tekken's models do not have. JSON of functions has its quotes escaped. */
+#define BRACKETS(space)                                                                                                \
+    {                                                                                                                  \
+        .place = CHAT_BEFORE_LAST_USER, .list = {"[AVAILABLE_TOOLS]" space "[", ", ", "][/AVAILABLE_TOOLS]"},          \
+        .functions = true,                                                                                             \
+        .calls = {"[TOOL_CALLS]" space "[", "{\"name\": \"{name}\", \"arguments\": {arguments}, \"id\": \"{id}\"}",    \
+                  ", ", "]"},                                                                                          \
+        .id_bytes = 9,                                                                                                 \
+        .tokens = {"[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"},    \
+        .spelled = {"[AVAILABLE_TOOLS]" space "[", "[TOOL_CALLS]" space "[", "[TOOL_RESULTS]" space "{"},              \
+    }
+#define BRACKETS_RESULT(space)                                                                                         \
+    {                                                                                                                  \
+        "[TOOL_RESULTS]" space "{\"content\": ", ", \"call_id\": \"{id}\"}[/TOOL_RESULTS]"                             \
+    }
+
 static const chat_layout layouts[] = {
-    /* Qwen2, Qwen2.5, Qwen3, SmolLM2 */
+    /* Qwen2, Qwen2.5, Qwen3, SmolLM2; tools are those of Qwen2.5 and Qwen3, reasoning is Qwen3's. */
     {.name = "chatml",
      .begin = "",
      .end = "",
-     .turns = {IM("system"), IM("user"), IM("assistant"), {NULL, NULL}},
+     .turns = {IM("system"), IM("user"), IM("assistant"), {"\n<tool_response>\n", "\n</tool_response>"}},
+     .tools = {.place = CHAT_IN_SYSTEM,
+               .list = {"# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are "
+                        "provided with function signatures within <tools></tools> XML tags:\n<tools>\n",
+                        "\n",
+                        "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+                        "within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, "
+                        "\"arguments\": <args-json-object>}\n</tool_call>"},
+               .calls = {"", "<tool_call>\n{\"name\": \"{name}\", \"arguments\": {arguments}}\n</tool_call>", "\n", ""},
+               .joint = "\n",
+               .results = {"<|im_start|>user", "<|im_end|>\n"},
+               .spelled = {"<tool_response>", "<args-json-object>"}},
+     .reasoning = {"<think>\n", "\n</think>\n\n"},
+     .reasoning_spelled = "last_query_index",
      .tokens = {"<|im_start|>", "<|im_end|>"}},
+    /* Llama 3; tools are those of 3.1 to 3.3, whose template has two lines with dates behind the environment's. */
     {.name = "llama3",
      .begin = "<|begin_of_text|>",
      .end = "",
-     .turns = {HEADER("system"), HEADER("user"), HEADER("assistant"), {NULL, NULL}},
+     .turns = {HEADER("system"), HEADER("user"), HEADER("assistant"), HEADER("ipython")},
+     .tools = {.place = CHAT_IN_FIRST_USER,
+               .list = {"Given the following functions, please respond with a JSON for a function call with its proper "
+                        "arguments that best answers the given prompt.\n\nRespond in the format {\"name\": function "
+                        "name, \"parameters\": dictionary of argument name and its value}.Do not use variables.\n\n",
+                        "\n\n", "\n\n"},
+               .indent = 4,
+               .environment = "Environment: ipython\n\n",
+               .calls = {"", "{\"name\": \"{name}\", \"parameters\": {arguments}}", NULL, ""},
+               .quoted = true,
+               .spelled = {"ipython", "with its proper arguments that best answers the given prompt"}},
      .tokens = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
      .trim = true},
     /* Where [INST] is a token: Mistral 7B v0.3 and Mixtral 8x22B; with Tekken's vocabulary, Nemo and Ministral. */
     {.name = "mistral",
      .begin = "<s>",
      .end = "",
-     .turns = {{NULL, NULL}, {"[INST] ", "[/INST]"}, {" ", "</s>"}, {NULL, NULL}},
+     .turns = {{NULL, NULL}, {"[INST] ", "[/INST]"}, {" ", "</s>"}, BRACKETS_RESULT(" ")},
+     .tools = BRACKETS(" "),
      .tokens = {"<s>", "</s>", "[INST]", "[/INST]"},
      .vocabulary = CHAT_BY_CHARS},
     {.name = "mistral-tekken",
      .begin = "<s>",
      .end = "",
-     .turns = {{NULL, NULL}, {"[INST]", "[/INST]"}, {"", "</s>"}, {NULL, NULL}},
+     .turns = {{NULL, NULL}, {"[INST]", "[/INST]"}, {"", "</s>"}, BRACKETS_RESULT("")},
+     .tools = BRACKETS(""),
      .tokens = {"<s>", "</s>", "[INST]", "[/INST]"},
      .vocabulary = CHAT_BY_BYTES},
     /* With Tekken's vocabulary and tokens for the system: Mistral Small 3, 3.1 and 3.2. */
@@ -172,16 +214,37 @@ has_tokens(const chat_layout *l, const spw_tokenizer *t)
            (l->vocabulary == CHAT_ANY || (l->vocabulary == CHAT_BY_CHARS) == t->chars);
 }
 
+static bool
+spell(const json_t *templates, const char *text)
+{
+    bool found = false;
+    for (size_t i = 0; i < json_array_size(templates); i++)
+        found = found || strstr(json_string_value(json_array_get(templates, i)), text) != NULL;
+    return found;
+}
+
 /* A vocabulary has tokens of layouts that its model was not tuned with, too: OLMo 2's has those of chatml. */
 static bool
 is_used(const chat_layout *l, const json_t *templates)
 {
     bool used = json_array_size(templates) == 0;
-    for (size_t i = 0; i < json_array_size(templates); i++) {
-        for (uint32_t k = 0; l->tokens[k] != NULL; k++)
-            used = used || strstr(json_string_value(json_array_get(templates, i)), l->tokens[k]) != NULL;
-    }
+    for (uint32_t k = 0; l->tokens[k] != NULL; k++)
+        used = used || spell(templates, l->tokens[k]);
     return used;
+}
+
+/* What of a layout the templates do not spell, by which they have tools or reasoning in another way or not at all. */
+static void
+note_unspelled(chat_layout *l, const json_t *templates)
+{
+    if (json_array_size(templates) == 0)
+        return;
+    for (int i = 0; i < CHAT_SPELLED_MAX && l->tools.spelled[i] != NULL; i++) {
+        if (l->unspelled_tools == NULL && !spell(templates, l->tools.spelled[i]))
+            l->unspelled_tools = l->tools.spelled[i];
+    }
+    if (l->reasoning_spelled != NULL && !spell(templates, l->reasoning_spelled))
+        l->unspelled_reasoning = l->reasoning_spelled;
 }
 
 static bool
@@ -276,9 +339,12 @@ find_auto(chat_layout *out, char *says, size_t bytes, const spw_tokenizer *t, sp
     int n;
     if (st == SPW_OK)
         st = choose_layout(&best, t, templates, err);
+    if (st == SPW_OK) {
+        *out = *best;
+        note_unspelled(out, templates);
+    }
     json_decref(templates);
     SPW_TRY(st);
-    *out = *best;
     n = snprintf(says, bytes, "auto: %s, whose", best->name);
     for (uint32_t i = 0; best->tokens[i] != NULL && n > 0 && (size_t)n < bytes; i++)
         n += snprintf(says + n, bytes - (size_t)n, " %s", best->tokens[i]);
@@ -309,6 +375,63 @@ read_turn(chat_turn *out, json_t *file, const char *path, const char *role, bool
     return SPW_RAISE(err, SPW_ECONFIG, "chat %s: \"%s\" is not [text before a content, text after it]", path, role);
 }
 
+/* A list of so many texts, of which `may_lack` (-1: none) may be null. */
+static spw_status
+read_texts(const char **out, int count, int may_lack, json_t *file, const char *path, const char *name,
+           const char *wanted, spw_error *err)
+{
+    json_t *v = json_object_get(file, name);
+    bool fits = v == NULL || json_array_size(v) == (size_t)count;
+    for (int i = 0; v != NULL && i < count && fits; i++) {
+        out[i] = json_string_value(json_array_get(v, (size_t)i));
+        fits = out[i] != NULL || (i == may_lack && json_is_null(json_array_get(v, (size_t)i)));
+    }
+    return fits ? SPW_OK : SPW_RAISE(err, SPW_ECONFIG, "chat %s: \"%s\" is not %s", path, name, wanted);
+}
+
+static spw_status
+read_place(chat_tools *t, json_t *file, const char *path, spw_error *err)
+{
+    static const char *const places[] = {"system", "first user", "last user"};
+    json_t *v = json_object_get(file, "tools_in"), *indent = json_object_get(file, "tools_indent");
+    const char *name = v != NULL ? json_string_value(v) : places[0];
+    int place = 0;
+    while (place < 3 && (name == NULL || strcmp(name, places[place]) != 0))
+        place++;
+    if (place == 3)
+        return SPW_RAISE(err, SPW_ECONFIG, "chat %s: \"tools_in\" is not \"system\", \"first user\" or \"last user\"",
+                         path);
+    if (indent != NULL &&
+        (!json_is_integer(indent) || json_integer_value(indent) < 0 || json_integer_value(indent) > 16))
+        return SPW_RAISE(err, SPW_ECONFIG, "chat %s: \"tools_indent\" is not a number from 0 to 16", path);
+    t->place = (chat_place)place;
+    t->indent = (int)json_integer_value(indent);
+    return SPW_OK;
+}
+
+/* Tools, calls and reasoning. */
+static spw_status
+read_tool_parts(chat_layout *out, json_t *file, const char *path, spw_error *err)
+{
+    chat_tools *t = &out->tools;
+    SPW_TRY(read_texts(t->list, 3, -1, file, path, "tools", "[text before the tools, between two, behind them]", err));
+    SPW_TRY(read_texts(t->calls, 4, 2, file, path, "calls",
+                       "[text before calls, a call, between two (null: one at a time), behind them]", err));
+    SPW_TRY(read_texts(t->results, 2, -1, file, path, "results", "[text before results, text behind them]", err));
+    SPW_TRY(read_texts(out->reasoning, 2, -1, file, path, "reasoning", "[text before reasoning, text behind it]", err));
+    SPW_TRY(read_place(t, file, path, err));
+    if (json_object_get(file, "calls_behind") != NULL)
+        SPW_TRY(read_string(&t->joint, file, path, "calls_behind", err));
+    if (t->calls[1] != NULL && (strstr(t->calls[1], "{name}") == NULL || strstr(t->calls[1], "{arguments}") == NULL))
+        return SPW_RAISE(err, SPW_ECONFIG, "chat %s: \"calls\" has a call without {name} and {arguments}", path);
+    if ((t->calls[1] != NULL) != (t->list[0] != NULL) || (t->calls[1] != NULL && out->turns[CHAT_TOOL].before == NULL))
+        return SPW_RAISE(err, SPW_ECONFIG, "chat %s: \"tools\", \"calls\" and \"tool\" belong together", path);
+    if (t->list[0] != NULL && t->place == CHAT_IN_SYSTEM && out->turns[CHAT_SYSTEM].before == NULL)
+        return SPW_RAISE(err, SPW_ECONFIG, "chat %s: \"tools_in\" is the system's turn, and there is no \"system\"",
+                         path);
+    return SPW_OK;
+}
+
 static spw_status
 read_tokens(chat_layout *out, json_t *file, const char *path, spw_error *err)
 {
@@ -330,7 +453,9 @@ read_tokens(chat_layout *out, json_t *file, const char *path, spw_error *err)
 static spw_status
 read_layout(chat_layout *out, json_t *file, const char *path, spw_error *err)
 {
-    static const char *const known[] = {"begin", "end", "system", "user", "assistant", "tool", "tokens", "trim"};
+    static const char *const known[] = {"begin", "end",          "system",       "user",    "assistant",
+                                        "tool",  "tokens",       "trim",         "tools",   "tools_in",
+                                        "calls", "calls_behind", "tools_indent", "results", "reasoning"};
     json_t *v, *trim = json_object_get(file, "trim");
     const char *name;
     json_object_foreach(file, name, v)
@@ -350,6 +475,7 @@ read_layout(chat_layout *out, json_t *file, const char *path, spw_error *err)
     SPW_TRY(read_turn(&out->turns[CHAT_USER], file, path, "user", true, err));
     SPW_TRY(read_turn(&out->turns[CHAT_ASSISTANT], file, path, "assistant", true, err));
     SPW_TRY(read_turn(&out->turns[CHAT_TOOL], file, path, "tool", false, err));
+    SPW_TRY(read_tool_parts(out, file, path, err));
     return read_tokens(out, file, path, err);
 }
 

@@ -57,6 +57,15 @@ spw_status spw__data_megatron_mask(const data_file *f, uint64_t first, uint64_t 
 /* Finds f's tokens in the cache, or makes them: sets store, element, begin, tokens and made. */
 spw_status spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err);
 
+/* ---------------------------------------------------------------- JSON (lines.c) */
+
+/*
+ * A text as JSON. Integers stay integers, and are reals where they have more digits than 64 bits hold for sure: numbers of any size
+ * may stand in fields that nobody reads. SPW_ECORRUPT: it is none, or has an object with a name twice.
+ */
+struct json_t;
+spw_status spw__data_json(struct json_t **out, const char *text, uint64_t bytes, spw_error *err);
+
 /* ---------------------------------------------------------------- documents into windows (pack.c) */
 
 typedef struct data_packer data_packer;

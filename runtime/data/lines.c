@@ -2,15 +2,65 @@
  * JSON lines, one at a time, and the texts in a line. Whoever makes tokens of them reads them here, so that train and tokenize
  * find the same texts. Errors do not say where: the caller knows file and line.
  */
-#include "spw_data.h"
+#include "data_internal.h"
 #include "spw_files.h"
 #include <jansson.h>
 #include <stdio.h>
 
+/* ---------------------------------------------------------------- JSON */
+
+enum { INTEGER_DIGITS_MAX = 18 }; /* of one that 64 bits hold for sure */
+
+/* A copy of text where integers of more digits have ".0" behind them: json_loadb() reads those as reals, of any size. NULL: no memory. */
+static char *
+widen_integers(const char *text, uint64_t bytes, uint64_t *out_bytes)
+{
+    char *out = spw_mem_zalloc(bytes + bytes / INTEGER_DIGITS_MAX * 2 + 1);
+    uint64_t n = 0, digits = 0;
+    bool quoted = false, real = false;
+    for (uint64_t i = 0; out != NULL && i <= bytes; i++) {
+        const char c = i < bytes ? text[i] : ' ';
+        const bool digit = !quoted && c >= '0' && c <= '9';
+        real = real || (digits > 0 && (c == '.' || c == 'e' || c == 'E'));
+        if (digits > INTEGER_DIGITS_MAX && !digit && !real) {
+            memcpy(out + n, ".0", 2);
+            n += 2;
+        }
+        digits = digit ? digits + 1 : 0;
+        real = real && (digit || c == '.' || c == 'e' || c == 'E' || c == '+' || c == '-');
+        if (i == bytes)
+            break;
+        quoted = quoted != (c == '"');
+        out[n++] = c;
+        if (quoted && c == '\\' && i + 1 < bytes)
+            out[n++] = text[++i];
+    }
+    *out_bytes = n;
+    return out;
+}
+
+spw_status
+spw__data_json(json_t **out, const char *text, uint64_t bytes, spw_error *err)
+{
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY;
+    json_error_t why;
+    *out = json_loadb(text, bytes, flags, &why);
+    if (*out == NULL && json_error_code(&why) == json_error_numeric_overflow) {
+        uint64_t wide_bytes;
+        char *wide = widen_integers(text, bytes, &wide_bytes);
+        if (wide == NULL)
+            return SPW_RAISE(err, SPW_ENOMEM, "a line with long numbers");
+        *out = json_loadb(wide, wide_bytes, flags, &why);
+        spw_mem_free(wide);
+    }
+    return *out != NULL ? SPW_OK : SPW_RAISE(err, SPW_ECORRUPT, "not JSON at byte %d: %s", why.position, why.text);
+}
+
+/* ---------------------------------------------------------------- lines */
+
 spw_status
 spw_data_line_open(spw_data_line **out, const char *line, uint64_t bytes, spw_error *err)
 {
-    json_error_t why;
     json_t *object;
     uint64_t blank = 0, mark = spw_text_mark(line, bytes); /* files that were put together may have several */
     *out = NULL;
@@ -20,11 +70,7 @@ spw_data_line_open(spw_data_line **out, const char *line, uint64_t bytes, spw_er
         blank++;
     if (blank == bytes)
         return SPW_OK;
-    object =
-        json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL,
-                   &why); /* as real: numbers of any size may stand in other fields */
-    if (object == NULL)
-        return SPW_RAISE(err, SPW_ECORRUPT, "not JSON at byte %d: %s", why.position, why.text);
+    SPW_TRY(spw__data_json(&object, line, bytes, err));
     if (!json_is_object(object)) {
         json_decref(object);
         return SPW_RAISE(err, SPW_ECORRUPT, "not a JSON object");

@@ -3,8 +3,8 @@
  * conversations behind a prompt of their own; and conversations that have the prompt in them, beside a field that says it once more. In
  * the last one the prompt is what both lists begin with. Texts and conversations become tokens in encode.c, which asks here.
  */
+#include "chat_internal.h"
 #include "data_internal.h"
-#include <jansson.h>
 
 static const char *
 named(const char *field, const char *otherwise)
@@ -40,10 +40,20 @@ either(const json_t *message, const char *name, const char *older)
 }
 
 static bool
+says_same(const json_t *a, const json_t *b)
+{
+    return spw__chat_says_nothing(a) ? spw__chat_says_nothing(b) : json_equal(a, b);
+}
+
+static bool
 is_same_message(const json_t *a, const json_t *b)
 {
-    return json_equal(either(a, "role", "from"), either(b, "role", "from")) &&
-           json_equal(either(a, "content", "value"), either(b, "content", "value"));
+    static const char *const more[] = {"tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"};
+    bool same = json_equal(either(a, "role", "from"), either(b, "role", "from")) &&
+                says_same(either(a, "content", "value"), either(b, "content", "value"));
+    for (size_t i = 0; same && i < sizeof more / sizeof more[0]; i++)
+        same = says_same(spw__chat_member(a, more[i]), spw__chat_member(b, more[i]));
+    return same;
 }
 
 static bool

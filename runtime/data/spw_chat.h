@@ -1,5 +1,5 @@
 /*
- * spw_chat.h - conversations as tokens: turns of system, user and assistant in the layout that a model was tuned with, and which
+ * spw_chat.h - conversations as tokens: turns of system, user, assistant and tools in the layout that a model was tuned with, and which
  * of the tokens are the assistant's.
  *
  * A layout is text before and after each role's content. The special tokens in it become their ids; what is spelled like one in
@@ -27,6 +27,12 @@ extern "C" {
  * system's text comes before the first user's, an empty line between them, and turns of user and assistant alternate. "trim"
  * takes white space from both ends of contents.
  *
+ * With tools: "tools": [BEFORE, BETWEEN, AFTER] is around the list, whose JSON is indented by "tools_indent" (0: on one line) and stands where
+ * "tools_in" says: "system" (behind its text), "first user" (before its text) or "last user" (before its turn). "calls": [BEFORE, CALL, BETWEEN,
+ * AFTER] is around an answer's calls, BETWEEN null where it makes one at a time; CALL has {name} and {arguments}, and may have {id}. "calls_behind"
+ * is between a content and calls; without it there are not both. "tool" is around a result, and its AFTER may have {id}; "results":
+ * [BEFORE, AFTER] around results in a row. "reasoning": [BEFORE, AFTER] is around an answer's, before its content.
+ *
  * Errors  SPW_ECONFIG naming the layouts where the name is none or auto fits none or several; naming the special token that the
  *         tokenizer does not have; naming the member of a file. SPW_ENOENT, SPW_ECORRUPT: the file. SPW_ENOMEM.
  */
@@ -52,9 +58,14 @@ int32_t spw_chat_end_of_turn(const spw_chat *c); /* the special token that ends 
  * has it, tool. Content is text, or a list of {"type": "text", "text": TEXT}. "weight": 0 takes an assistant's turn out of the targets.
  * A "system" of the line, beside the list, is the first turn; the first message may say the same. A member that is null is not there.
  *
- * Errors  SPW_ECORRUPT naming message and member: no list, an empty one, unknown roles, turns that the layout cannot say,
- *         content that is no text, tool_calls, function_call, reasoning_content, reasoning, thinking; tools or functions of the line; a
- *         system's message with another text than the line's. SPW_ENOMEM. What was appended until then stays.
+ * Where the layout has them: "tools" of the line, a list of objects; an assistant's "tool_calls", [{"type": "function", "id": ID, "function":
+ * {"name": NAME, "arguments": OBJECT}}], beside which content may be null; a tool's "tool_call_id"; an assistant's "reasoning_content"
+ * ("reasoning", "thinking"), a target too, of turns behind the last question. Tools and arguments may be text that holds the JSON.
+ *
+ * Errors  SPW_ECORRUPT naming message and member: no list, an empty one, unknown roles, turns, tools or reasoning that the layout cannot
+ *         say, or that the chat template beside the tokenizer says otherwise (auto); a tool's turn that answers no call; content or
+ *         arguments of the wrong kind; function_call and functions; a system's message with another text than the line's.
+ *         SPW_ENOMEM. What was appended until then stays.
  * Threads one at a time for each c.
  */
 spw_status spw_chat_encode(spw_chat *c, const spw_data_line *line, const char *field, spw_tokens *tokens,
