@@ -548,6 +548,38 @@ test_reads(void **state)
     tiny_dir_remove(swap);
 }
 
+/* Where device memory is left all weights stay there: the first pass brings them, and no other any. */
+static void
+test_stays(void **state)
+{
+    (void)state;
+    for (int bound = 0; bound < 2; bound++) {
+        spw_model_config m;
+        spw_config c;
+        spw_model *model = NULL;
+        spw_generator *g;
+        spw_plan plan;
+        spw_store_stats first = {0}, after;
+        spw_error err = {0};
+        configure(&c, &m, SPW_STATE_SPLIT, false);
+        m.layers = 8;
+        c.zero.max_live_parameters = bound ? 4096 : UINT64_MAX;
+        DONE(spw_model_build(&model, &m, &err));
+        g = make_tiny(&c, model, &plan);
+        for (uint64_t pass = 1; pass <= 5; pass++) {
+            int32_t id = 5;
+            DONE(spw_generator_feed(g, 0, &id, 1, &err));
+            DONE(spw_generator_forward(g, &err));
+            spw_store_get_stats(spw_engine_store(spw_generator_engine(g)), &after);
+            first = pass == 1 ? after : first;
+        }
+        assert_true(first.h2d_bytes > 0);
+        assert_int_equal(after.h2d_bytes == first.h2d_bytes, !bound);
+        spw_generator_destroy(g);
+        spw_model_destroy(model);
+    }
+}
+
 /* ---------------------------------------------------------------- sampling */
 
 static int32_t
@@ -938,7 +970,7 @@ main(void)
         cmocka_unit_test(test_transformers), cmocka_unit_test(test_batch),        cmocka_unit_test(test_tiers),
         cmocka_unit_test(test_reads),        cmocka_unit_test(test_cuts),         cmocka_unit_test(test_seeds),
         cmocka_unit_test(test_losses),       cmocka_unit_test(test_refusals),     cmocka_unit_test(test_plan),
-        cmocka_unit_test(test_memory),       cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_memory),       cmocka_unit_test(test_adapters),     cmocka_unit_test(test_stays),
     };
     list_cases();
     return cmocka_run_group_tests(tests, NULL, NULL);
