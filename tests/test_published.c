@@ -8,6 +8,7 @@
 #include "spw_access.h"
 #include "spw_generate.h"
 #include <fcntl.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -336,7 +337,7 @@ count(void (*change)(rig *r), kept_kind first, kept_kind second, uint64_t live)
     spw_store_stats before, after;
     const spw_layout *l;
     uint64_t all = 0, coded = 0, want = 0;
-    double moved, planned;
+    double each[3], moved, planned;
     rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
     change(&r);
     r.c.zero.max_live_parameters = live > 0 ? live : r.c.zero.max_live_parameters;
@@ -364,13 +365,16 @@ count(void (*change)(rig *r), kept_kind first, kept_kind second, uint64_t live)
     if (live > 0) {
         rig_fill(&r);
         rig_train(&r, 0, 2);
-        rig_need(&r, spw_engine_drain(r.e, &r.err));
-        spw_store_get_stats(spw_engine_store(r.e), &before);
-        rig_train(&r, 2, 3);
-        rig_need(&r, spw_engine_drain(r.e, &r.err));
-        spw_store_get_stats(spw_engine_store(r.e), &after);
-        moved = (double)(after.h2d_bytes - before.h2d_bytes);
         planned = (double)spw_engine_plan(r.e)->traffic[SPW_PACE_DEFAULT].h2d;
+        for (int k = 0; k < 3; k++) { /* now and then a busy machine brings a unit once more, or a step earlier */
+            rig_need(&r, spw_engine_drain(r.e, &r.err));
+            spw_store_get_stats(spw_engine_store(r.e), &before);
+            rig_train(&r, k + 2, k + 3);
+            rig_need(&r, spw_engine_drain(r.e, &r.err));
+            spw_store_get_stats(spw_engine_store(r.e), &after);
+            each[k] = (double)(after.h2d_bytes - before.h2d_bytes);
+        }
+        moved = fmax(fmin(each[0], each[1]), fmin(fmax(each[0], each[1]), each[2])); /* the median */
         assert_true(moved > 0.95 * planned && moved < 1.05 * planned); /* numbers would be nearly twice as much */
     }
     rig_remove(&r);
