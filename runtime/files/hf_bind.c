@@ -158,7 +158,7 @@ is_of_reader(const char *name, const spw_model_config *c)
  * all), layers that predict further tokens, old masks and tables of frequencies, and of 8-bit files scales for who rounds activations.
  */
 static const struct {
-    uint64_t families;
+    hf_families families;
     const char *begin, *end;
     bool within;
 } besides[] = {

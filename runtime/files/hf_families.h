@@ -6,7 +6,10 @@
 #define HF_FAMILIES_H
 #include "../nn/spw_nn.h"
 
-#define OF(family)  (UINT64_C(1) << SPW_FAMILY_##family)
+/* More than 64 bits; no other type of C11 is as simple. */
+__extension__ typedef unsigned __int128 hf_families;
+
+#define OF(family)  ((hf_families)1 << SPW_FAMILY_##family)
 #define GPT2        OF(GPT2)
 #define LLAMA       OF(LLAMA)
 #define MISTRAL     (OF(MISTRAL) | OF(MINISTRAL3))
@@ -82,9 +85,9 @@
 #define LAYER_NORM  (NEOX | OPT | STARCODER2 | STABLELM | COHERE)
 #define ALL         (GPT2 | LLAMAS | LAYER_NORM | NEMOTRON | DEEPSEEK_V4)
 
-_Static_assert(SPW_FAMILY_COUNT <= 64, "a bit for each family");
+_Static_assert(SPW_FAMILY_COUNT <= 128, "a bit for each family");
 static inline bool
-spw__hf_of(spw_family family, uint64_t families)
+spw__hf_of(spw_family family, hf_families families)
 {
     return (families >> family & 1) != 0;
 }

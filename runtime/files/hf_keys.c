@@ -9,7 +9,7 @@
 
 static const struct {
     const char *key;
-    uint64_t families;
+    hf_families families;
 } keys[] = {
     {"model_type", ALL},
     {"architectures", ALL},
@@ -335,7 +335,7 @@ spw_hf_config_has_key(spw_family family, const char *key)
 {
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         if (strcmp(keys[i].key, key) == 0)
-            return (keys[i].families & UINT64_C(1) << family) != 0;
+            return spw__hf_of(family, keys[i].families);
     }
     return false;
 }
