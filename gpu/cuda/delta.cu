@@ -30,7 +30,8 @@ args_of(const spw_delta_inputs *in, const spw_delta_shape *s)
     args.shrink = 1.0f / sqrtf((float)s->Dk);
     args.step_least = s->step_least;
     args.beta_most = s->beta_most > 0 ? s->beta_most : 1.0f;
-    args.wide = spw__cuda_aligned(in->qkv); /* rows begin at eights */
+    args.wide = spw__cuda_aligned(in->qkv) &&
+                (!s->channels || spw__cuda_aligned(in->a, in->dt_bias)); /* rows begin at eights */
     return args;
 }
 
@@ -76,6 +77,8 @@ launch_forward(cuda_queue *q, act *out, float *delta, const spw_delta_inputs *in
     }
     if (s->mamba)
         forward_by_keys<MAMBA>(q, args, s);
+    else if (s->channels)
+        forward_by_keys<CHANNELS>(q, args, s);
     else
         forward_by_keys<DELTA>(q, args, s);
 }
@@ -120,12 +123,14 @@ static float *
 divide_scratch(cuda_queue *q, delta_args<E> *args, float *scratch, const spw_delta_shape *s)
 {
     const uint64_t heads = args->M * s->heads_each * args->group, keys = heads * s->Dk;
-    float *own = (float *)spw__cuda_scratch(q, (2 * args->M * (s->Hv + s->Hk) + 3 * s->B * s->Hv) * sizeof *own);
+    const uint64_t sums = s->B * s->Hv * (s->channels ? 1 + s->Dk : 3);
+    float *own = (float *)spw__cuda_scratch(q, (2 * args->M * (s->Hv + s->Hk) + sums) * sizeof *own);
     args->ddelta = scratch;
     args->dq = args->ddelta + heads * s->Dv;
     args->written = args->dq + keys;
     args->read = args->written + keys; /* not of Mamba-2, and the last two of it alone */
     args->share = args->written + (s->mamba ? 1 : 2) * keys;
+    args->decays = args->share; /* with channels there are no such numbers */
     args->written_length = args->share + heads;
     args->asked = args->written_length + heads;
     args->dbeta = args->asked + heads;
@@ -135,11 +140,27 @@ divide_scratch(cuda_queue *q, delta_args<E> *args, float *scratch, const spw_del
     return own != NULL ? args->factors + 2 * args->M * s->Hk : NULL;
 }
 
+/* What is carried from row to row, into sums of sequences. */
+template <int RULE, class E>
+static void
+carry(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s, float *sums)
+{
+    const uint64_t heads = s->B * s->Hv;
+    if constexpr (RULE == CHANNELS)
+        LAUNCH(q, dim3(args.heads, (unsigned)s->B), ((unsigned)s->Dk + 31) / 32 * 32, 0, (delta_channels_kernel<E>),
+               args, sums, sums + heads);
+    else
+        LAUNCH(q, dim3(args.heads, (unsigned)s->B), DECAY_THREADS, 0, (delta_decay_kernel<E, RULE>), args, sums,
+               sums + heads, sums + 2 * heads);
+}
+
 /* The heads that args takes. lanes: of a vector of keys. */
 template <int RULE, class E>
 static void
 some_heads(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s, float *sums, unsigned lanes)
 {
+    if constexpr (RULE == CHANNELS)
+        LAUNCH(q, spw__cuda_blocks(args.M * args.heads * (s->Dk / 8), 128), 128, 0, (delta_decays_kernel<E>), args);
     if (s->Dk <= 64)
         by_columns<64, RULE>(q, args, s);
     else if (s->Dk <= 128)
@@ -154,8 +175,7 @@ some_heads(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s, f
         by_rows<256, RULE>(q, args, s);
     LAUNCH(q, spw__cuda_blocks(args.M * (args.heads / args.group) * lanes, 128), 128, 0, (delta_heads_kernel<E, RULE>),
            args, lanes);
-    LAUNCH(q, dim3(args.heads, (unsigned)s->B), DECAY_THREADS, 0, (delta_decay_kernel<E, RULE>), args, sums,
-           sums + s->B * s->Hv, sums + 2 * s->B * s->Hv);
+    carry<RULE>(q, args, s, sums);
 }
 
 template <int RULE, class E>
@@ -172,7 +192,11 @@ launch_backward(cuda_queue *q, delta_args<E> args, const spw_delta_shape *s, flo
         args.heads = (unsigned)(s->Hk - head < s->heads_each ? s->Hk - head : s->heads_each) * args.group;
         some_heads<RULE>(q, args, s, sums, lanes);
     }
-    if (dlog_a != NULL || ddt_bias != NULL)
+    if (RULE == CHANNELS && dlog_a != NULL)
+        spw__cuda_add_slices(q, dlog_a, sums, NULL, NULL, s->Hv, s->B);
+    if (RULE == CHANNELS && ddt_bias != NULL)
+        spw__cuda_add_slices(q, ddt_bias, sums + s->B * s->Hv, NULL, NULL, s->Hv * s->Dk, s->B);
+    if (RULE != CHANNELS && (dlog_a != NULL || ddt_bias != NULL))
         spw__cuda_add_slices(q, dlog_a, sums, ddt_bias, sums + s->B * s->Hv, s->Hv, s->B);
     if (RULE == MAMBA && dskip != NULL)
         spw__cuda_add_slices(q, dskip, sums + 2 * s->B * s->Hv, NULL, NULL, s->Hv, s->B);
@@ -193,6 +217,8 @@ backward(cuda_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_b
     args.wide = args.wide && spw__cuda_aligned(dqkv, dout, delta, scratch);
     if (sums != NULL && s->mamba)
         launch_backward<MAMBA>(q, args, s, sums, dlog_a, ddt_bias, dskip);
+    else if (sums != NULL && s->channels)
+        launch_backward<CHANNELS>(q, args, s, sums, dlog_a, ddt_bias, dskip);
     else if (sums != NULL)
         launch_backward<DELTA>(q, args, s, sums, dlog_a, ddt_bias, dskip);
 }

@@ -10,7 +10,7 @@
 
 /*
  * Of each row the factors of its queries and keys, by `lanes` threads for each vector, and the gates of its heads, which others than these
- * threads may make. Of Mamba-2 the gates alone.
+ * threads may make. Of Mamba-2 the gates alone. Decays of channels are another kernel's, of the heads that are taken.
  */
 template <class E, int RULE>
 __global__ void
@@ -34,8 +34,26 @@ delta_prepare_kernel(delta_args<E> g, unsigned lanes)
         const unsigned h = (unsigned)(i % g.Hv);
         const uint64_t of = i / g.Hv;
         g.gates[i] = gates_of<RULE>(g, widen(g.a[i]), RULE == MAMBA ? 0.0f : widen(g.b[i]), widen(g.log_a[h]),
-                                     widen(g.dt_bias[h]), begins_at(g, of, of % g.T));
+                                    widen(g.dt_bias[h]), begins_at(g, of, of % g.T));
     }
+}
+
+/* Eight decays for a thread; a head's vectors are `lanes` of these. */
+template <class E>
+__global__ void
+delta_decays_kernel(delta_args<E> g)
+{
+    const uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, eights = g.Dk / 8, vector = i / eights;
+    const uint64_t row = vector / g.heads, at = i % eights * 8;
+    const unsigned h = g.head + (unsigned)(vector % g.heads);
+    eight<E> steps, bias;
+    float v[8];
+    if (row >= g.M)
+        return;
+    load_eight(&steps, g.a + channels_at(g, row, h) + at, 8, g.wide);
+    load_eight(&bias, g.dt_bias + (uint64_t)h * g.Dk + at, 8, g.wide);
+    decays_of(v, steps, bias, -expf(widen(g.log_a[h])), row % g.T == 0 || begins_at(g, row, row % g.T));
+    store8(g.decays + vector * g.Dk + at, v, 8, g.wide);
 }
 
 /* Backward in time by columns of the state's gradient: delta's gradient and that of v. Blocks: columns, heads, sequences. */
@@ -44,8 +62,8 @@ __global__ void
 __launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
 {
     typedef line_of<DIM> line;
-    enum { ROWS = staged_columns<DIM>::ROWS };
-    __shared__ staged_columns<DIM> staged[2];
+    enum { ROWS = staged_columns<DIM, RULE>::ROWS };
+    __shared__ staged_columns<DIM, RULE> staged[2];
     unsigned part;
     const unsigned mine = my_line<DIM>(&part), column = blockIdx.x * line::LINES + mine;
     const uint64_t width = (uint64_t)g.Hv * g.Dv, taken = (uint64_t)g.heads * g.Dv, blocks = (g.T + ROWS - 1) / ROWS;
@@ -55,13 +73,13 @@ __launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
     const bool here = column < g.Dv;
     const uint64_t in_head = (uint64_t)c.h * g.Dv + column;
     uint64_t row = (c.b + 1) * g.T;
-    coming_columns<E, DIM> coming = {};
+    coming_columns<E, DIM, RULE> coming = {};
     float s[line::ELEMS] = {0}, k[line::ELEMS], q[line::ELEMS];
     load_columns<RULE>(&coming, g, c, (blocks - 1) * ROWS);
     stage_columns<RULE>(&staged[0], coming, g, log_a, dt_bias);
     __syncthreads();
     for (uint64_t n = blocks; n-- > 0;) {
-        const staged_columns<DIM> &now = staged[(blocks - 1 - n) % 2];
+        const staged_columns<DIM, RULE> &now = staged[(blocks - 1 - n) % 2];
         const int rows = (int)least((uint64_t)ROWS, g.T - n * ROWS);
         if (n > 0)
             load_columns<RULE>(&coming, g, c, (n - 1) * ROWS);
@@ -80,6 +98,8 @@ __launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
 #pragma unroll
             for (int i = 0; i < line::ELEMS; i++)
                 s[i] = gates.x * (RULE == MAMBA ? s[i] : __fmaf_rn(k[i], -gates.y * ddelta, s[i]));
+            if constexpr (RULE == CHANNELS)
+                decay_each<DIM>(s, now.decays[r], part);
             if (part == 0 && here)
                 g.ddelta[row * taken + in_head - (uint64_t)g.head * g.Dv] = ddelta;
             if (part == 1 && here)
@@ -93,18 +113,18 @@ __launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
 }
 
 /* Rows of a head in shared memory, and of the block's lines, which are rows of the state, their elements of queries and keys. */
-template <int DIM> struct __align__(16) staged_rows
+template <int DIM, int RULE> struct __align__(16) staged_rows
 {
     enum { ROWS = ROWS_STAGED / DIM };
     float dout[ROWS][DIM], delta[ROWS][DIM], dm[ROWS][DIM];
-    float elements[2][ROWS][line_of<DIM>::LINES];
+    float elements[RULE == CHANNELS ? 3 : 2][ROWS][line_of<DIM>::LINES]; /* the third: their decays */
     float gamma[ROWS];
 };
 
 /* delta and ddelta of the rule, v of Mamba-2, whose delta is beta times that. */
 template <class E, int DIM> struct coming_rows {
     eight<E> dout, elements, v;
-    eight<float> delta, ddelta;
+    eight<float> delta, ddelta, decays;
     float beta, gamma, factor;
 };
 
@@ -113,7 +133,7 @@ template <int RULE, class E, int DIM>
 SPW_DEVICE void
 load_rows(coming_rows<E, DIM> *coming, const delta_args<E> &g, unsigned h, unsigned first, uint64_t b, uint64_t t0)
 {
-    enum { ROWS = staged_rows<DIM>::ROWS, OF_LINES = line_of<DIM>::LINES / 8 };
+    enum { ROWS = staged_rows<DIM, RULE>::ROWS, OF_LINES = line_of<DIM>::LINES / 8 };
     const unsigned eights = line_of<DIM>::EIGHTS, at = threadIdx.x % eights * 8;
     const uint64_t row = b * g.T + t0, t = t0 + threadIdx.x / eights, of = row + threadIdx.x / eights;
     const uint64_t left = t < g.T ? left_from(g.Dv, at) : 0, vector = (of * g.Hv + h) * g.Dv + at;
@@ -136,13 +156,18 @@ load_rows(coming_rows<E, DIM> *coming, const delta_args<E> &g, unsigned h, unsig
     }
     if (threadIdx.x < ROWS && t0 + threadIdx.x < g.T)
         coming->gamma = g.gates[(row + threadIdx.x) * g.Hv + h].x;
+    if (RULE == CHANNELS && threadIdx.x < ROWS * OF_LINES) {
+        const unsigned r = threadIdx.x / OF_LINES, line = first + threadIdx.x % OF_LINES * 8;
+        load_eight(&coming->decays, g.decays + ((row + r) * g.heads + h - g.head) * g.Dk + line,
+                   t0 + r < g.T ? left_from(g.Dk, line) : 0, g.wide);
+    }
 }
 
 template <int RULE, class E, int DIM>
 SPW_DEVICE void
-stage_rows(staged_rows<DIM> *to, const coming_rows<E, DIM> &coming)
+stage_rows(staged_rows<DIM, RULE> *to, const coming_rows<E, DIM> &coming)
 {
-    enum { ROWS = staged_rows<DIM>::ROWS, OF_LINES = line_of<DIM>::LINES / 8 };
+    enum { ROWS = staged_rows<DIM, RULE>::ROWS, OF_LINES = line_of<DIM>::LINES / 8 };
     const unsigned r = threadIdx.x / line_of<DIM>::EIGHTS, at = threadIdx.x % line_of<DIM>::EIGHTS * 8;
     float v[8];
     static_assert(ROWS * line_of<DIM>::EIGHTS == DELTA_THREADS, "eight elements of each vector for a thread");
@@ -173,14 +198,30 @@ stage_rows(staged_rows<DIM> *to, const coming_rows<E, DIM> &coming)
     }
     if (threadIdx.x < ROWS)
         to->gamma[threadIdx.x] = coming.gamma;
+    if constexpr (RULE == CHANNELS)
+        if (threadIdx.x < ROWS * OF_LINES) {
+            widen8(v, coming.decays);
+            store8(to->elements[2][threadIdx.x / OF_LINES] + threadIdx.x % OF_LINES * 8, v, 8, true);
+        }
+}
+
+/* What a line is decayed by in a row. */
+template <int DIM, int RULE>
+SPW_DEVICE float
+line_decay(const staged_rows<DIM, RULE> &now, int r, unsigned line)
+{
+    if constexpr (RULE == CHANNELS)
+        return now.elements[2][r][line];
+    else
+        return now.gamma[r];
 }
 
 /* One row forward in time: the state before it, decayed, gives `read` by dm, and after it the query's gradient. Parts of sums. */
 template <int DIM, int RULE>
 SPW_DEVICE void
-step_of_state(float *s, const staged_rows<DIM> &now, int r, unsigned line, unsigned part, float *dq, float *read)
+step_of_state(float *s, const staged_rows<DIM, RULE> &now, int r, unsigned line, unsigned part, float *dq, float *read)
 {
-    const float gamma = now.gamma[r], k = now.elements[1][r][line];
+    const float gamma = line_decay(now, r, line), k = now.elements[1][r][line];
     float dout[line_of<DIM>::ELEMS], delta[line_of<DIM>::ELEMS], dm[line_of<DIM>::ELEMS];
     if (RULE != MAMBA)
         load_part<DIM>(dm, now.dm[r], part);
@@ -200,9 +241,9 @@ step_of_state(float *s, const staged_rows<DIM> &now, int r, unsigned line, unsig
 /* One row backward in time: the state's gradient after it gives `written` by delta, and goes on to the row before. */
 template <int DIM, int RULE>
 SPW_DEVICE void
-step_of_gradient(float *s, const staged_rows<DIM> &now, int r, unsigned line, unsigned part, float *written)
+step_of_gradient(float *s, const staged_rows<DIM, RULE> &now, int r, unsigned line, unsigned part, float *written)
 {
-    const float gamma = now.gamma[r], q = now.elements[0][r][line], k = now.elements[1][r][line];
+    const float gamma = line_decay(now, r, line), q = now.elements[0][r][line], k = now.elements[1][r][line];
     float dout[line_of<DIM>::ELEMS], delta[line_of<DIM>::ELEMS], dm[line_of<DIM>::ELEMS];
     load_part<DIM>(dout, now.dout[r], part);
     load_part<DIM>(delta, now.delta[r], part);
@@ -223,9 +264,9 @@ step_of_gradient(float *s, const staged_rows<DIM> &now, int r, unsigned line, un
  */
 template <class E, int DIM, int RULE, bool GRADIENT>
 SPW_DEVICE void
-walk_rows(const delta_args<E> &g, staged_rows<DIM> *staged, unsigned first)
+walk_rows(const delta_args<E> &g, staged_rows<DIM, RULE> *staged, unsigned first)
 {
-    enum { ROWS = staged_rows<DIM>::ROWS };
+    enum { ROWS = staged_rows<DIM, RULE>::ROWS };
     const unsigned h = g.head + blockIdx.y;
     const uint64_t b = blockIdx.z, blocks = (g.T + ROWS - 1) / ROWS, width = (uint64_t)g.heads * g.Dk;
     unsigned part;
@@ -242,7 +283,7 @@ walk_rows(const delta_args<E> &g, staged_rows<DIM> *staged, unsigned first)
     __syncthreads();
     for (uint64_t n = 0; n < blocks; n++) {
         const uint64_t t0 = (GRADIENT ? blocks - 1 - n : n) * ROWS;
-        const staged_rows<DIM> &now = staged[n % 2];
+        const staged_rows<DIM, RULE> &now = staged[n % 2];
         const int rows = (int)least((uint64_t)ROWS, g.T - t0);
         if (n + 1 < blocks)
             load_rows<RULE>(&coming, g, h, first, b, GRADIENT ? t0 - ROWS : t0 + ROWS);
@@ -283,7 +324,7 @@ template <class E, int DIM, int RULE>
 __global__ void
 __launch_bounds__(DELTA_THREADS, 2) delta_rows_kernel(delta_args<E> g)
 {
-    __shared__ staged_rows<DIM> staged[2];
+    __shared__ staged_rows<DIM, RULE> staged[2];
     const unsigned half = gridDim.x / 2;
     if (blockIdx.x < half)
         walk_rows<E, DIM, RULE, false>(g, staged, blockIdx.x * line_of<DIM>::LINES);
@@ -293,7 +334,7 @@ __launch_bounds__(DELTA_THREADS, 2) delta_rows_kernel(delta_args<E> g)
 
 /* Sums over the vectors of a row's value head, as far as a thread has them: of products, and of squares. Of Mamba-2 v stands for delta. */
 struct value_sums {
-    float products, delta, dout, skipped;
+    float products, delta, dout, skipped, ddelta;
 };
 
 /* at: of the head's dout and delta, v_at of v. */
@@ -325,15 +366,41 @@ sum_values(const delta_args<E> &g, uint64_t at, uint64_t v_at, uint64_t ddelta_a
             sums.dout += z[j] * z[j];
             if (RULE == MAMBA)
                 sums.skipped += x[j] * z[j];
+            if (RULE == CHANNELS)
+                sums.ddelta += y[j] * y[j];
         }
     }
     return sums;
 }
 
 /*
+ * What eight channels of a row have of the gradients of their decays (in place of dq), how much they lengthen the state's rows (of written) and
+ * those of its gradient (of read).
+ */
+template <class E>
+SPW_DEVICE void
+keep_channels(const delta_args<E> &g, uint64_t vector, uint64_t left, const float *q, const float *k, const float *dq,
+              const float *written, const float *read, const value_sums &sums, float beta)
+{
+    const float wrote = sqrtf(sums.delta), asked = sqrtf(sums.dout), gave = beta * sqrtf(sums.ddelta);
+    float share[8], longer[8], gradient[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        share[j] = q[j] * dq[j] + k[j] * (read[j] - written[j]);
+        longer[j] = fabsf(k[j]) * wrote;
+        gradient[j] = fabsf(q[j]) * asked + fabsf(k[j]) * gave;
+    }
+    if (left > 0) {
+        store8(g.dq + vector, share, left, g.wide);
+        store8(g.written + vector, longer, left, g.wide);
+        store8(g.read + vector, gradient, left, g.wide);
+    }
+}
+
+/*
  * `lanes` threads have a row of a key head: sums over its value heads in their order, and back through the length of one, into q and k of
  * dqkv. On the way each value head's db, by delta and its gradient, what it has of gamma's, and what bounds that. Of Mamba-2 such sums, and what a row
- * has of beta's and skip's.
+ * has of beta's and skip's. With channels the numbers are each one's, and are put where the gradients were that they are made of.
  */
 template <class E, int RULE>
 __global__ void
@@ -385,13 +452,20 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
             dq[j] += x[j];
             dk[j] += RULE == MAMBA ? w[j] : w[j] + r[j];
         }
-        share = lanes_sum(share, 1, (int)lanes);
+        if (RULE != CHANNELS)
+            share = lanes_sum(share, 1, (int)lanes);
         sums.products = lanes_sum(sums.products, 1, (int)lanes);
         sums.delta = lanes_sum(sums.delta, 1, (int)lanes);
         sums.dout = lanes_sum(sums.dout, 1, (int)lanes);
         if (RULE == MAMBA)
             sums.skipped = lanes_sum(sums.skipped, 1, (int)lanes);
-        if (here && at == 0) {
+        if (RULE == CHANNELS) {
+            sums.ddelta = lanes_sum(sums.ddelta, 1, (int)lanes);
+            keep_channels(g, vector, left, q, k, x, w, r, sums, here ? g.gates[of].y : 0.0f);
+        }
+        if (RULE == CHANNELS && here && at == 0)
+            narrow(g.db + of, (1.0f - g.gates[of].y / g.beta_most) * sums.products);
+        if (RULE != CHANNELS && here && at == 0) {
             g.share[number] = share;
             g.asked[number] = sqrtf(squares) * sqrtf(sums.dout);
             if (RULE == MAMBA) {
@@ -583,6 +657,79 @@ __launch_bounds__(DECAY_THREADS) delta_decay_kernel(delta_args<E> g, float *of_l
         if (RULE == MAMBA)
             of_skip[b * g.Hv + h] = sum_skip;
     }
+}
+
+/* Rows of a channel that are read at a time, because what is carried waits for each. */
+enum { CHANNEL_ROWS = 8, CHANNELS_MAX = 256 };
+
+/* How long the row of the state can be that each row of a channel finds: in place of how much longer it makes it. */
+template <class E>
+SPW_DEVICE void
+bound_channel(const delta_args<E> &g, uint64_t first, uint64_t stride)
+{
+    float length = 0.0f;
+    for (uint64_t t0 = 0; t0 < g.T; t0 += CHANNEL_ROWS) {
+        float decays[CHANNEL_ROWS], longer[CHANNEL_ROWS];
+#pragma unroll
+        for (unsigned n = 0; n < CHANNEL_ROWS; n++) {
+            const uint64_t at = first + least(t0 + n, g.T - 1) * stride;
+            decays[n] = g.decays[at];
+            longer[n] = g.written[at];
+        }
+#pragma unroll
+        for (unsigned n = 0; n < CHANNEL_ROWS; n++) {
+            const float before = decays[n] * length;
+            length = before + longer[n];
+            if (t0 + n < g.T)
+                g.written[first + (t0 + n) * stride] = before;
+        }
+    }
+}
+
+/*
+ * Blocks: heads, sequences; a thread for each channel. The gradient of its ln gamma, from the last row of a sequence to its first, and what a, dt_bias
+ * (B, Hv Dk) and the head's log_a (B, Hv) have of it, these as sums over the sequence.
+ */
+template <class E>
+__global__ void
+__launch_bounds__(CHANNELS_MAX) delta_channels_kernel(delta_args<E> g, float *of_log_a, float *of_dt_bias)
+{
+    const uint64_t h = g.head + blockIdx.x, b = blockIdx.y, i = least((uint64_t)threadIdx.x, (uint64_t)g.Dk - 1);
+    const uint64_t stride = (uint64_t)g.heads * g.Dk, first = (b * g.T * g.heads + blockIdx.x) * g.Dk + i;
+    const bool here = threadIdx.x < g.Dk;
+    const float rate = -expf(widen(g.log_a[h])), dt_bias = widen(g.dt_bias[h * g.Dk + i]);
+    float carried = 0.0f, length = 0.0f, sum_log_a;
+    double sum_a = 0.0, sum_log = 0.0;
+    if (here)
+        bound_channel(g, first, stride);
+    for (uint64_t left = here ? g.T : 0; left > 0; left -= least(left, (uint64_t)CHANNEL_ROWS)) {
+        float share[CHANNEL_ROWS], before[CHANNEL_ROWS], asked[CHANNEL_ROWS], decays[CHANNEL_ROWS], a[CHANNEL_ROWS];
+#pragma unroll
+        for (unsigned n = 0; n < CHANNEL_ROWS; n++) {
+            const uint64_t t = left > n ? left - 1 - n : 0, at = first + t * stride;
+            share[n] = g.dq[at];
+            before[n] = g.written[at];
+            asked[n] = g.read[at];
+            decays[n] = g.decays[at];
+            a[n] = widen(g.a[channels_at(g, b * g.T + t, (unsigned)h) + i]);
+        }
+#pragma unroll
+        for (unsigned n = 0; n < CHANNEL_ROWS; n++) {
+            if (left <= n)
+                break;
+            const float x = a[n] + dt_bias, most = (length + asked[n]) * before[n];
+            carried = between(carried + share[n], -most, most);
+            length = (length + asked[n]) * decays[n];
+            narrow(g.da + channels_at(g, b * g.T + left - 1 - n, (unsigned)h) + i, carried * rate * sigmoid(x));
+            sum_a += (double)(carried * rate * sigmoid(x));
+            sum_log += (double)(carried * rate * step_of<CHANNELS>(x, 0.0f));
+        }
+    }
+    if (here)
+        of_dt_bias[(b * g.Hv + h) * g.Dk + i] = (float)sum_a;
+    sum_log_a = block_sum((float)sum_log);
+    if (threadIdx.x == 0)
+        of_log_a[b * g.Hv + h] = sum_log_a;
 }
 
 #endif
