@@ -66,11 +66,12 @@ __extension__ typedef unsigned __int128 hf_families;
 #define AFMOE       OF(AFMOE)
 #define OLMO_HYBRID OF(OLMO_HYBRID)
 #define FALCON      OF(FALCON_H1)
+#define KIMI        OF(KIMI_LINEAR)
 #define LFM_MOE     OF(LFM2_MOE)
 #define LFM         (OF(LFM2) | LFM_MOE)
 #define FULL                                                                                                           \
     (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~(DOTS | EXAONE_MOE | MIMO)) | MINIMAX | GLM_DENSE | ERNIE | HY | \
-     HUNYUAN | LINEAR | LLAMA4 | LFM | BAMBA | OLMO_HYBRID | FALCON) /* without a window */
+     HUNYUAN | LINEAR | LLAMA4 | LFM | BAMBA | OLMO_HYBRID | FALCON | KIMI) /* without a window */
 #define LLAMAS                                                                                                         \
     (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE |      \
      MIMO | AFMOE)

@@ -79,7 +79,7 @@ static const bool bare_router[SPW_FAMILY_COUNT] = {
     [SPW_FAMILY_DEEPSEEK_V32] = true, [SPW_FAMILY_GLM_DSA] = true,        [SPW_FAMILY_GLM4_LITE] = true,
     [SPW_FAMILY_EXAONE_MOE] = true,   [SPW_FAMILY_GRANITE_HYBRID] = true, [SPW_FAMILY_NEMOTRON_H] = true,
     [SPW_FAMILY_DEEPSEEK_V4] = true,  [SPW_FAMILY_MISTRAL4] = true,       [SPW_FAMILY_MIMO_V2] = true,
-    [SPW_FAMILY_LFM2_MOE] = true,
+    [SPW_FAMILY_LFM2_MOE] = true,     [SPW_FAMILY_KIMI_LINEAR] = true,
 };
 
 /* The name without ".weight"; false when this is no linear weight of a layer. */
