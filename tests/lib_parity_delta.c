@@ -634,44 +634,70 @@ bounded_run(spw_gpu *gpu, bounded *n)
     spw_gpu_queue_destroy(l.q);
 }
 
-/* Two heads, whose second forgets at once; `later`: how large the second document's gradients are. */
+/* Two heads, whose second forgets by log_a, at once if that is 8; `later`: how large the second document's gradients are. */
 static void
-run_forgetting(spw_gpu *gpu, bounded *n, enum rules kind, float later)
+run_forgetting(spw_gpu *gpu, bounded *n, enum rules kind, float log_a, float later)
 {
-    const uint64_t of_log_a =
-        gate_count((uint64_t[]){1, BOUNDED, 1, 2, 8, 8}, kind) - own_count((uint64_t[]){1, BOUNDED, 1, 2, 8, 8}, kind);
+    uint64_t of_log_a;
     bounded_open(n, kind, BOUNDED, 2);
+    of_log_a = gate_count(n->d, kind) - own_count(n->d, kind);
     n->documents = true;
     for (uint64_t i = 0; i < BOUNDED * row_width(n->d); i++)
         n->qkv[i] = subject_number(subject_key(1), i);
     for (uint64_t i = 0; i < gate_count(n->d, kind); i++)
         n->gates[i] = subject_number(subject_key(2), i);
     n->gates[of_log_a] = -3;
-    n->gates[of_log_a + 1] = 8;
+    n->gates[of_log_a + 1] = log_a;
     for (uint64_t i = 0; i < BOUNDED * 2 * 8; i++)
         n->dout[i] = (i < FIRST * 2 * 8 ? 1 : later) * subject_number(subject_key(3), i);
     bounded_run(gpu, n);
     bounded_close(n);
 }
 
-/* The first row writes in one direction what the last one reads, and no row between them does either: all gradients are at their bounds. */
+/* A head that forgets nearly all at once: what is left of the gradient where its decay is less than 1e-15 is less than roundings leave of sums. */
 static void
-examine_tight_bounds(spw_gpu *gpu)
+examine_fading(spw_gpu *gpu, enum rules kind)
+{
+    static bounded n;
+    const uint64_t each = kind == CHANNELS ? 8 : 1, all = 2 * each, of_dt_bias = BOUNDED * (all + 2) + 2;
+    const uint64_t key = subject_key(2);
+    unsigned faded = 0;
+    run_forgetting(gpu, &n, kind, 4, 1);
+    for (uint64_t i = 0; i < BOUNDED * each; i++) {
+        const uint64_t at = i / each * all + each + i % each, own = of_dt_bias + each + i % each;
+        const double x = (double)subject_number(key, at) + (double)subject_number(key, own);
+        if (-exp(4) * log1p(exp(x)) > log(1e-15))
+            continue;
+        assert_true(fabsf(n.da[at]) <= 1e-9f);
+        faded++;
+    }
+    assert_true(faded > BOUNDED / 10);
+}
+
+/*
+ * The first row writes in one direction what the last one reads, and no row between them does either: all gradients are at their bounds, with
+ * channels those of the one that this direction is.
+ */
+static void
+examine_tight_bounds(spw_gpu *gpu, enum rules kind)
 {
     enum { T = BOUNDED };
     const double rate = exp(-6), kept = exp(-rate * log(2) * (T - 1)), want = -0.5 * kept / sqrt(8) * rate * 0.5;
-    bounded n;
-    bounded_open(&n, RULE, T, 1);
+    const uint64_t each = kind == CHANNELS ? 8 : 1;
+    static bounded n;
+    bounded_open(&n, kind, T, 1);
     for (uint64_t t = 0; t < T; t++)
         n.qkv[t * 24 + (t > 0 ? 9 : 8)] = 1; /* keys */
     n.qkv[16] = 1;
     n.qkv[(T - 1) * 24] = 1;
     n.dout[(T - 1) * 8] = 1;
-    n.gates[2 * T] = -6;
+    n.gates[(each + 1) * T] = -6;
     bounded_run(gpu, &n);
     assert_true(n.da[0] == 0);
     for (uint64_t t = 1; t < T; t++)
-        assert_true(fabs((double)n.da[t] - want) <= 0.02 * -want);
+        assert_true(fabs((double)n.da[t * each] - want) <= 0.02 * -want);
+    for (uint64_t i = 0; i < T * each; i++)
+        assert_true(i % each == 0 || n.da[i] == 0);
     bounded_close(&n);
 }
 
@@ -699,8 +725,8 @@ examine_forgetting(spw_gpu *gpu, enum rules kind)
     static bounded alone, beside;
     const uint64_t each = kind == CHANNELS ? 8 : 1; /* decays of a head */
     float norm = 0;
-    run_forgetting(gpu, &alone, kind, 0);
-    run_forgetting(gpu, &beside, kind, 4096);
+    run_forgetting(gpu, &alone, kind, 8, 0);
+    run_forgetting(gpu, &beside, kind, 8, 4096);
     for (uint64_t i = 0; i < BOUNDED * each; i++) {
         const uint64_t at = i / each * 2 * each + i % each;
         assert_true(beside.da[at + each] == 0);
@@ -718,7 +744,10 @@ parity_delta_bounds(const parity *p)
 {
     examine_forgetting(p->gpu, RULE);
     examine_forgetting(p->gpu, CHANNELS);
-    examine_tight_bounds(p->gpu);
+    examine_fading(p->gpu, RULE);
+    examine_fading(p->gpu, CHANNELS);
+    examine_tight_bounds(p->gpu, RULE);
+    examine_tight_bounds(p->gpu, CHANNELS);
     examine_nan(p->gpu);
 }
 
