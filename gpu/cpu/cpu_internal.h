@@ -64,6 +64,8 @@ typedef struct cpu_kernels {
                              const float *lanes, const float *y, float *out, const float *z, float *next);
     void (*state_backward_by)(float *state, uint64_t rows, const float *by_row, const float *by_lane, const float *x,
                               const float *lanes, const float *x2, const float *lanes2, const float *y, float *out);
+    /* y = exp(-rate log(1 + exp(a + bias))); what is less than e^-87 is 0 */
+    void (*decays)(float *y, const float *a, const float *bias, float rate, uint64_t n);
     double (*sumsq)(const float *x, uint64_t n);
     void (*to_fp8)(uint8_t *codes, spw_fp8 format, const float *x, float inverse, uint64_t n); /* of x times inverse */
 } cpu_kernels;

@@ -140,10 +140,11 @@ taken(const rule *r, uint64_t row, uint64_t h)
 static void
 channel_decays(const rule *r, uint64_t row, uint64_t h, float *decays)
 {
-    const bool anew = r->cache == NULL && is_first(r, row);
-    const float rate = expf(r->log_a[h]);
-    for (uint64_t i = 0; i < r->s.Dk; i++)
-        decays[i] = anew ? 0.0f : expf(-rate * softplus(channel_input(r, row, h, i)));
+    const uint64_t n = r->s.Dk;
+    if (r->cache == NULL && is_first(r, row))
+        memset(decays, 0, n * sizeof *decays);
+    else
+        r->k->decays(decays, r->a + (row * r->s.Hv + h) * n, r->dt_bias + h * n, expf(r->log_a[h]), n);
 }
 
 static float
@@ -632,6 +633,7 @@ channels_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const spw_delta_shape *s = &r->s;
     const uint64_t h = r->head_first + part_idx, rows = s->B * s->T;
     const float rate = -expf(r->log_a[h]);
+    channel channels[SPW_DELTA_DIM_MAX] = {{0}};
     float states[SPW_DELTA_DIM_MAX] = {0};
     double sum_log = 0;
     (void)worker_idx;
@@ -642,13 +644,13 @@ channels_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
             states[i] = before + r->dk_write[at];
             r->dk_write[at] = before;
         }
+    for (uint64_t row = rows; row-- > 0;)
+        for (uint64_t i = 0; i < s->Dk; i++)
+            channel_back(r, row, h, i, rate, &channels[i]);
     for (uint64_t i = 0; i < s->Dk; i++) {
-        channel c = {0};
-        for (uint64_t row = rows; row-- > 0;)
-            channel_back(r, row, h, i, rate, &c);
         if (r->ddt_bias != NULL)
-            r->ddt_bias[h * s->Dk + i] += (float)c.sum_a;
-        sum_log += c.sum_log;
+            r->ddt_bias[h * s->Dk + i] += (float)channels[i].sum_a;
+        sum_log += channels[i].sum_log;
     }
     if (r->dlog_a != NULL)
         r->dlog_a[h] += (float)sum_log;
