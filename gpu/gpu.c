@@ -594,7 +594,7 @@ check_delta(const spw_delta_shape *s)
     SPW_ASSERT(s->Hk > 0 && s->Hv % s->Hk == 0 && s->Dk % 8 == 0 && s->Dv % 8 == 0);
     SPW_ASSERT(s->Dk <= SPW_DELTA_DIM_MAX && s->Dv <= SPW_DELTA_DIM_MAX);
     SPW_ASSERT((s->begins != NULL) == (s->ends != NULL));
-    SPW_ASSERT(s->mamba ? s->beta_most == 0 : s->step_least == 0);
+    SPW_ASSERT(s->mamba ? s->beta_most == 0 && !s->channels : s->step_least == 0);
 }
 
 void
@@ -613,13 +613,14 @@ delta_heads_each(const spw_delta_shape *s)
 
 /*
  * The gradients of delta, of a head's queries, and of its keys by what wrote the state and by what read it; then three numbers of each row and
- * head. Of Mamba-2 nothing reads, and there are two more numbers.
+ * head. Of Mamba-2 nothing reads, and there are two more numbers. With channels the three numbers are of each of them, in the place of those gradients, and there are their decays.
  */
 uint64_t
 spw_gpu_delta_scratch(const spw_delta_shape *shape)
 {
     uint64_t heads = delta_heads_each(shape) * (shape->Hv / shape->Hk);
-    return shape->B * shape->T * heads * (shape->Dv + (shape->mamba ? 2 * shape->Dk + 5 : 3 * shape->Dk + 3));
+    const uint64_t each = shape->mamba ? 2 * shape->Dk + 5 : shape->channels ? 4 * shape->Dk : 3 * shape->Dk + 3;
+    return shape->B * shape->T * heads * (shape->Dv + each);
 }
 
 void

@@ -536,12 +536,15 @@ void spw_gpu_conv_backward(spw_gpu_queue *q, act *dx, float *dw, float *dbias, c
  * mamba: Mamba-2's recurrence (Dao and Gu 2024, 2405.21060), which corrects nothing. q and k are as they come, its C and B, and v is its x:
  *   beta = softplus(a + dt_bias)    gamma = exp(-exp(log_a) beta)    delta = beta v    S[t] = gamma S[t-1] + k delta^T    out = S[t]^T q + skip v
  * There a row of qkv has v of all heads, k of all, q of all; skip is (Hv); b, db and delta are NULL.
+ *
+ * channels: the rule with a decay for each channel of the keys (Kimi Team 2025, 2510.26692): a is (M, Hv Dk), dt_bias (Hv Dk), and da and ddt_bias
+ * are; gamma = exp(-exp(log_a) softplus(a + dt_bias)) is that of a row of the state, and S' = diag(gamma) S[t-1].
  */
 typedef struct spw_delta_shape {
     uint64_t B, T, Hk, Hv, Dk, Dv; /* Hv a multiple of Hk; Dk and Dv multiples of 8, at most SPW_DELTA_DIM_MAX */
     const int32_t *begins, *ends;  /* both NULL: a sequence is one document. Not with a cache. */
     uint64_t heads_each; /* backward: heads of keys, with those that read them, that are taken at a time; 0: all */
-    bool mamba;
+    bool mamba, channels;
     float step_least; /* of mamba: what softplus(a + dt_bias) is at least, where it has no gradient; 0: as it is */
     float beta_most;  /* of the rule, at most 2; 0: 1 */
 } spw_delta_shape;
@@ -559,6 +562,9 @@ void spw_gpu_delta(spw_gpu_queue *q, act *out, float *delta, const spw_delta_inp
  * leave of such sums is cut off at what it cannot exceed: the product of the lengths of S' and dS + k dm^T, which are at most
  *   |S'| = gamma |S[t-1]|,   |S[t]| = |S'| + |delta|,   |dS + k dm^T| = gamma[t+1] that of row t + 1 + |q| |dout|
  * (dS + k dm^T = (I - beta k k^T) dS is no longer than dS, because k is no longer than one and beta at most 2).
+ * With channels all this is that of each row of S by itself: its gradient of ln gamma has no sum over others, and its lengths are at most
+ *   |S[t]| = |S'| + |k| |delta|,   |dS + k dm^T| = gamma[t+1] that of row t + 1 + |q| |dout| + |k| |dm|
+ * where k and q are its elements of these.
  * Mamba-2's are the same with dm = 0 and |k| |delta| for |delta|; its dv has skip dout besides, and da beta's gradient, <ddelta, v>.
  */
 void spw_gpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, float *dskip,

@@ -338,16 +338,16 @@ const key_row spw__config_rows[] = {
     INERT_BOOL("dataloader_drop_last", "false", "every step has whole sequences"),
     INERT_BOOL("disable_python_gc", "false", "there is no Python"),
 
-    SECTION(
-        "model",
-        "a Hugging Face config.json's keys (model_type gpt2, llama, mistral, qwen2, qwen3, mixtral, "
-        "qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, olmo3, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, "
-        "deepseek_v3, glm4_moe_lite, minimax_m2, gemma, granite, olmoe, seed_oss, glm, glm4, ernie4_5, exaone4, "
-        "ministral3, gpt_neox, opt, starcoder2, stablelm, qwen3_5_text, "
-        "qwen3_5_moe_text, qwen3_next, gemma4_text, dots1, solar_open, ernie4_5_moe, hy_v3, hunyuan_v1_dense, "
-        "hunyuan_v1_moe, cohere, cohere2, granitemoehybrid, llama4_text, deepseek_v32, glm_moe_dsa, exaone_moe, "
-        "nemotron_h, deepseek_v4, mistral4, mimo_v2_flash, lfm2, lfm2_moe, bamba, afmoe, olmo_hybrid or falcon_h1), or "
-        "{\"path\": folder, or OWNER/NAME of a model in the Hugging Face cache}"),
+    SECTION("model",
+            "a Hugging Face config.json's keys (model_type gpt2, llama, mistral, qwen2, qwen3, mixtral, "
+            "qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, olmo3, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, "
+            "deepseek_v3, glm4_moe_lite, minimax_m2, gemma, granite, olmoe, seed_oss, glm, glm4, ernie4_5, exaone4, "
+            "ministral3, gpt_neox, opt, starcoder2, stablelm, qwen3_5_text, "
+            "qwen3_5_moe_text, qwen3_next, gemma4_text, dots1, solar_open, ernie4_5_moe, hy_v3, hunyuan_v1_dense, "
+            "hunyuan_v1_moe, cohere, cohere2, granitemoehybrid, llama4_text, deepseek_v32, glm_moe_dsa, exaone_moe, "
+            "nemotron_h, deepseek_v4, mistral4, mimo_v2_flash, lfm2, lfm2_moe, bamba, afmoe, olmo_hybrid, falcon_h1 or "
+            "kimi_linear), or "
+            "{\"path\": folder, or OWNER/NAME of a model in the Hugging Face cache}"),
     SECTION("data", "what is trained on"),
     {"data.path", NULL, K_PATHS, C_BUILT, AT(data.path), 0, 0, 0, NULL,
      "files, else globs (without **), or the PREFIX of Megatron's .bin and .idx: every sequence once an epoch", NULL},

@@ -22,6 +22,18 @@ draw_log_uniform(float *out, uint32_t param_id, uint64_t seed, uint64_t at, uint
     }
 }
 
+/* Steps of 0.001 to 0.1, whose logarithms are as likely as each other, by what softplus makes them of. */
+static void
+draw_steps(float *out, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
+{
+    const double least = 0.001, most = 0.1;
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t r[4];
+        spw_philox(seed, param_id, at + i, r);
+        out[i] = (float)log(expm1(least * pow(most / least, ((double)r[0] + 0.5) * 0x1p-32)));
+    }
+}
+
 static void
 draw_in_turn(float *out, const spw_param *p, uint64_t at, uint64_t n)
 {
@@ -42,6 +54,10 @@ spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed
     }
     if (p->init == SPW_INIT_LOG_UNIFORM) {
         draw_log_uniform(out, param_id, seed, at, n);
+        return;
+    }
+    if (p->init == SPW_INIT_STEPS) {
+        draw_steps(out, param_id, seed, at, n);
         return;
     }
     if (p->init == SPW_INIT_IN_TURN) {

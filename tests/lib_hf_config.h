@@ -16,6 +16,7 @@
     "\"hidden_size_per_layer_input\":0,\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_"           \
     "attention\"]"
 
+#define KIMI   "\"num_key_value_heads\":2"
 #define HALVES "\"num_key_value_heads\":2,\"mamba_n_heads\":2,\"mamba_d_ssm\":16,\"mamba_d_head\":\"auto\""
 
 /* Of a small config.json of that type; rest: its other members, or "". */

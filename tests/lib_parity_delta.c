@@ -149,7 +149,10 @@ fill_conv_cache(const subject *s, float **host, int32_t **ints)
     fill_slots(s, host[3], (s->d[3] - 1) * s->d[2], ints[4], ints[5]);
 }
 
-/* ---------------------------------------------------------------- the rule: d = B, T, Hk, Hv, Dk, Dv, documents' length or 0, which sum is not wanted; flags 1: Mamba-2's, 2: whose steps have a least, 4: the rule's beta is at most 2 */
+/* ---------------------------------------------------------------- the rule: d = B, T, Hk, Hv, Dk, Dv, documents' length or 0, which sum is not wanted; flags 1: Mamba-2's, 2: whose steps have a least, 4: the rule's beta is at most 2, 8: with channels */
+
+/* Which rule arrays are for: numbers of its decays are a head's, or its channels'. */
+enum rules { RULE, MAMBA, CHANNELS, RULES };
 
 static spw_delta_shape
 rule_of(const subject *s)
@@ -162,7 +165,20 @@ rule_of(const subject *s)
                              .Dv = s->d[5],
                              .mamba = s->flags & 1,
                              .step_least = s->flags & 2 ? 0.7f : 0,
-                             .beta_most = s->flags & 4 ? 2 : 0};
+                             .beta_most = s->flags & 4 ? 2 : 0,
+                             .channels = s->flags & 8};
+}
+
+static enum rules
+kind_of(const subject *s)
+{
+    return s->flags & 8 ? CHANNELS : s->flags & 1 ? MAMBA : RULE;
+}
+
+static uint64_t
+decay_count(const uint64_t *d, enum rules kind)
+{
+    return kind == CHANNELS ? d[3] * d[4] : d[3];
 }
 
 static uint64_t
@@ -171,30 +187,37 @@ row_width(const uint64_t *d)
     return 2 * d[2] * d[4] + d[3] * d[5];
 }
 
-/* a, b (M,Hv), log_a, dt_bias, skip (Hv), in one array. */
+/* log_a (Hv), dt_bias (decays), skip (Hv). */
 static uint64_t
-gate_count(const uint64_t *d)
+own_count(const uint64_t *d, enum rules kind)
 {
-    return d[3] * (2 * d[0] * d[1] + 3);
+    return 2 * d[3] + decay_count(d, kind);
+}
+
+/* a (M,decays), b (M,Hv), and these, in one array. */
+static uint64_t
+gate_count(const uint64_t *d, enum rules kind)
+{
+    return d[0] * d[1] * (decay_count(d, kind) + d[3]) + own_count(d, kind);
 }
 
 static spw_delta_inputs
-inputs_of(const uint64_t *d, const void *qkv, void *gates)
+inputs_of(const uint64_t *d, enum rules kind, const void *qkv, void *gates)
 {
-    uint64_t n = d[0] * d[1] * d[3];
+    uint64_t b = d[0] * d[1] * decay_count(d, kind), n = b + d[0] * d[1] * d[3];
     return (spw_delta_inputs){.qkv = qkv,
                               .a = gates,
-                              .b = subject_elem(gates, n),
-                              .log_a = subject_elem(gates, 2 * n),
-                              .dt_bias = subject_elem(gates, 2 * n + d[3]),
-                              .skip = subject_elem(gates, 2 * n + 2 * d[3])};
+                              .b = subject_elem(gates, b),
+                              .log_a = subject_elem(gates, n),
+                              .dt_bias = subject_elem(gates, n + d[3]),
+                              .skip = subject_elem(gates, n + d[3] + decay_count(d, kind))};
 }
 
 static void
 run_delta(const subject *s, spw_gpu_queue *q, void **p)
 {
     spw_delta_shape shape = rule_of(s);
-    spw_delta_inputs in = inputs_of(s->d, p[0], p[1]);
+    spw_delta_inputs in = inputs_of(s->d, kind_of(s), p[0], p[1]);
     shape.begins = s->d[6] > 0 ? p[9] : NULL;
     shape.ends = s->d[6] > 0 ? p[10] : NULL;
     spw_gpu_delta(q, p[2], shape.mamba ? NULL : p[3], &in, &shape);
@@ -212,13 +235,14 @@ run_delta(const subject *s, spw_gpu_queue *q, void **p)
 static reference_delta_arrays
 arrays_of(const subject *s, float **a)
 {
-    uint64_t n = s->d[0] * s->d[1] * s->d[3];
+    uint64_t decays = decay_count(s->d, kind_of(s)), b = s->d[0] * s->d[1] * decays,
+             n = b + s->d[0] * s->d[1] * s->d[3];
     return (reference_delta_arrays){.qkv = a[0],
                                     .a = a[1],
-                                    .b = a[1] + n,
-                                    .log_a = a[1] + 2 * n,
-                                    .dt_bias = a[1] + 2 * n + s->d[3],
-                                    .skip = a[1] + 2 * n + 2 * s->d[3],
+                                    .b = a[1] + b,
+                                    .log_a = a[1] + n,
+                                    .dt_bias = a[1] + n + s->d[3],
+                                    .skip = a[1] + n + s->d[3] + decays,
                                     .out = a[2]};
 }
 
@@ -251,7 +275,7 @@ reference_of_delta(const subject *s, spw_dtype type, unsigned way, float **a, in
 static void
 spread_decays(const subject *s, float *gates)
 {
-    uint64_t n = 2 * s->d[0] * s->d[1] * s->d[3];
+    uint64_t n = s->d[0] * s->d[1] * (decay_count(s->d, kind_of(s)) + s->d[3]);
     for (uint64_t i = 0; i < s->d[3]; i++)
         gates[n + i] *= (gates[n + i] > 0) == (i % 3 == 2) ? 4 : -4;
 }
@@ -266,8 +290,10 @@ fill_delta(const subject *s, float **host, int32_t **ints)
 
 /* One row, heads of their own and in groups, lines that are cut off and blocks of several, blocks of rows; documents. */
 static void
-examine_delta(const parity *p, bool mamba)
+examine_delta(const parity *p, enum rules kind)
 {
+    static const char *const names[RULES] = {"gated delta rule", "Mamba-2", "delta rule with channels"};
+    const bool mamba = kind == MAMBA;
     static const uint64_t sizes[][7] = {
         {1, 1, 1, 1, 8, 8},        {2, 7, 2, 2, 8, 16},           {1, 70, 1, 3, 16, 8},
         {1, 33, 2, 4, 24, 40},     {1, 12, 1, 1, 72, 8},          {2, 9, 1, 2, 8, 72},
@@ -279,47 +305,52 @@ examine_delta(const parity *p, bool mamba)
         const uint64_t *d = sizes[i];
         uint64_t rows = d[0] * d[1], n = rows * d[3], wide = rows * row_width(d), pieces = row_width(d) / 8;
         spw_delta_shape shape = {.B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5], .mamba = mamba};
-        subject_examine(p,
-                        &(subject){.name = mamba ? "Mamba-2" : "gated delta rule",
-                                   .a = {{ACT, wide, 0, 0},
-                                         {ACT, gate_count(d), 0, 0},
-                                         {ACT_OUT, n * d[5], 0, 0},
-                                         {FP32_OUT, n * d[5], 0, 0},
-                                         {ACT, n * d[5], 0, 0},
-                                         {ACT_OUT, wide, 0, 0},
-                                         {ACT_OUT, n, 0, 0},
-                                         {FP32, 3 * d[3], 0, 0},
-                                         {FP32_OUT, spw_gpu_delta_scratch(&shape), 0, 0},
-                                         {INT, rows, 1, 0},
-                                         {INT, rows, 1, 0},
-                                         {ACT_OUT, n, 0, 0}},
-                                   .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], i % 4},
-                                   .row = {[2] = d[5], [3] = d[5], [5] = 8, [7] = d[3]},
-                                   .heads = {[2] = d[3], [3] = d[3], [5] = pieces <= HEADS_MAX ? pieces : 1, [7] = 3},
-                                   .flags = !mamba       ? i % 3 == 1 ? 4 : 0
-                                            : i % 3 == 1 ? 3
-                                                         : 1,
-                                   .row_least = 1,
-                                   .more = {[6] = 16, [7] = 64}, /* of decays: what is left of larger sums */
-                                   .reference = rows * d[3] * d[4] * d[5] < 4000000 ? reference_of_delta : NULL,
-                                   .ways = 1,
-                                   .run = run_delta,
-                                   .prepare = fill_delta});
+        const uint64_t decays = decay_count(d, kind);
+        shape.channels = kind == CHANNELS;
+        subject_examine(
+            p, &(subject){
+                   .name = names[kind],
+                   .a = {{ACT, wide, 0, 0},
+                         {ACT, gate_count(d, kind), 0, 0},
+                         {ACT_OUT, n * d[5], 0, 0},
+                         {FP32_OUT, n * d[5], 0, 0},
+                         {ACT, n * d[5], 0, 0},
+                         {ACT_OUT, wide, 0, 0},
+                         {ACT_OUT, rows * decays, 0, 0},
+                         {FP32, own_count(d, kind), 0, 0},
+                         {FP32_OUT, spw_gpu_delta_scratch(&shape), 0, 0},
+                         {INT, rows, 1, 0},
+                         {INT, rows, 1, 0},
+                         {ACT_OUT, n, 0, 0}},
+                   .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], i % 4},
+                   .row = {[2] = d[5], [3] = d[5], [5] = 8, [7] = kind == CHANNELS ? 0 : d[3]},
+                   .heads =
+                       {[2] = d[3], [3] = d[3], [5] = pieces <= HEADS_MAX ? pieces : 1, [7] = kind == CHANNELS ? 0 : 3},
+                   .flags = (!mamba       ? i % 3 == 1 ? 4 : 0
+                             : i % 3 == 1 ? 3
+                                          : 1) |
+                            (kind == CHANNELS ? 8 : 0),
+                   .row_least = 1,
+                   .more = {[6] = 16, [7] = 64}, /* of decays: what is left of larger sums */
+                   .reference = rows * d[3] * d[4] * d[5] < 4000000 ? reference_of_delta : NULL,
+                   .ways = 1,
+                   .run = run_delta,
+                   .prepare = fill_delta});
     }
 }
 
 void
 parity_delta(const parity *p)
 {
-    examine_delta(p, false);
-    examine_delta(p, true);
+    for (unsigned kind = 0; kind < RULES; kind++)
+        examine_delta(p, kind);
 }
 
 static void
 run_delta_cached(const subject *s, spw_gpu_queue *q, void **p)
 {
     spw_delta_shape shape = rule_of(s);
-    spw_delta_inputs in = inputs_of(s->d, p[0], p[1]);
+    spw_delta_inputs in = inputs_of(s->d, kind_of(s), p[0], p[1]);
     spw_delta_cache cache = {.state = p[3], .slots = p[4], .starts = p[5]};
     spw_gpu_delta_cached(q, p[2], &in, &cache, &shape);
 }
@@ -371,13 +402,16 @@ parity_delta_cached(const parity *p)
     static const uint64_t sizes[][6] = {{1, 1, 1, 1, 8, 8},      {3, 1, 2, 4, 24, 40},  {2, 1, 1, 2, 128, 128},
                                         {3, 50, 1, 2, 16, 16},   {2, 20, 1, 1, 136, 8}, {1, 2, 1, 1, 256, 256},
                                         {8, 1, 16, 32, 128, 128}};
+    static const char *const names[RULES] = {"gated delta rule, cached", "Mamba-2, cached",
+                                             "delta rule with channels, cached"};
     examine_conv_cached(p);
-    for (size_t i = 0; i < 2 * (p->large ? 7 : 6); i++) {
-        const uint64_t *d = sizes[i / 2], n = d[0] * d[1] * d[3];
-        subject_examine(p, &(subject){.name = i % 2 ? "Mamba-2, cached" : "gated delta rule, cached",
-                                      .flags = i % 2 ? 1 : i / 2 % 2 * 4,
+    for (size_t i = 0; i < RULES * (p->large ? 7 : 6); i++) {
+        const uint64_t *d = sizes[i / RULES], n = d[0] * d[1] * d[3];
+        const enum rules kind = i % RULES;
+        subject_examine(p, &(subject){.name = names[kind],
+                                      .flags = kind == MAMBA ? 1 : i / RULES % 2 * 4 + (kind == CHANNELS ? 8 : 0),
                                       .a = {{ACT, d[0] * d[1] * row_width(d), 0, 0},
-                                            {ACT, gate_count(d), 0, 0},
+                                            {ACT, gate_count(d, kind), 0, 0},
                                             {ACT_OUT, n * d[5], 0, 0},
                                             {FP32, (d[0] + 1) * d[3] * d[4] * d[5], 0, 0},
                                             {INT, d[0], 1, 0},
@@ -422,19 +456,21 @@ on_device(layer *l, uint64_t n, unsigned turn, bool nan, spw_dtype type)
 }
 
 static void
-open_layer(layer *l, spw_gpu *gpu, const uint64_t *d, bool mamba)
+open_layer(layer *l, spw_gpu *gpu, const uint64_t *d, enum rules kind)
 {
+    const bool mamba = kind == MAMBA;
     spw_dtype type = spw_gpu_get_info(gpu)->compute_dtype;
     const uint64_t T = d[1], C = row_width(d);
     *l = (layer){.gpu = gpu,
                  .conv = {.B = 1, .T = T, .C = C, .K = d[6]},
                  .rule = {.B = 1, .T = T, .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5], .mamba = mamba}};
+    l->rule.channels = kind == CHANNELS;
     subject_use(gpu);
     assert_int_equal(spw_gpu_queue_create(&l->q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
     l->x = on_device(l, T * C, 1, false, type);
     l->w = on_device(l, C * (l->conv.K + 1), 2, false, type);
     l->conv.bias = mamba ? subject_elem(l->w, C * l->conv.K) : NULL;
-    l->gates = on_device(l, gate_count(d), 3, false, type);
+    l->gates = on_device(l, gate_count(d, kind), 3, false, type);
     l->c = on_device(l, T * C, 4, true, type);
     l->out = on_device(l, T * d[3] * d[5], 5, true, type);
     l->cache.state = on_device(l, SLOTS * d[3] * d[4] * d[5], 6, true, SPW_F32);
@@ -459,13 +495,15 @@ go_on(layer *l, const uint64_t *d, uint64_t t, uint64_t n, bool cached, void *ou
 {
     spw_conv_shape conv = l->conv;
     spw_delta_shape rule = l->rule;
-    spw_delta_inputs in = inputs_of(d, subject_elem(l->c, t * conv.C), l->gates);
+    const enum rules kind = rule.channels ? CHANNELS : rule.mamba ? MAMBA : RULE;
+    const uint64_t decays = decay_count(d, kind);
+    spw_delta_inputs in = inputs_of(d, kind, subject_elem(l->c, t * conv.C), l->gates);
     int32_t place[2] = {SLOT, (int32_t)t};
     uint64_t values = rule.Hv * rule.Dv, bytes = spw_dtype_bytes(subject_type());
     void *x = subject_elem(l->x, t * conv.C), *c = subject_elem(l->c, t * conv.C);
     conv.T = rule.T = n;
-    in.a = subject_elem(l->gates, t * rule.Hv);
-    in.b = subject_elem(l->gates, (l->rule.T + t) * rule.Hv);
+    in.a = subject_elem(l->gates, t * decays);
+    in.b = subject_elem(l->gates, l->rule.T * decays + t * rule.Hv);
     spw_gpu_write_bytes(l->q, l->places, place, sizeof place);
     if (cached) {
         spw_gpu_conv_cached(l->q, c, x, l->w, &l->cache, &conv);
@@ -486,13 +524,13 @@ parity_delta_bits(const parity *p)
                                         {1, 20, 1, 1, 136, 40, 2},
                                         {1, 40, 1, 1, 128, 32, 4},
                                         {1, 700, 2, 4, 128, 128, 4}};
-    for (size_t i = 0; i < 2 * (p->large ? 5 : 4); i++) {
-        const uint64_t *d = sizes[i / 2], T = d[1], values = d[3] * d[5], states = d[3] * d[4] * d[5] * 4;
+    for (size_t i = 0; i < RULES * (p->large ? 5 : 4); i++) {
+        const uint64_t *d = sizes[i / RULES], T = d[1], values = d[3] * d[5], states = d[3] * d[4] * d[5] * 4;
         uint64_t bytes = spw_dtype_bytes(spw_gpu_get_info(p->gpu)->compute_dtype);
         char *want = subject_need(T * values * bytes), *got = subject_need(T * values * bytes);
         char *state = subject_need(states), *other = subject_need(states);
         layer l;
-        open_layer(&l, p->gpu, d, i % 2);
+        open_layer(&l, p->gpu, d, i % RULES);
         go_on(&l, d, 0, T, false, want);
         for (uint64_t piece = T; piece > 0; piece = piece > 40 ? piece / 3 : piece > 4 ? piece / 2 : piece - 1) {
             for (uint64_t t = 0, n; t < T; t += n) {
@@ -518,17 +556,18 @@ enum { FIRST = 250, BOUNDED = 550 }; /* rows of the first document, and of all *
 /* One sequence of d[1] rows, of whose numbers the host has qkv, gates (as inputs_of() has them) and dout; with two documents, or one. */
 typedef struct bounded {
     uint64_t d[6];
-    float *qkv, *gates, *dout, da[2 * BOUNDED], sums[4]; /* da (T,Hv); dlog_a and ddt_bias (Hv) */
+    enum rules kind;
+    float *qkv, *gates, *dout, da[16 * BOUNDED], sums[18]; /* da (T,decays); dlog_a (Hv) and ddt_bias (decays) */
     bool documents;
 } bounded;
 
 /* Of zeros. */
 static void
-bounded_open(bounded *n, uint64_t T, uint64_t heads)
+bounded_open(bounded *n, enum rules kind, uint64_t T, uint64_t heads)
 {
-    *n = (bounded){.d = {1, T, 1, heads, 8, 8}};
+    *n = (bounded){.d = {1, T, 1, heads, 8, 8}, .kind = kind};
     n->qkv = calloc(T * row_width(n->d), sizeof(float));
-    n->gates = calloc(gate_count(n->d), sizeof(float));
+    n->gates = calloc(gate_count(n->d, kind), sizeof(float));
     n->dout = calloc(T * heads * 8, sizeof(float));
     assert_true(n->qkv != NULL && n->gates != NULL && n->dout != NULL);
 }
@@ -563,10 +602,13 @@ bounded_run(spw_gpu *gpu, bounded *n)
 {
     enum { QKV, GATES, DOUT, OUT, DQKV, DAB, DELTA, SUMS, SCRATCH, COUNT };
     const uint64_t *d = n->d, T = d[1], heads = d[3], wide = T * row_width(d), out = T * heads * d[5];
+    const uint64_t decays = decay_count(d, n->kind);
     const spw_dtype type = spw_gpu_get_info(gpu)->compute_dtype;
-    spw_delta_shape shape = {.B = 1, .T = T, .Hk = 1, .Hv = heads, .Dk = d[4], .Dv = d[5]};
+    spw_delta_shape shape = {
+        .B = 1, .T = T, .Hk = 1, .Hv = heads, .Dk = d[4], .Dv = d[5], .channels = n->kind == CHANNELS};
     const uint64_t counts[COUNT] = {
-        wide, gate_count(d), out, out, wide, 2 * T * heads, out, 2 * heads, spw_gpu_delta_scratch(&shape)};
+        wide,           gate_count(d, n->kind),       out, out, wide, T * (decays + heads), out,
+        heads + decays, spw_gpu_delta_scratch(&shape)};
     const float *host[] = {n->qkv, n->gates, n->dout};
     layer l = {.gpu = gpu};
     spw_delta_inputs in;
@@ -577,14 +619,14 @@ bounded_run(spw_gpu *gpu, bounded *n)
         p[k] = on_device(&l, counts[k], k, true, k < DELTA ? type : SPW_F32);
     for (unsigned k = 0; k < 3; k++)
         spw_gpu_copy_h2d(l.q, p[k], type, host[k], SPW_F32, counts[k]);
-    spw_gpu_zero(l.q, p[SUMS], 2 * heads * sizeof(float));
+    spw_gpu_zero(l.q, p[SUMS], (heads + decays) * sizeof(float));
     bounded_places(&l, n, &shape);
-    in = inputs_of(d, p[QKV], p[GATES]);
+    in = inputs_of(d, n->kind, p[QKV], p[GATES]);
     spw_gpu_delta(l.q, p[OUT], p[DELTA], &in, &shape);
-    spw_gpu_delta_backward(l.q, p[DQKV], p[DAB], subject_elem(p[DAB], T * heads), p[SUMS], (float *)p[SUMS] + heads,
+    spw_gpu_delta_backward(l.q, p[DQKV], p[DAB], subject_elem(p[DAB], T * decays), p[SUMS], (float *)p[SUMS] + heads,
                            NULL, p[DOUT], p[DELTA], p[SCRATCH], &in, &shape);
-    spw_gpu_copy_d2h(l.q, n->da, SPW_F32, p[DAB], type, T * heads, NULL);
-    spw_gpu_copy_d2h(l.q, n->sums, SPW_F32, p[SUMS], SPW_F32, 2 * heads, NULL);
+    spw_gpu_copy_d2h(l.q, n->da, SPW_F32, p[DAB], type, T * decays, NULL);
+    spw_gpu_copy_d2h(l.q, n->sums, SPW_F32, p[SUMS], SPW_F32, heads + decays, NULL);
     spw_gpu_queue_sync(l.q);
     for (unsigned k = 0; k < COUNT; k++)
         spw_gpu_free(gpu, p[k]);
@@ -592,42 +634,70 @@ bounded_run(spw_gpu *gpu, bounded *n)
     spw_gpu_queue_destroy(l.q);
 }
 
-/* Two heads, whose second forgets at once; `later`: how large the second document's gradients are. */
+/* Two heads, whose second forgets by log_a, at once if that is 8; `later`: how large the second document's gradients are. */
 static void
-run_forgetting(spw_gpu *gpu, bounded *n, float later)
+run_forgetting(spw_gpu *gpu, bounded *n, enum rules kind, float log_a, float later)
 {
-    bounded_open(n, BOUNDED, 2);
+    uint64_t of_log_a;
+    bounded_open(n, kind, BOUNDED, 2);
+    of_log_a = gate_count(n->d, kind) - own_count(n->d, kind);
     n->documents = true;
     for (uint64_t i = 0; i < BOUNDED * row_width(n->d); i++)
         n->qkv[i] = subject_number(subject_key(1), i);
-    for (uint64_t i = 0; i < gate_count(n->d); i++)
+    for (uint64_t i = 0; i < gate_count(n->d, kind); i++)
         n->gates[i] = subject_number(subject_key(2), i);
-    n->gates[4 * BOUNDED] = -3;
-    n->gates[4 * BOUNDED + 1] = 8;
+    n->gates[of_log_a] = -3;
+    n->gates[of_log_a + 1] = log_a;
     for (uint64_t i = 0; i < BOUNDED * 2 * 8; i++)
         n->dout[i] = (i < FIRST * 2 * 8 ? 1 : later) * subject_number(subject_key(3), i);
     bounded_run(gpu, n);
     bounded_close(n);
 }
 
-/* The first row writes in one direction what the last one reads, and no row between them does either: all gradients are at their bounds. */
+/* A head that forgets nearly all at once: what is left of the gradient where its decay is less than 1e-15 is less than roundings leave of sums. */
 static void
-examine_tight_bounds(spw_gpu *gpu)
+examine_fading(spw_gpu *gpu, enum rules kind)
+{
+    static bounded n;
+    const uint64_t each = kind == CHANNELS ? 8 : 1, all = 2 * each, of_dt_bias = BOUNDED * (all + 2) + 2;
+    const uint64_t key = subject_key(2);
+    unsigned faded = 0;
+    run_forgetting(gpu, &n, kind, 4, 1);
+    for (uint64_t i = 0; i < BOUNDED * each; i++) {
+        const uint64_t at = i / each * all + each + i % each, own = of_dt_bias + each + i % each;
+        const double x = (double)subject_number(key, at) + (double)subject_number(key, own);
+        if (-exp(4) * log1p(exp(x)) > log(1e-15))
+            continue;
+        assert_true(fabsf(n.da[at]) <= 1e-9f);
+        faded++;
+    }
+    assert_true(faded > BOUNDED / 10);
+}
+
+/*
+ * The first row writes in one direction what the last one reads, and no row between them does either: all gradients are at their bounds, with
+ * channels those of the one that this direction is.
+ */
+static void
+examine_tight_bounds(spw_gpu *gpu, enum rules kind)
 {
     enum { T = BOUNDED };
     const double rate = exp(-6), kept = exp(-rate * log(2) * (T - 1)), want = -0.5 * kept / sqrt(8) * rate * 0.5;
-    bounded n;
-    bounded_open(&n, T, 1);
+    const uint64_t each = kind == CHANNELS ? 8 : 1;
+    static bounded n;
+    bounded_open(&n, kind, T, 1);
     for (uint64_t t = 0; t < T; t++)
         n.qkv[t * 24 + (t > 0 ? 9 : 8)] = 1; /* keys */
     n.qkv[16] = 1;
     n.qkv[(T - 1) * 24] = 1;
     n.dout[(T - 1) * 8] = 1;
-    n.gates[2 * T] = -6;
+    n.gates[(each + 1) * T] = -6;
     bounded_run(gpu, &n);
     assert_true(n.da[0] == 0);
     for (uint64_t t = 1; t < T; t++)
-        assert_true(fabs((double)n.da[t] - want) <= 0.02 * -want);
+        assert_true(fabs((double)n.da[t * each] - want) <= 0.02 * -want);
+    for (uint64_t i = 0; i < T * each; i++)
+        assert_true(i % each == 0 || n.da[i] == 0);
     bounded_close(&n);
 }
 
@@ -637,7 +707,7 @@ examine_nan(spw_gpu *gpu)
 {
     enum { T = BOUNDED };
     bounded n;
-    bounded_open(&n, T, 1);
+    bounded_open(&n, RULE, T, 1);
     for (uint64_t i = 0; i < T * row_width(n.d); i++)
         n.qkv[i] = subject_number(subject_key(1), i);
     for (uint64_t i = 0; i < T * 8; i++)
@@ -649,21 +719,35 @@ examine_nan(spw_gpu *gpu)
 }
 
 /* A head that forgets at once has no gradient of its decay, not even what roundings leave; and a document has the numbers that it has beside any other. */
+static void
+examine_forgetting(spw_gpu *gpu, enum rules kind)
+{
+    static bounded alone, beside;
+    const uint64_t each = kind == CHANNELS ? 8 : 1; /* decays of a head */
+    float norm = 0;
+    run_forgetting(gpu, &alone, kind, 8, 0);
+    run_forgetting(gpu, &beside, kind, 8, 4096);
+    for (uint64_t i = 0; i < BOUNDED * each; i++) {
+        const uint64_t at = i / each * 2 * each + i % each;
+        assert_true(beside.da[at + each] == 0);
+        norm += fabsf(alone.da[at]);
+    }
+    assert_true(beside.sums[1] == 0 && norm > 0);
+    for (uint64_t i = 0; i < each; i++)
+        assert_true(beside.sums[2 + each + i] == 0);
+    for (uint64_t i = 0; i < FIRST * 2 * each; i++)
+        assert_true(alone.da[i] == beside.da[i]); /* what is cut off to 0 has either sign */
+}
+
 void
 parity_delta_bounds(const parity *p)
 {
-    bounded alone, beside;
-    float norm = 0;
-    run_forgetting(p->gpu, &alone, 0);
-    run_forgetting(p->gpu, &beside, 4096);
-    for (int t = 0; t < BOUNDED; t++) {
-        assert_true(beside.da[2 * t + 1] == 0);
-        norm += fabsf(alone.da[2 * t]);
-    }
-    assert_true(beside.sums[1] == 0 && beside.sums[3] == 0 && norm > 0);
-    for (int i = 0; i < FIRST * 2; i++)
-        assert_true(alone.da[i] == beside.da[i]); /* what is cut off to 0 has either sign */
-    examine_tight_bounds(p->gpu);
+    examine_forgetting(p->gpu, RULE);
+    examine_forgetting(p->gpu, CHANNELS);
+    examine_fading(p->gpu, RULE);
+    examine_fading(p->gpu, CHANNELS);
+    examine_tight_bounds(p->gpu, RULE);
+    examine_tight_bounds(p->gpu, CHANNELS);
     examine_nan(p->gpu);
 }
 
@@ -673,23 +757,32 @@ enum { T_QKV, T_GATES, T_DOUT, T_OUT, T_DELTA, T_DQKV, T_DA, T_DB, T_SUMS, T_SCR
 
 /* What backward gives with so many heads of keys at a time, one array behind the other; scratch begins as NaN. */
 static char *
-in_turns(spw_gpu *gpu, const uint64_t *d, uint64_t heads_each, bool mamba, uint64_t *bytes)
+in_turns(spw_gpu *gpu, const uint64_t *d, uint64_t heads_each, enum rules kind, uint64_t *bytes)
 {
+    const bool mamba = kind == MAMBA;
     const uint64_t rows = d[0] * d[1], wide = rows * row_width(d), values = rows * d[3] * d[5], n = rows * d[3];
     const spw_dtype type = spw_gpu_get_info(gpu)->compute_dtype;
-    spw_delta_shape shape = {
-        .B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5], .heads_each = heads_each, .mamba = mamba};
-    const uint64_t counts[T_COUNT] = {
-        wide, gate_count(d), values, values, values, wide, n, n, 3 * d[3], spw_gpu_delta_scratch(&shape)};
+    spw_delta_shape shape = {.B = d[0],
+                             .T = d[1],
+                             .Hk = d[2],
+                             .Hv = d[3],
+                             .Dk = d[4],
+                             .Dv = d[5],
+                             .heads_each = heads_each,
+                             .mamba = mamba,
+                             .channels = kind == CHANNELS};
+    const uint64_t da = rows * decay_count(d, kind), own = own_count(d, kind);
+    const uint64_t counts[T_COUNT] = {wide, gate_count(d, kind),          values, values, values, wide, da, n,
+                                      own,  spw_gpu_delta_scratch(&shape)};
     layer l = {.gpu = gpu};
     spw_delta_inputs in;
     void *p[T_COUNT];
-    char *all = subject_need((wide + 2 * n + 3 * d[3]) * 4);
+    char *all = subject_need((wide + da + n + own) * 4);
     subject_use(gpu);
     assert_int_equal(spw_gpu_queue_create(&l.q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
     for (unsigned k = 0; k < T_COUNT; k++)
         p[k] = on_device(&l, counts[k], k, k > T_DOUT && k != T_SUMS, k == T_DELTA || k >= T_SUMS ? SPW_F32 : type);
-    in = inputs_of(d, p[T_QKV], p[T_GATES]);
+    in = inputs_of(d, kind, p[T_QKV], p[T_GATES]);
     spw_gpu_delta(l.q, p[T_OUT], mamba ? NULL : p[T_DELTA], &in, &shape);
     spw_gpu_delta_backward(l.q, p[T_DQKV], p[T_DA], mamba ? NULL : p[T_DB], p[T_SUMS], (float *)p[T_SUMS] + d[3],
                            (float *)p[T_SUMS] + 2 * d[3], p[T_DOUT], mamba ? NULL : p[T_DELTA], p[T_SCRATCH], &in,
@@ -711,14 +804,22 @@ void
 parity_delta_turns(const parity *p)
 {
     static const uint64_t sizes[][6] = {{2, 33, 3, 6, 16, 24}, {1, 150, 2, 2, 8, 8}, {1, 21, 5, 5, 40, 136}};
-    for (size_t i = 0; i < 2 * (sizeof sizes / sizeof sizes[0]); i++) {
-        const uint64_t *d = sizes[i / 2];
+    for (size_t i = 0; i < RULES * (sizeof sizes / sizeof sizes[0]); i++) {
+        const uint64_t *d = sizes[i / RULES];
+        const enum rules kind = i % RULES;
         uint64_t bytes, same;
-        char *want = in_turns(p->gpu, d, 0, i % 2, &bytes);
-        spw_delta_shape shape = {.B = d[0], .T = d[1], .Hk = d[2], .Hv = d[3], .Dk = d[4], .Dv = d[5], .mamba = i % 2};
+        char *want = in_turns(p->gpu, d, 0, kind, &bytes);
+        spw_delta_shape shape = {.B = d[0],
+                                 .T = d[1],
+                                 .Hk = d[2],
+                                 .Hv = d[3],
+                                 .Dk = d[4],
+                                 .Dv = d[5],
+                                 .mamba = kind == MAMBA,
+                                 .channels = kind == CHANNELS};
         const uint64_t scratch = spw_gpu_delta_scratch(&shape);
         for (uint64_t each = 1; each < d[2]; each++) {
-            char *got = in_turns(p->gpu, d, each, i % 2, &same);
+            char *got = in_turns(p->gpu, d, each, kind, &same);
             shape.heads_each = each;
             assert_int_equal(spw_gpu_delta_scratch(&shape) * d[2], scratch * each);
             assert_memory_equal(want, got, bytes);

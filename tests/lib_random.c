@@ -99,6 +99,6 @@ random_family(uint64_t run, uint32_t what)
                                           SPW_FAMILY_LLAMA4,      SPW_FAMILY_GLM_DSA,     SPW_FAMILY_NEMOTRON_H,
                                           TINY_FEW_KEYS,          SPW_FAMILY_MISTRAL4,    SPW_FAMILY_MIMO_V2,
                                           SPW_FAMILY_LFM2_MOE,    SPW_FAMILY_AFMOE,       SPW_FAMILY_OLMO_HYBRID,
-                                          SPW_FAMILY_FALCON_H1,   SPW_FAMILY_DEEPSEEK_V4};
+                                          SPW_FAMILY_FALCON_H1,   SPW_FAMILY_DEEPSEEK_V4, SPW_FAMILY_KIMI_LINEAR};
     return families[random_pick(run, what, sizeof families / sizeof families[0])];
 }

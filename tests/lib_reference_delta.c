@@ -92,7 +92,7 @@ typedef struct head {
     const reference_delta_arrays *a;
     uint64_t b, h;
     double *states, *q, *k, *delta, *seen; /* q, k (T,Dk) of length one; delta, and k S' (T,Dv), of Mamba-2 0 */
-    double *gamma, *beta;                  /* (T) gamma 0 where a document begins */
+    double *gamma, *beta;                  /* (T,decays of a head), (T) gamma 0 where a document begins */
 } head;
 
 static double *
@@ -142,16 +142,30 @@ rate_of(const head *r)
     return -exp((double)r->a->log_a[r->h]);
 }
 
-static double
-gate_input(const head *r, uint64_t t)
+/* Decays of a head, and which one a row of the state has. */
+static uint64_t
+decays_of(const spw_delta_shape *s)
 {
-    return (double)r->a->a[row_of(r, t) * r->s->Hv + r->h] + (double)r->a->dt_bias[r->h];
+    return s->channels ? s->Dk : 1;
+}
+
+static uint64_t
+decay_of(const head *r, uint64_t t, uint64_t i)
+{
+    return t * decays_of(r->s) + (r->s->channels ? i : 0);
 }
 
 static double
-step_of(const head *r, uint64_t t)
+gate_input(const head *r, uint64_t t, uint64_t c)
 {
-    return fmax(log1p(exp(gate_input(r, t))), (double)r->s->step_least);
+    const uint64_t n = decays_of(r->s);
+    return (double)r->a->a[(row_of(r, t) * r->s->Hv + r->h) * n + c] + (double)r->a->dt_bias[r->h * n + c];
+}
+
+static double
+step_of(const head *r, uint64_t t, uint64_t c)
+{
+    return fmax(log1p(exp(gate_input(r, t, c))), (double)r->s->step_least);
 }
 
 static double
@@ -169,7 +183,7 @@ open_head(head *r, const spw_delta_shape *s, const reference_delta_arrays *a, ui
     r->k = zeros(s->T * s->Dk);
     r->delta = zeros(s->T * s->Dv);
     r->seen = zeros(s->T * s->Dv);
-    r->gamma = zeros(s->T);
+    r->gamma = zeros(s->T * decays_of(s));
     r->beta = zeros(s->T);
     for (uint64_t t = 0; t < s->T; t++) {
         uint64_t row = row_of(r, t);
@@ -179,8 +193,9 @@ open_head(head *r, const spw_delta_shape *s, const reference_delta_arrays *a, ui
             r->q[t * s->Dk + i] = s->mamba ? (double)q[i] : (double)q[i] / root_of(q, s->Dk) / sqrt((double)s->Dk);
             r->k[t * s->Dk + i] = s->mamba ? (double)k[i] : (double)k[i] / root_of(k, s->Dk);
         }
-        r->gamma[t] = anew ? 0 : exp(rate_of(r) * step_of(r, t));
-        r->beta[t] = s->mamba ? step_of(r, t) : beta_most(s) * sigmoid((double)a->b[row * s->Hv + h]);
+        for (uint64_t c = 0; c < decays_of(s); c++)
+            r->gamma[t * decays_of(s) + c] = anew ? 0 : exp(rate_of(r) * step_of(r, t, c));
+        r->beta[t] = s->mamba ? step_of(r, t, 0) : beta_most(s) * sigmoid((double)a->b[row * s->Hv + h]);
     }
 }
 
@@ -209,10 +224,10 @@ go_forward(head *r)
             uint64_t at = (row_of(r, t) * s->Hv + r->h) * s->Dv + j;
             double seen = 0, out = s->mamba ? (double)r->a->skip[r->h] * (double)v[j] : 0, delta;
             for (uint64_t i = 0; i < s->Dk && !s->mamba; i++)
-                seen += r->gamma[t] * old[i * s->Dv + j] * k[i];
+                seen += r->gamma[decay_of(r, t, i)] * old[i * s->Dv + j] * k[i];
             delta = r->beta[t] * ((double)v[j] - seen);
             for (uint64_t i = 0; i < s->Dk; i++) {
-                now[i * s->Dv + j] = r->gamma[t] * old[i * s->Dv + j] + k[i] * delta;
+                now[i * s->Dv + j] = r->gamma[decay_of(r, t, i)] * old[i * s->Dv + j] + k[i] * delta;
                 out += now[i * s->Dv + j] * q[i];
             }
             r->seen[t * s->Dv + j] = seen;
@@ -248,8 +263,7 @@ step_back(const head *r, uint64_t t, double *state, double *dq, double *dk, cons
     const double *old = r->states + t * s->Dk * s->Dv, *now = old + s->Dk * s->Dv;
     const double *q = r->q + t * s->Dk, *k = r->k + t * s->Dk;
     uint64_t at = row_of(r, t) * s->Hv + r->h, values = row_of(r, t) * width_of(s) + place_of(r, 2);
-    double dgamma = 0, dbeta = 0, x = gate_input(r, t);
-    bool cut = log1p(exp(x)) < (double)s->step_least;
+    double dgamma[SPW_DELTA_DIM_MAX] = {0}, dbeta = 0;
     for (uint64_t j = 0; j < s->Dv; j++) {
         double dout = (double)r->a->dout[at * s->Dv + j], ddelta = 0;
         for (uint64_t i = 0; i < s->Dk; i++) {
@@ -268,17 +282,22 @@ step_back(const head *r, uint64_t t, double *state, double *dq, double *dk, cons
         for (uint64_t i = 0; i < s->Dk; i++) {
             double *ds = &state[i * s->Dv + j];
             if (!s->mamba) {
-                dk[i] -= r->gamma[t] * old[i * s->Dv + j] * r->beta[t] * ddelta;
+                dk[i] -= r->gamma[decay_of(r, t, i)] * old[i * s->Dv + j] * r->beta[t] * ddelta;
                 *ds -= k[i] * r->beta[t] * ddelta;
             }
-            dgamma += *ds * old[i * s->Dv + j];
-            *ds *= r->gamma[t];
+            dgamma[decay_of(r, 0, i)] += *ds * old[i * s->Dv + j];
+            *ds *= r->gamma[decay_of(r, t, i)];
         }
     }
     g->b[at] = dbeta * r->beta[t] * (1 - r->beta[t] / beta_most(s));
-    g->a[at] = (dgamma * r->gamma[t] * rate_of(r) + (s->mamba ? dbeta : 0)) * (cut ? 0 : sigmoid(x));
-    g->dt_bias[r->h] += g->a[at];
-    g->log_a[r->h] += dgamma * r->gamma[t] * rate_of(r) * step_of(r, t);
+    for (uint64_t c = 0; c < decays_of(s); c++) {
+        uint64_t of = r->h * decays_of(s) + c, all = s->Hv * decays_of(s);
+        double x = gate_input(r, t, c), by = dgamma[c] * r->gamma[t * decays_of(s) + c] * rate_of(r);
+        bool cut = log1p(exp(x)) < (double)s->step_least;
+        g->a[row_of(r, t) * all + of] = (by + (s->mamba ? dbeta : 0)) * (cut ? 0 : sigmoid(x));
+        g->dt_bias[of] += g->a[row_of(r, t) * all + of];
+        g->log_a[r->h] += by * step_of(r, t, c);
+    }
 }
 
 static void
@@ -312,7 +331,9 @@ void
 reference_delta(const spw_delta_shape *s, const reference_delta_arrays *a)
 {
     const uint64_t rows = s->B * s->T, heads = rows * s->Hv;
-    gradients g = {zeros(rows * width_of(s)), zeros(heads), zeros(heads), zeros(s->Hv), zeros(s->Hv), zeros(s->Hv)};
+    const uint64_t decays = s->Hv * decays_of(s);
+    gradients g = {
+        zeros(rows * width_of(s)), zeros(rows * decays), zeros(heads), zeros(s->Hv), zeros(decays), zeros(s->Hv)};
     for (uint64_t i = 0; i < s->B * s->Hv; i++) {
         head r;
         open_head(&r, s, a, i / s->Hv, i % s->Hv);
@@ -321,10 +342,10 @@ reference_delta(const spw_delta_shape *s, const reference_delta_arrays *a)
         close_head(&r);
     }
     hand_out(a->dqkv, g.qkv, rows * width_of(s), false);
-    hand_out(a->da, g.a, heads, false);
+    hand_out(a->da, g.a, rows * decays, false);
     hand_out(a->db, g.b, heads, false);
     hand_out(a->dlog_a, g.log_a, s->Hv, true);
-    hand_out(a->ddt_bias, g.dt_bias, s->Hv, true);
+    hand_out(a->ddt_bias, g.dt_bias, decays, true);
     hand_out(a->dskip, g.skip, s->Hv, true);
     free(g.qkv);
     free(g.a);

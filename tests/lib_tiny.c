@@ -190,6 +190,11 @@ read_small(spw_model_config *m, spw_family family)
          "\"intermediate_size\":72,\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,\"linear_key_head_dim\":8,"
          "\"linear_value_head_dim\":16,\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],"
          "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":null}"},
+        {SPW_FAMILY_KIMI_LINEAR,
+         "\"intermediate_size\":72,\"moe_intermediate_size\":24,\"num_experts\":6,\"num_experts_per_token\":2,"
+         "\"num_expert_group\":3,\"topk_group\":2,\"kv_lora_rank\":12,\"qk_nope_head_dim\":6,\"qk_rope_head_dim\":4,"
+         "\"v_head_dim\":8,\"linear_attn_config\":{\"full_attn_layers\":[2],\"kda_layers\":[1,3],\"head_dim\":8,"
+         "\"num_heads\":3,\"short_conv_kernel_size\":4}"},
         {SPW_FAMILY_GRANITE_HYBRID,
          "\"intermediate_size\":24,\"shared_intermediate_size\":40,\"num_local_experts\":6,\"num_experts_per_tok\":2,"
          "\"residual_multiplier\":0.5,\"mamba_n_heads\":4,\"mamba_d_head\":16,\"mamba_d_state\":8,"
@@ -200,7 +205,9 @@ read_small(spw_model_config *m, spw_family family)
          "\"moe_shared_expert_intermediate_size\":40,\"mamba_num_heads\":4,\"mamba_head_dim\":16,\"n_groups\":2,"
          "\"ssm_state_size\":8,\"hybrid_override_pattern\":\"ME*-E\""}};
     const bool apart = family == SPW_FAMILY_NEMOTRON_H; /* whose files tie nothing */
-    const bool latent = family == SPW_FAMILY_GLM_DSA || family == SPW_FAMILY_MISTRAL4;
+    const bool untied = apart || family == SPW_FAMILY_KIMI_LINEAR;
+    const bool latent =
+        family == SPW_FAMILY_GLM_DSA || family == SPW_FAMILY_MISTRAL4 || family == SPW_FAMILY_KIMI_LINEAR;
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++) {
         char text[1000];
         spw_error err = {0};
@@ -214,7 +221,7 @@ read_small(spw_model_config *m, spw_family family)
                  latent                             ? 4
                  : family == SPW_FAMILY_DEEPSEEK_V4 ? 1
                                                     : 2,
-                 apart ? "false" : "true", small[i].keys);
+                 untied ? "false" : "true", small[i].keys);
         DONE(spw_hf_config_parse(m, text, "tiny", false, &err));
         return true;
     }

@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AfmoeConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, FalconH1Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, OlmoHybridConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
+from transformers import (AfmoeConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Cohere2Config, CohereConfig, DeepseekV2Config, DeepseekV32Config, DeepseekV3Config, DeepseekV4Config, Dots1Config, Ernie4_5Config, Ernie4_5_MoeConfig, Exaone4Config, ExaoneMoeConfig, FalconH1Config, Gemma2Config, GemmaConfig, Gemma3Config, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GlmMoeDsaConfig, GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, Kimi_K25Config, KimiLinearConfig, Lfm2Config, Lfm2MoeConfig, Llama4Config, Llama4TextConfig, Llama4VisionConfig, LlamaConfig, Ministral3Config, MistralConfig, Mistral3Config, Mistral4Config, MiMoV2FlashConfig, MiniMaxM2Config, MixtralConfig, NemotronHConfig, OlmoHybridConfig, Olmo2Config, Olmo3Config, OlmoeConfig, OPTConfig,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SeedOssConfig, SiglipVisionConfig,
                           SmolLM3Config, SolarOpenConfig, StableLmConfig, Starcoder2Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -77,17 +77,39 @@ def hybrid_keys(folder, config):
     json.dump(c | {"rope_parameters": None, "rope_theta": None}, open(path, "w"), indent=2)
 
 
+# Of a layer of Kimi Linear's without experts, whose MLP has its own name in files.
+def dense_kimi(name, config):
+    return config.model_type == "kimi_linear" and any(f".mlp.{kind}_proj." in name for kind in ("gate", "up", "down"))
+
+
+# As Kimi Linear's folder has it: layers by their numbers, what its class does anyway, and MLPs by one name, experts by another; transformers saves all by the latter.
+def kimi_linear_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    kinds, dense = c.pop("layer_types"), c.pop("mlp_layer_types").count("dense")
+    numbers = lambda kind: [i + 1 for i, k in enumerate(kinds) if k == kind]
+    c |= {"linear_attn_config": {"full_attn_layers": numbers("full_attention"), "kda_layers": numbers("linear_attention"), "head_dim": c.pop("linear_head_dim"),
+                                 "num_heads": c.pop("linear_num_heads"), "short_conv_kernel_size": c.pop("linear_conv_kernel_dim")},
+          "auto_map": {"AutoModelForCausalLM": "modeling_kimi.KimiLinearForCausalLM"}, "first_k_dense_replace": dense, "head_dim": c["hidden_size"] // c["num_attention_heads"],
+          "mla_use_nope": True, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid", "num_nextn_predict_layers": 0, "rope_scaling": None, "rope_theta": 10000.0, "use_grouped_topk": True}
+    del c["output_router_logits"], c["qk_head_dim"], c["attention_bias"]
+    json.dump(c, open(path, "w"), indent=2)
+    path = os.path.join(folder, "model.safetensors")
+    t = {n.replace(".block_sparse_moe.", ".mlp.") if dense_kimi(n.replace(".block_sparse_moe.", ".mlp."), KimiLinearConfig()) else n: w for n, w in load_file(path).items()}
+    save_file(t, path, metadata={"format": "pt"})
+
+
 # The gradient of each expert's weights by the name that they have in files.
 def gradients(model, config):
     for name, p in model.named_parameters():
-        grad, mixtral = p.grad, config.model_type in ("mixtral", "minimax_m2", "deepseek_v4", "lfm2_moe")
+        grad, mixtral = p.grad, config.model_type in ("mixtral", "minimax_m2", "deepseek_v4", "lfm2_moe", "kimi_linear")
         if grad is None and config.model_type == "deepseek_v4" and ".indexer." not in name:  # of keys that no sequence is long enough for
             grad = torch.zeros_like(p)
         if grad is None:  # of what reads images
             continue
         name = name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name  # as its files have it
         name = name.replace(".sinks", ".attention_sink_bias") if config.model_type == "mimo_v2_flash" else name
-        name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral and config.model_type != "deepseek_v4" else ".mlp.")
+        name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral and config.model_type != "deepseek_v4" and not dense_kimi(name, config) else ".mlp.")
         if config.model_type == "nemotron_h":
             name = name.replace("model.", "backbone.")
         if config.model_type == "hy_v3":
@@ -107,7 +129,12 @@ def gradients(model, config):
         if config.model_type == "olmo_hybrid" and "conv1d" in name:
             yield from zip((name.replace("conv1d", f"{kind}_conv1d") for kind in "qkv"), grad.split(apart(config)))
             continue
-        if p.ndim < 3 or "conv1d" in name or ".conv." in name:
+        if config.model_type == "kimi_linear":
+            name = name.replace(".forget_gate.", ".")
+            if "conv1d" in name:
+                yield from zip((name.replace("conv1d", f"{kind}_conv1d") for kind in "qkv"), grad.chunk(3))
+                continue
+        if p.ndim < 3 or "conv1d" in name or ".conv." in name or name.endswith("A_log"):
             yield name, grad
             continue
         kinds = [("w2", "down_proj")] if name.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
@@ -848,6 +875,18 @@ def random_case(rng, family):
                               mamba_conv_bias=rng.random() < 0.6, mamba_rms_norm=rng.random() < 0.6, mamba_norm_before_gate=rng.random() < 0.5, lm_head_multiplier=any_of(0.04, 0.7),
                               embedding_multiplier=any_of(5.6), mlp_multipliers=rng.choice([None, [0.9, 0.3]]), key_multiplier=any_of(0.4), attention_in_multiplier=any_of(1.3),
                               attention_out_multiplier=any_of(0.9), ssm_in_multiplier=any_of(1.25), ssm_out_multiplier=any_of(0.24), ssm_multipliers=rng.choice([None, [0.35, 0.25, 0.4, 0.5, 0.3]]))
+    if family == "kimi_linear":
+        layers, groups, heads = max(layers, 2), rng.choice([1, 1, 2, 3]), rng.choice([1, 2, 3])
+        experts = groups * rng.randrange(2, 5)
+        for key in ("head_dim", "rope_parameters", "num_key_value_heads"):
+            del more[key]
+        own, shared = rng.randrange(3, 9), 2 * rng.randrange(1, 4)
+        kinds = [rng.choice(["linear_attention", "linear_attention", "full_attention"]) for _ in range(layers)]
+        return KimiLinearConfig(**more | dict(tie_word_embeddings=False, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads), pad_token_id=None, layer_types=kinds, linear_head_dim=8 * rng.randrange(1, 4),
+                                linear_num_heads=rng.choice([1, 2, 3]), linear_conv_kernel_dim=rng.randrange(2, 7), kv_lora_rank=rng.randrange(3, 20), q_lora_rank=rng.choice([None, None, rng.randrange(3, 20)]),
+                                qk_nope_head_dim=own, qk_rope_head_dim=shared, v_head_dim=rng.randrange(3, 1 + min(own + shared, 12)), attention_bias=rng.random() < 0.3, num_local_experts=experts,
+                                num_experts_per_tok=rng.randrange(1, 1 + min(2 * groups, 4)), n_group=groups, topk_group=groups if groups < 3 else 2, n_shared_experts=rng.choice([1, 2]),
+                                moe_intermediate_size=rng.randrange(3, 30), first_k_dense_replace=rng.randrange(layers), norm_topk_prob=rng.random() < 0.7, routed_scaling_factor=rng.choice([1.0, 2.446]))
     if family == "seed_oss":
         return SeedOssConfig(**more, pad_token_id=None, attention_bias=rng.random() < 0.6, attention_out_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
     if family == "ministral3":
@@ -1071,7 +1110,7 @@ def make_random(seed, count, out):
                 "glm", "glm4", "ernie4_5", "exaone4", "ministral3", "gpt_neox",
                 "opt", "starcoder2", "stablelm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe", "gemma4_small", "dots1", "solar_open",
                 "ernie4_5_moe", "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba", "afmoe", "olmo_hybrid", "falcon_h1"]
+                "cohere", "cohere2", "granitemoehybrid", "llama4", "deepseek_v32", "glm_moe_dsa", "exaone_moe", "nemotron_h", "deepseek_v4", "mistral4", "mimo_v2_flash", "lfm2", "lfm2_moe", "bamba", "afmoe", "olmo_hybrid", "falcon_h1", "kimi_linear"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -1389,6 +1428,13 @@ elif __name__ == "__main__":
                                           mamba_conv_bias=False, mamba_rms_norm=True, mamba_norm_before_gate=False, attention_bias=True, mlp_bias=True, tie_word_embeddings=True), f32, double=True)
     make("falcon_h1_norm_first", FalconH1Config(**falcon | dict(hidden_size=8, intermediate_size=11, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1), mamba_n_heads=2, mamba_d_ssm=16,
                                                 mamba_d_head=8, mamba_d_state=8, mamba_d_conv=2, mamba_rms_norm=True, tie_word_embeddings=True, lm_head_multiplier=0.5), f32, double=True)
+    kimi = dict(vocab_size=41, hidden_size=16, intermediate_size=21, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64, pad_token_id=None, bos_token_id=1, eos_token_id=2,
+                kv_lora_rank=10, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=5, moe_intermediate_size=9, linear_num_heads=2, linear_head_dim=8, num_experts_per_tok=2)
+    make("kimi_linear", KimiLinearConfig(**kimi, num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], num_local_experts=4), bf16, double=True,
+         rewrite=kimi_linear_keys)
+    make("kimi_linear_groups", KimiLinearConfig(**kimi | dict(linear_num_heads=1, linear_head_dim=16, num_attention_heads=1, num_key_value_heads=1), num_hidden_layers=2, layer_types=["full_attention", "linear_attention"],
+                                                num_local_experts=4, n_group=2, topk_group=1, n_shared_experts=2, q_lora_rank=6, attention_bias=True, linear_conv_kernel_dim=3, first_k_dense_replace=0,
+                                                norm_topk_prob=False, routed_scaling_factor=1.5), f32, double=True)
     make("exaone_moe", ExaoneMoeConfig(**common | dict(num_hidden_layers=4, pad_token_id=None), head_dim=8, sliding_window=5, rope_parameters=rope(1000.0),
                                        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"], num_experts=4,
                                        num_experts_per_tok=2, moe_intermediate_size=11, mlp_layer_types=["dense", "dense", "sparse", "sparse"],

@@ -250,6 +250,7 @@ test_lora_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_QWEN3_NEXT, SPW_STATE_FP32, 0, rig_lora_dropout);
     rig_everywhere(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, 1, rig_lora);
     rig_everywhere(SPW_FAMILY_OLMO_HYBRID, SPW_STATE_SPLIT, 1, rig_lora);
+    rig_everywhere(SPW_FAMILY_KIMI_LINEAR, SPW_STATE_FP32, 1, rig_lora);
     rig_everywhere(SPW_FAMILY_FALCON_H1, SPW_STATE_FP32, 0, rig_lora);
     rig_everywhere(TINY_GEMMA4_SMALL, SPW_STATE_FP32, 1, rig_lora_dropout);
     rig_everywhere(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_SPLIT, 1, rig_lora);
@@ -511,6 +512,7 @@ test_lora_merged(void **state)
     merged(SPW_FAMILY_LFM2_MOE, rig_lora_experts);
     merged(SPW_FAMILY_AFMOE, rig_lora_experts);
     merged(SPW_FAMILY_OLMO_HYBRID, rig_lora);
+    merged(SPW_FAMILY_KIMI_LINEAR, rig_lora_experts);
     merged(SPW_FAMILY_FALCON_H1, rig_lora);
     merged(SPW_FAMILY_LLAMA4, rig_lora_experts); /* (in, out), which peft takes for (out, in) */
 }

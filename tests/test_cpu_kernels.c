@@ -57,7 +57,7 @@ enum {
     GATE = CURVE_BACK + 3,
     GATE_BACK = GATE + 4,
     NORMS = GATE_BACK + 4,
-    OPS = NORMS + 13
+    OPS = NORMS + 14
 };
 
 /* One kernel on n elements; what it returns, or 0. */
@@ -81,6 +81,7 @@ call(const cpu_kernels *k, int op, arrays *a, uint64_t n, bool acc)
     case 10: k->silu(a->x, in[0], n); return 0;
     case 11: k->silu_backward(a->x, in[0], in[1], n); return 0;
     case 12: return k->sumsq(in[0], n);
+    case 13: k->decays(a->x, in[0], in[1], acc ? 400.0f : 0.5f, n); return 0;
     default: break;
     }
     if (op < CURVE_BACK)
@@ -180,6 +181,36 @@ test_dropout(void **state)
     }
 }
 
+/* Decays are those of the definition, whatever a is: near one, less than any float, and NaN where a is. */
+static void
+test_decays(void **state)
+{
+    static const float rates[] = {1e-3f, 0.5f, 16, 400};
+    (void)state;
+    for (int isa = 0; isa < SPW_ISA_COUNT; isa++)
+        for (size_t r = 0; kernels_of((spw_isa)isa) != NULL && r < sizeof rates / sizeof rates[0]; r++) {
+            float a[LENGTH_MAX], bias[LENGTH_MAX], y[LENGTH_MAX];
+            for (int i = 0; i < LENGTH_MAX; i++) {
+                a[i] = 120.0f * (float)i / LENGTH_MAX - 80.0f;
+                bias[i] = random_float(false) / 16;
+            }
+            a[7] = NAN;
+            a[9] = INFINITY;
+            a[11] = -INFINITY;
+            kernels_of((spw_isa)isa)->decays(y, a, bias, rates[r], LENGTH_MAX);
+            assert_true(isnan(y[7]) && y[9] == 0 && y[11] == 1);
+            for (int i = 12; i < LENGTH_MAX; i++) {
+                const double x = (double)(a[i] + bias[i]), step = x > 40 ? x : log1p(exp(x)),
+                             by = (double)rates[r] * step;
+                const double want = exp(-by);
+                if (by < 86.9)
+                    assert_true(fabs((double)y[i] - want) <= 4e-7 * (1 + by) * want);
+                else
+                    assert_true(y[i] >= 0 && (double)y[i] <= 2e-38);
+            }
+        }
+}
+
 int
 main(void)
 {
@@ -187,6 +218,7 @@ main(void)
         cmocka_unit_test(test_isa_identity),
         cmocka_unit_test(test_max_sees_nan),
         cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_decays),
     };
     if (getenv("SPW_SEED") != NULL)
         seed = strtoull(getenv("SPW_SEED"), NULL, 0);

@@ -95,11 +95,14 @@ test_conv(void **state)
 
 /* ---------------------------------------------- the rule: d = B, T, Hk, Hv, Dk, Dv, length of documents or 0, spread of log_a */
 
+enum { CHANNELS = 2 }; /* among its flags, of which 1 means a beta of at most 2 */
+
 static spw_delta_shape
 rule_shape(const ops_subject *s)
 {
     spw_delta_shape h = {.B = s->d[0], .T = s->d[1], .Hk = s->d[2], .Hv = s->d[3], .Dk = s->d[4], .Dv = s->d[5]};
-    h.beta_most = s->flags > 0 ? 2 : 0;
+    h.beta_most = s->flags & 1 ? 2 : 0;
+    h.channels = s->flags & CHANNELS;
     documents(h.B, h.T, s->d[6], &h.begins, &h.ends);
     return h;
 }
@@ -119,6 +122,14 @@ length_of(const double *x, uint64_t n)
     return sqrt(sum);
 }
 
+/* Of a row's head, and with channels one of these. */
+static double
+decay_of(const ops_subject *s, const spw_delta_shape *h, double *const *in, uint64_t row, uint64_t head, uint64_t i)
+{
+    uint64_t of = h->channels ? head * h->Dk + i : head, all = h->channels ? h->Hv * h->Dk : h->Hv;
+    return exp(-exp((double)s->d[7] * in[3][head]) * log1p(exp(in[1][row * all + of] + in[3][h->Hv + of])));
+}
+
 /* One head of one sequence; in: qkv, a, b, and log_a with dt_bias behind it. */
 static void
 rule_of_head(const ops_subject *s, const spw_delta_shape *h, double *const *in, uint64_t b, uint64_t head, double *out)
@@ -130,14 +141,13 @@ rule_of_head(const ops_subject *s, const spw_delta_shape *h, double *const *in, 
         const double *q = in[0] + row * row_width(h) + head / (h->Hv / h->Hk) * h->Dk, *k = q + h->Hk * h->Dk;
         const double *v = in[0] + row * row_width(h) + 2 * h->Hk * h->Dk + head * h->Dv;
         double q_length = length_of(q, h->Dk) * sqrt((double)h->Dk), k_length = length_of(k, h->Dk);
-        double decay = exp(-exp((double)s->d[7] * in[3][head]) * log1p(exp(in[1][at] + in[3][h->Hv + head])));
         double beta = (h->beta_most > 0 ? (double)h->beta_most : 1) / (1 + exp(-in[2][at]));
         if (h->begins != NULL && (uint64_t)h->begins[row] == t)
             memset(state, 0, h->Dk * h->Dv * sizeof *state);
         for (uint64_t j = 0; j < h->Dv; j++) {
             double seen = 0, sum = 0;
             for (uint64_t i = 0; i < h->Dk; i++)
-                seen += (state[i * h->Dv + j] *= decay) * k[i] / k_length;
+                seen += (state[i * h->Dv + j] *= decay_of(s, h, in, row, head, i)) * k[i] / k_length;
             for (uint64_t i = 0; i < h->Dk; i++) {
                 state[i * h->Dv + j] += k[i] / k_length * beta * (v[j] - seen);
                 sum += state[i * h->Dv + j] * q[i] / q_length;
@@ -208,19 +218,20 @@ static const uint64_t sizes[][8] = {
     {1, 12, 1, 1, 72, 8, 0, 1},   {2, 9, 1, 2, 8, 72, 0, 1}, {2, 9, 1, 2, 8, 8, 1, 1},    {2, 40, 2, 2, 8, 8, 7, 1},
     {1, 50, 1, 2, 16, 16, 13, 3}, {1, 60, 4, 4, 8, 8, 0, 6}, {1, 3, 1, 1, 256, 256, 0, 1}};
 
+/* With channels decays are slower: of those that are fastest roundings of large sums are left, which a head's log_a adds up. */
 static void
 test_rule(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        const uint64_t *d = sizes[i];
-        uint64_t rows = d[0] * d[1], Hk = d[2], Hv = d[3], Dk = d[4], Dv = d[5];
-        ops_examine(&(ops_subject){"gated delta rule",
+    for (unsigned i = 0; i < 2 * (sizeof sizes / sizeof sizes[0]); i++) {
+        const uint64_t *d = sizes[i / 2];
+        uint64_t rows = d[0] * d[1], Hk = d[2], Hv = d[3], Dk = d[4], Dv = d[5], decays = i % 2 == 1 ? Hv * Dk : Hv;
+        ops_examine(&(ops_subject){i % 2 == 1 ? "delta rule with channels" : "gated delta rule",
                                    4,
-                                   {rows * (2 * Hk * Dk + Hv * Dv), rows * Hv, rows * Hv, 2 * Hv},
+                                   {rows * (2 * Hk * Dk + Hv * Dv), rows * decays, rows * Hv, Hv + decays},
                                    rows * Hv * Dv,
-                                   {d[0], d[1], Hk, Hv, Dk, Dv, d[6], d[7]},
-                                   i % 2, /* beta is at most 2 */
+                                   {d[0], d[1], Hk, Hv, Dk, Dv, d[6], i % 2 == 1 && d[7] > 3 ? 3 : d[7]},
+                                   i / 2 % 2 | (i % 2 == 1 ? CHANNELS : 0),
                                    rule_ref,
                                    rule_fwd,
                                    rule_bwd});
@@ -255,7 +266,7 @@ mamba_shape(const ops_subject *s)
     spw_delta_shape h = rule_shape(s);
     h.mamba = true;
     h.beta_most = 0;
-    h.step_least = s->flags > 0 ? 0.5f : 0; /* of some steps more than they are */
+    h.step_least = s->flags & 1 ? 0.5f : 0; /* of some steps more than they are */
     return h;
 }
 
@@ -368,7 +379,7 @@ static spw_delta_inputs
 layer_inputs(const layer *l, uint64_t row)
 {
     return (spw_delta_inputs){.qkv = l->c + row * l->conv.C,
-                              .a = l->a + row * l->rule.Hv,
+                              .a = l->a + row * l->rule.Hv * (l->rule.channels ? l->rule.Dk : 1),
                               .b = l->b + row * l->rule.Hv,
                               .log_a = l->log_a,
                               .dt_bias = l->dt_bias,
@@ -389,12 +400,12 @@ go_on(spw_gpu_queue *q, layer *l, const spw_delta_cache *cache, uint64_t t, uint
 
 /* In pieces of every size a sequence has the bits that it has at once, in a slot that another one has used; its neighbors stay. */
 static void
-examine_cached(bool mamba)
+examine_cached(bool mamba, bool channels)
 {
     enum { T = 23, SLOTS = 3 };
     uint64_t seed = 5, kept, states;
     layer l = {.conv = {.B = 1, .T = T, .C = 56, .K = 4},
-               .rule = {.B = 1, .T = T, .Hk = 1, .Hv = 2, .Dk = 8, .Dv = 16, .mamba = mamba}};
+               .rule = {.B = 1, .T = T, .Hk = 1, .Hv = 2, .Dk = 8, .Dv = 16, .mamba = mamba, .channels = channels}};
     spw_delta_inputs in;
     spw_delta_cache cache = {0};
     float *want, *first;
@@ -406,10 +417,10 @@ examine_cached(bool mamba)
     l.c = drawn(T * l.conv.C, &seed);
     l.out = drawn(T * 32, &seed);
     l.w = drawn(l.conv.C * 4, &seed);
-    l.a = drawn(T * 2, &seed);
+    l.a = drawn(T * 16, &seed);
     l.b = drawn(T * 2, &seed);
     l.log_a = drawn(2, &seed);
-    l.dt_bias = drawn(2, &seed);
+    l.dt_bias = drawn(16, &seed);
     l.skip = drawn(2, &seed);
     l.conv.bias = mamba ? l.x : NULL;
     kept = 3 * l.conv.C;
@@ -456,8 +467,9 @@ static void
 test_cached(void **state)
 {
     (void)state;
-    examine_cached(false);
-    examine_cached(true);
+    examine_cached(false, false);
+    examine_cached(true, false);
+    examine_cached(false, true);
 }
 
 /* ---------------------------------------------------------------- on the tape */

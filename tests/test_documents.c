@@ -182,6 +182,7 @@ static const struct {
               {"mimo_v2_flash", SPW_FAMILY_MIMO_V2, 0},
               {"afmoe", SPW_FAMILY_AFMOE, 0},
               {"olmo_hybrid", SPW_FAMILY_OLMO_HYBRID, 0},
+              {"kimi_linear", SPW_FAMILY_KIMI_LINEAR, 0},
               {"falcon_h1", SPW_FAMILY_FALCON_H1, 0},
               {"lfm2_moe, with convolutions", SPW_FAMILY_LFM2_MOE, 0},
               {"llama4 in chunks", SPW_FAMILY_LLAMA4, 0},

@@ -184,6 +184,8 @@ granite='"model_type": "granitemoehybrid", "intermediate_size": 60, "shared_inte
   "mamba_d_head": 24, "mamba_d_state": 40, "layer_types": ["mamba", "attention", "mamba"]' granite_more=', "tile_tokens": 14'
 nemotron='"model_type": "nemotron_h", "hybrid_override_pattern": "ME*", "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
   "moe_shared_expert_intermediate_size": 36, "head_dim": 8, "mamba_num_heads": 4, "mamba_head_dim": 24, "n_groups": 2, "ssm_state_size": 40' nemotron_more=', "tile_tokens": 14'
+kimi='"model_type": "kimi_linear", "intermediate_size": 60, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_token": 2, "kv_lora_rank": 24, "qk_nope_head_dim": 8,
+  "qk_rope_head_dim": 8, "v_head_dim": 8, "linear_attn_config": {"kda_layers": [1, 3], "full_attn_layers": [2], "head_dim": 24, "num_heads": 3}' kimi_more=', "tile_tokens": 14'
 four='"model_type": "gemma4_text", "intermediate_size": 72, "enable_moe_block": true, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24, "sliding_window": 9,
   "head_dim": 8, "global_head_dim": 264, "attention_k_eq_v": true, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 2.0,
   "initializer_range": 0.1, "tie_word_embeddings": false, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]' four_more=
@@ -194,10 +196,10 @@ v4='"model_type": "deepseek_v4", "moe_intermediate_size": 24, "n_routed_experts"
 small='"model_type": "gemma4_text", "intermediate_size": 36, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 256,
   "num_kv_shared_layers": 1, "use_double_wide_mlp": true, "layer_types": ["full_attention", "full_attention", "full_attention"]' small_more=', "tile_tokens": 14'
 first=host
-for family in experts shared phi3 gemma gemma2 oss deepseek qwen3_5 next granite nemotron v4 four small; do
+for family in experts shared phi3 gemma gemma2 oss deepseek qwen3_5 next granite nemotron kimi v4 four small; do
     more=${family}_more kv_heads=2 lr=2e-3
     [ $family = four ] && lr=2e-4 # its scores, which nothing divides, make steps of roundings
-    [ $family = deepseek ] && kv_heads=6
+    [ $family = deepseek ] || [ $family = kimi ] && kv_heads=6
     [ $family = v4 ] && kv_heads=1
     cat >"$dir/$family.json" <<JSON
 { "model": {${!family}, "vocab_size": 256, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": $kv_heads,
@@ -211,7 +213,7 @@ JSON
     train "" --set spillway.device=auto --set spillway.run_log="$dir/$family.cuda" --set spillway.checkpoint_dir="$dir/$family.ck"
     check "$family: the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 5
     on "" "" train "$dir/$family.json" --set spillway.device=cuda --set spillway.run_log="$dir/$family.$first" >"$dir/out" 2>&1
-    case $family in experts) places="there nvme kept turns all_turns" ;; shared | oss | four | nemotron | v4) places="there nvme turns all_turns" ;; *) places="there nvme kept" ;; esac
+    case $family in experts) places="there nvme kept turns all_turns" ;; shared | oss | four | nemotron | kimi | v4) places="there nvme turns all_turns" ;; *) places="there nvme kept" ;; esac
     for place in $places; do
         set -- --set spillway.run_log="$dir/$place" --set spillway.chaos_seed=9
         [ $place = turns ] && set -- "$@" --set spillway.expert_turns=3 --set spillway.recompute=always --set "zero_optimization.offload_optimizer=$nvme"

@@ -260,6 +260,7 @@ test_shared(void **state)
     compare(SPW_FAMILY_GEMMA4, SPW_STATE_SPLIT, accumulated); /* where they cannot */
     compare(SPW_FAMILY_DEEPSEEK_V4, SPW_STATE_SPLIT, accumulated);
     compare(SPW_FAMILY_AFMOE, SPW_STATE_SPLIT, accumulated);
+    compare(SPW_FAMILY_KIMI_LINEAR, SPW_STATE_SPLIT, accumulated);
 }
 
 static void

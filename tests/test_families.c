@@ -294,6 +294,7 @@ test_streamed(void **state)
     run("lfm2_moe", dir);
     run("afmoe", dir);
     run("olmo_hybrid", dir);
+    run("kimi_linear", dir);
     run("falcon_h1", dir);
     run("glm_moe_dsa_few", dir);
     run("deepseek_v4", dir);
@@ -337,6 +338,7 @@ test_same_bits(void **state)
                                        "lfm2_moe",
                                        "afmoe_bias",
                                        "olmo_hybrid_rope",
+                                       "kimi_linear_groups",
                                        "falcon_h1_norm",
                                        "bamba",
                                        "glm_moe_dsa",

@@ -200,6 +200,7 @@ test_long(void **state)
                  {SPW_FAMILY_NEMOTRON_H, 0, 5},
                  {SPW_FAMILY_LFM2_MOE, 0, 2},
                  {SPW_FAMILY_OLMO_HYBRID, 0, 3},
+                 {SPW_FAMILY_KIMI_LINEAR, 0, 4},
                  {SPW_FAMILY_FALCON_H1, 0, 0},
                  {SPW_FAMILY_FALCON_H1, 0, 50},
                  {TINY_FEW_KEYS, 0, 0},

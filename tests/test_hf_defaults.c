@@ -400,6 +400,24 @@ test_defaults(void **state)
     assert_true(m.linear_value_dim == 8 && !m.linear_unnormed && m.linear_norm_first && m.logit_divisor == 4);
     assert_true(m.scales.gate == 0.5 && m.scales.mlp == 2 && m.scales.linear[2] == 3);
     assert_true(spw_model_score_scale(&m) == (float)(0.5 / sqrt((double)m.head_dim)));
+    DONE(hf_parse("kimi_linear", KIMI, &m, &err));
+    assert_true(m.linear_channels && m.linear_apart && m.linear_heads == 32 && m.linear_key_heads == 32);
+    assert_true(m.linear_key_dim == 128 && m.linear_value_dim == 128 && m.linear_taps == 4 && m.rope_theta == 0);
+    assert_true(spw_model_is_linear(&m, 0) && spw_model_is_linear(&m, 2)); /* full are 4, 8 and so on, from 0 */
+    assert_true(m.kv_rank == 512 && m.q_rank == 0 && m.rope_dim == 64 && m.head_dim == 192 && m.value_dim == 128);
+    assert_true(m.experts == 256 && m.choices == 8 && m.mlp_width == 1024 && m.shared_width == 1024 && m.groups == 0);
+    assert_true(m.sigmoid && m.sum_to_one && m.choice_scale == 2.446 && m.dense_first == 1 && m.dense_width == 7);
+    assert_true(m.norm_eps == 1e-5 && !m.tied && !m.qkv_bias && spw_model_rope_tables(&m) == 0);
+    DONE(hf_parse("kimi_linear",
+                  KIMI ",\"linear_attn_config\":{\"head_dim\":16,\"num_heads\":3,\"kda_layers\":[2,3],"
+                       "\"full_attn_layers\":[1]},\"linear_head_dim\":8,\"head_dim\":72,\"model_max_length\":99,"
+                       "\"num_expert_group\":4,\"topk_group\":2,\"moe_renormalize\":false,\"q_lora_rank\":5",
+                  &m, &err));
+    assert_true(m.linear_key_dim == 16 && m.linear_heads == 3 && m.positions == 99 && m.head_dim == 192);
+    assert_true(!spw_model_is_linear(&m, 0) && spw_model_is_linear(&m, 1) && spw_model_is_linear(&m, 2));
+    assert_true(m.groups == 4 && m.group_choices == 2 && !m.sum_to_one && m.q_rank == 5);
+    DONE(hf_parse("kimi_linear", KIMI "," FOUR2, &m, &err));
+    assert_true(m.linear_heads == 0 && !spw_model_is_linear(&m, 0) && !m.linear_channels);
     DONE(hf_parse("olmo_hybrid", "\"linear_key_head_dim\":8", &m, &err));
     assert_true(m.linear_heads == 2 && m.linear_key_heads == 2 && m.linear_value_dim == 16 && m.linear_taps == 4);
     assert_true(m.linear_most == 2 && m.linear_eps == 1e-5 && m.linear_apart && !m.attention_gated &&

@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa deepseek_v4 deepseek_v4_all exaone_moe minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope granitemoehybrid_mamba granitemoehybrid_moe nemotron_h nemotron_h_moe llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 mistral4 mimo_v2_flash lfm2 lfm2_moe bamba afmoe olmo_hybrid olmo_hybrid_rope falcon_h1 falcon_h1_norm gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 dots1 solar_open glm4_moe_lite deepseek_v32 glm_moe_dsa deepseek_v4 deepseek_v4_all exaone_moe minimax_m2 olmo3 olmo3_plain gemma granite granitemoehybrid granitemoehybrid_nope granitemoehybrid_mamba granitemoehybrid_moe nemotron_h nemotron_h_moe llama4 llama4_each olmoe seed_oss glm glm4 ernie4_5 ernie4_5_moe hy_v3 hunyuan_v1_dense hunyuan_v1_moe cohere cohere2 exaone4 exaone4_window ministral3 mistral4 mimo_v2_flash lfm2 lfm2_moe bamba afmoe kimi_linear kimi_linear_groups olmo_hybrid olmo_hybrid_rope falcon_h1 falcon_h1_norm gpt_neox gpt_neox_serial opt opt_plain starcoder2 stablelm stablelm_parallel qwen3_5 qwen3_5_moe qwen3_next gemma4 gemma4_plain gemma4_moe gemma4_small"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -124,6 +124,11 @@ train falcon_h1_norm false "\"model_type\":\"falcon_h1\",$small,\"head_dim\":8,\
     \"mamba_norm_before_gate\":false,\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true,\"mamba_conv_bias\":false"
 train afmoe true "\"model_type\":\"afmoe\",$small,\"head_dim\":8,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"num_shared_experts\":1,\"route_scale\":1.7,\"sliding_window\":7,
     \"global_attn_every_n_layers\":2,\"mup_enabled\":true,\"attention_bias\":true"
+train kimi_linear true "\"model_type\":\"kimi_linear\",$latent,\"v_head_dim\":7,\"num_experts\":6,
+    \"linear_attn_config\":{\"full_attn_layers\":[1],\"kda_layers\":[2],\"head_dim\":8,\"num_heads\":3,\"short_conv_kernel_size\":4},\"mla_use_nope\":true"
+train kimi_linear_groups false "\"model_type\":\"kimi_linear\",$latent,\"v_head_dim\":6,\"q_lora_rank\":9,\"num_local_experts\":6,\"n_group\":3,\"topk_group\":2,\"n_shared_experts\":2,
+    \"layer_types\":[\"linear_attention\",\"full_attention\"],\"linear_head_dim\":16,\"linear_num_heads\":2,\"linear_conv_kernel_dim\":3,\"attention_bias\":true,\"norm_topk_prob\":false,
+    \"routed_scaling_factor\":1.5,\"mlp_layer_types\":[\"sparse\",\"sparse\"]"
 wide=$(echo "$small" | sed 's/"hidden_size":24/"hidden_size":32/;s/"num_key_value_heads":2,//')
 train gpt_neox true "\"model_type\":\"gpt_neox\",$wide"
 train gpt_neox_serial false "\"model_type\":\"gpt_neox\",$wide,\"rotary_pct\":1.0,\"rotary_emb_base\":500,\"use_parallel_residual\":false,\"hidden_act\":\"gelu_new\",
@@ -292,6 +297,11 @@ want = {
                            mlp_bias=True, tie_word_embeddings=True, head_dim=8, lm_head_multiplier=1.0),
     "afmoe": dict(layer_types=["sliding_attention", "full_attention"], num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, num_shared_experts=1, num_dense_layers=1, head_dim=8,
                   route_scale=1.7, sliding_window=7, mup_enabled=True, attention_bias=True, intermediate_size=29, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+    "kimi_linear": dict(layer_types=["full_attention", "linear_attention"], linear_head_dim=8, linear_num_heads=3, linear_conv_kernel_dim=4, kv_lora_rank=10, q_lora_rank=None, v_head_dim=7,
+                        qk_nope_head_dim=6, qk_rope_head_dim=4, num_experts=6, num_experts_per_token=3, num_shared_experts=1, num_expert_group=1, moe_intermediate_size=11, intermediate_size=29,
+                        moe_renormalize=True, routed_scaling_factor=2.446, mlp_layer_types=["dense", "sparse"], attention_bias=False, model_max_length=64),
+    "kimi_linear_groups": dict(layer_types=["linear_attention", "full_attention"], linear_head_dim=16, linear_num_heads=2, linear_conv_kernel_dim=3, q_lora_rank=9, num_expert_group=3,
+                               topk_group=2, num_shared_experts=2, moe_renormalize=False, routed_scaling_factor=1.5, mlp_layer_types=["sparse", "sparse"], attention_bias=True),
     "bamba": dict(attn_layer_indices=[1], mamba_n_heads=6, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, mamba_d_conv=4, mlp_bias=True, attention_bias=False, z_loss_coefficient=0.0,
                   rope_parameters={"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 1.0}),
     "mistral4": dict(n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=1, first_k_dense_replace=1, kv_lora_rank=10, q_lora_rank=9, v_head_dim=7, qk_nope_head_dim=6,
@@ -354,9 +364,10 @@ want = {
 
 # transformers holds a layer's experts in two tensors; files have each expert's own.
 def by_expert(model):
-    mixtral = model.config.model_type in ("mixtral", "minimax_m2", "deepseek_v4", "lfm2_moe")
+    mixtral = model.config.model_type in ("mixtral", "minimax_m2", "deepseek_v4", "lfm2_moe", "kimi_linear")
     for key, t in model.state_dict().items():
-        key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral and model.config.model_type != "deepseek_v4" else key.replace(".gate.moe_statics.", ".moe_statics.")
+        dense = model.config.model_type == "kimi_linear" and any(f".mlp.{kind}_proj." in key for kind in ("gate", "up", "down"))
+        key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral and model.config.model_type != "deepseek_v4" and not dense else key.replace(".gate.moe_statics.", ".moe_statics.")
         if model.config.model_type == "mimo_v2_flash":
             key = key.replace(".sinks", ".attention_sink_bias")
         if model.config.model_type == "exaone_moe":
@@ -369,10 +380,11 @@ def by_expert(model):
             key = key.replace(".router.", ".router.layer.").replace("experts.gate_up_proj", "input_linear.weight").replace("experts.down_proj", "output_linear.weight")
         if model.config.model_type == "olmo_hybrid" and key.startswith("model.layers.") and model.config.layer_types[int(key.split(".")[2])] == "linear_attention":
             key = key.replace(".input_layernorm.", ".attention_layer_norm.").replace(".post_attention_layernorm.", ".feedforward_layer_norm.")
-        if model.config.model_type == "olmo_hybrid" and "conv1d" in key:
+        key = key.replace(".forget_gate.", ".")
+        if model.config.model_type in ("olmo_hybrid", "kimi_linear") and "conv1d" in key:
             yield from zip((key.replace("conv1d", f"{kind}_conv1d") for kind in "qkv"), t.chunk(3))
             continue
-        if t.ndim < 3 or "conv1d" in key or ".conv." in key or model.config.model_type in ("gpt_oss", "gemma4_text", "llama4_text", "granitemoehybrid", "mistral4"):  # whose files have the two tensors
+        if t.ndim < 3 or "conv1d" in key or key.endswith("A_log") or ".conv." in key or model.config.model_type in ("gpt_oss", "gemma4_text", "llama4_text", "granitemoehybrid", "mistral4"):  # whose files have the two tensors
             yield key, t
             continue
         kinds = [("w2", "down_proj")] if key.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
@@ -391,7 +403,7 @@ for name, values in want.items():
     stored = load_file(f"{folder}/model.safetensors")
     for key, t in stored.items():
         got = state.get(key, state.get("transformer." + key, state.get(key.replace("embed_out", "lm_head"))))
-        if key.endswith(("e_score_correction_bias", "expert_bias", "mlp.gate.weight", "router.gate.weight", "layer_scalar", "A_log")):  # which classes round, or hold in fp32
+        if key.endswith(("e_score_correction_bias", "expert_bias", "mlp.gate.weight", "router.gate.weight", "layer_scalar", "A_log")) or name.startswith("kimi_linear") and key.endswith(("block_sparse_moe.gate.weight", "dt_bias")):  # which classes round, or hold in fp32
             got = got.to(t.dtype)
         elif name.startswith("deepseek_v4") and t.is_floating_point():  # whose class holds what is no matrix in fp32, and some of these
             got = got.to(t.dtype)

@@ -231,6 +231,10 @@ check "one by both names is made" variant twice "$longer; t.update(language)" 2 
 check "and refused" refuses "is there twice, with and without its prefix" export "$dir/twice" --to "$dir/twice-merged"
 mixture qwen3_next '"intermediate_size":48' '["linear_attn.*"]'
 check "qwen3_next exports" run export "$dir/qwen3_next" --to "$dir/qwen3_next-merged" --dtype fp32
+moe='"hidden_size":32,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":4,"vocab_size":256,"max_position_embeddings":64,"num_experts_per_tok":2'
+mixture kimi_linear '"num_experts":4,"moe_intermediate_size":16,"intermediate_size":48,"kv_lora_rank":12,"linear_head_dim":8,"linear_num_heads":2,"layer_types":["full_attention","linear_attention"]' '["*"]'
+check "kimi_linear's are called as transformers has them in memory" [ "$(grep -c 'layers.1.self_attn.forget_gate.f_[ab]_proj"\|layers.1.mlp.shared_experts.[a-z]*_proj"' "$dir/kimi_linear/step-6/adapter_config.json")" = 5 ]
+check "kimi_linear exports" run export "$dir/kimi_linear" --to "$dir/kimi_linear-merged" --dtype fp32
 moe='"hidden_size":32,"head_dim":16,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"vocab_size":256,"max_position_embeddings":64,"num_experts_per_tok":2'
 
 # Beside experts: each a layer's own, resumed, on ranks and in turns with the same bytes; and folders that peft made.

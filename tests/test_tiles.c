@@ -59,6 +59,7 @@ test_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_LFM2_MOE, SPW_STATE_FP32, 1, in_nines);
     rig_everywhere(SPW_FAMILY_AFMOE, SPW_STATE_SPLIT, 1, in_nines);
     rig_everywhere(SPW_FAMILY_OLMO_HYBRID, SPW_STATE_FP32, 1, in_nines);
+    rig_everywhere(SPW_FAMILY_KIMI_LINEAR, SPW_STATE_SPLIT, 1, in_nines);
     rig_everywhere(SPW_FAMILY_FALCON_H1, SPW_STATE_SPLIT, 1, in_nines);
     rig_everywhere(TINY_GEMMA4_SMALL, SPW_STATE_FP32, 0, in_nines);
     rig_everywhere(TINY_FEW_KEYS, SPW_STATE_SPLIT, 1, in_nines);

@@ -54,12 +54,18 @@ typedef struct cpu_kernels {
      * One row's step of a state (rows, CPU_STATE_LANES): what is new is an outer product of a number for each row and one for each lane.
      *   forward   s = decay s + x lanes;                     out = y^T s, next = z^T s
      *   backward  s = decay (s + x lanes) + x2 lanes2;       out = y^T s
-     * rows is even.
+     * rows is even. by: the same with a decay for each row, or for each lane, the other being NULL.
      */
     void (*state_forward)(float *state, uint64_t rows, float decay, const float *x, const float *lanes, const float *y,
                           float *out, const float *z, float *next);
     void (*state_backward)(float *state, uint64_t rows, float decay, const float *x, const float *lanes,
                            const float *x2, const float *lanes2, const float *y, float *out);
+    void (*state_forward_by)(float *state, uint64_t rows, const float *by_row, const float *by_lane, const float *x,
+                             const float *lanes, const float *y, float *out, const float *z, float *next);
+    void (*state_backward_by)(float *state, uint64_t rows, const float *by_row, const float *by_lane, const float *x,
+                              const float *lanes, const float *x2, const float *lanes2, const float *y, float *out);
+    /* y = exp(-rate log(1 + exp(a + bias))); what is less than e^-87 is 0 */
+    void (*decays)(float *y, const float *a, const float *bias, float rate, uint64_t n);
     double (*sumsq)(const float *x, uint64_t n);
     void (*to_fp8)(uint8_t *codes, spw_fp8 format, const float *x, float inverse, uint64_t n); /* of x times inverse */
 } cpu_kernels;

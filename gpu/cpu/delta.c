@@ -9,7 +9,8 @@
  *   reading         lanes are rows: gradients of queries, and of keys by what they read
  *   writing         lanes are rows, backwards: gradients of keys by what they wrote
  * and then a row's own gradients are put together, and the decays' carried from row to row.
- * Mamba-2's recurrence is the same walks, to which nothing is what the state gives for a row's keys.
+ * Mamba-2's recurrence is the same walks, to which nothing is what the state gives for a row's keys. With a decay for each channel of the keys the
+ * state's rows have their own, and so have the lanes that are rows; what is carried from row to row is each channel's.
  */
 #include "cpu_internal.h"
 #include <math.h>
@@ -22,7 +23,8 @@ typedef struct rule {
     float *ddelta, *dq, *dk_read, *dk_write; /* scratch */
     float *share, *written, *asked;          /* too: a number of each row and head */
     float *dbeta, *dskip_of;                 /* and these, of Mamba-2 alone */
-    uint64_t head_first, heads;              /* of values, that are taken now; scratch has these alone */
+    float *decays; /* of each row, head and channel, which takes the place of the numbers; NULL in forward */
+    uint64_t head_first, heads; /* of values, that are taken now; scratch has these alone */
     float *dqkv, *da, *db, *dlog_a, *ddt_bias, *dskip;
     const spw_delta_cache *cache;
     spw_delta_shape s;
@@ -34,6 +36,8 @@ static const float zeros[SPW_DELTA_DIM_MAX];
 typedef struct turn {
     float q[SPW_DELTA_DIM_MAX], k[SPW_DELTA_DIM_MAX], q_scale, k_scale;
     float decay, beta;
+    float decays[SPW_DELTA_DIM_MAX],
+        asked[SPW_DELTA_DIM_MAX]; /* with channels: theirs, and keys times these; decay is 1 */
 } turn;
 
 static uint64_t
@@ -112,11 +116,35 @@ log_decay(const rule *r, uint64_t row, uint64_t h)
     return -expf(r->log_a[h]) * step_of(r, row, h);
 }
 
+static float
+channel_input(const rule *r, uint64_t row, uint64_t h, uint64_t i)
+{
+    return r->a[(row * r->s.Hv + h) * r->s.Dk + i] + r->dt_bias[h * r->s.Dk + i];
+}
+
 static bool
 is_first(const rule *r, uint64_t row)
 {
     uint64_t t = row % r->s.T;
     return r->s.begins != NULL ? (uint64_t)r->s.begins[row] == t : t == 0;
+}
+
+/* Which of the rows and heads in scratch. */
+static uint64_t
+taken(const rule *r, uint64_t row, uint64_t h)
+{
+    return row * r->heads + h - r->head_first;
+}
+
+/* A row's decays of channels, 0 where nothing is carried into it. */
+static void
+channel_decays(const rule *r, uint64_t row, uint64_t h, float *decays)
+{
+    const uint64_t n = r->s.Dk;
+    if (r->cache == NULL && is_first(r, row))
+        memset(decays, 0, n * sizeof *decays);
+    else
+        r->k->decays(decays, r->a + (row * r->s.Hv + h) * n, r->dt_bias + h * n, expf(r->log_a[h]), n);
 }
 
 static float
@@ -130,11 +158,25 @@ of_length_one(const rule *r, float *y, const float *x, float factor)
 }
 
 static void
+take_channels(const rule *r, uint64_t row, uint64_t h, turn *t)
+{
+    const uint64_t n = r->s.Dk;
+    if (r->decays != NULL)
+        memcpy(t->decays, r->decays + taken(r, row, h) * n, n * sizeof *t->decays);
+    else
+        channel_decays(r, row, h, t->decays);
+    for (uint64_t i = 0; i < n; i++)
+        t->asked[i] = t->decays[i] * t->k[i];
+    t->decay = 1.0f;
+}
+
+static void
 take_turn(const rule *r, uint64_t row, uint64_t h, turn *t)
 {
     const spw_delta_shape *s = &r->s;
     const float *x = r->qkv + row * width(s), *q = x + queries_at(s, h), *k = x + keys_at(s, h);
-    t->decay = r->cache == NULL && is_first(r, row) ? 0.0f : expf(log_decay(r, row, h));
+    if (!s->channels)
+        t->decay = r->cache == NULL && is_first(r, row) ? 0.0f : expf(log_decay(r, row, h));
     if (s->mamba) {
         memcpy(t->q, q, s->Dk * sizeof *q);
         memcpy(t->k, k, s->Dk * sizeof *k);
@@ -144,13 +186,35 @@ take_turn(const rule *r, uint64_t row, uint64_t h, turn *t)
     t->q_scale = of_length_one(r, t->q, q, 1.0f / sqrtf((float)s->Dk));
     t->k_scale = of_length_one(r, t->k, k, 1.0f);
     t->beta = beta_most(s) * sigmoid(r->b[row * s->Hv + h]);
+    if (s->channels)
+        take_channels(r, row, h, t);
 }
 
 /* What the state is asked for before a row writes: its keys, or nothing. */
 static const float *
 asks(const rule *r, const turn *t)
 {
-    return r->s.mamba ? zeros : t->k;
+    return r->s.mamba ? zeros : r->s.channels ? t->asked : t->k;
+}
+
+/* The device's steps of a state, whose rows have a turn's decays, or one. */
+static void
+step_forward(const rule *r, float *state, const turn *t, const float *lanes, float *out, const float *z, float *next)
+{
+    if (r->s.channels)
+        r->k->state_forward_by(state, r->s.Dk, t->decays, NULL, t->k, lanes, t->q, out, z, next);
+    else
+        r->k->state_forward(state, r->s.Dk, t->decay, t->k, lanes, t->q, out, z, next);
+}
+
+static void
+step_backward(const rule *r, float *state, const turn *behind, const float *lanes, const turn *t, const float *lanes2,
+              float *out)
+{
+    if (r->s.channels)
+        r->k->state_backward_by(state, r->s.Dk, behind->decays, NULL, behind->k, lanes, t->q, lanes2, t->k, out);
+    else
+        r->k->state_backward(state, r->s.Dk, behind->decay, behind->k, lanes, t->q, lanes2, t->k, out);
 }
 
 /* Of a head's slice of lanes: which one a part is, and where it begins among so many elements. */
@@ -168,13 +232,6 @@ run_slices(spw_gpu_queue *q, const rule *r, uint64_t dim, spw_pool_fn fn)
 {
     uint64_t slices = (dim + CPU_STATE_LANES - 1) / CPU_STATE_LANES;
     spw__cpu_run(q, (uint32_t)(r->s.B * r->heads * slices), fn, (void *)(uintptr_t)r);
-}
-
-/* Which of the rows and heads in scratch. */
-static uint64_t
-taken(const rule *r, uint64_t row, uint64_t h)
-{
-    return row * r->heads + h - r->head_first;
 }
 
 /* n of lanes from x on; the others are 0. */
@@ -230,7 +287,7 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         if (i + 1 < s->T)
             take_turn(r, row + 1, h, &turns[(i + 1) % 2]);
         correct(r, row, h, first, n, t, seen, delta);
-        r->k->state_forward(state, s->Dk, t->decay, t->k, delta, t->q, out, i + 1 < s->T ? asks(r, next) : zeros, seen);
+        step_forward(r, state, t, delta, out, i + 1 < s->T ? asks(r, next) : zeros, seen);
         if (s->mamba)
             r->k->axpy(out, r->skip[h], values(r, row, h) + first, n);
         memcpy(r->out + (row * s->Hv + h) * s->Dv + first, out, n * sizeof *out);
@@ -288,7 +345,7 @@ values_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         uint64_t row = b * s->T + i, at = (row * s->Hv + h) * s->Dv + first;
         take_turn(r, row, h, t);
         lend(dout, r->dout + at, n);
-        r->k->state_backward(state, s->Dk, next->decay, next->k, dm, t->q, dout, t->k, ddelta);
+        step_backward(r, state, next, dm, t, dout, ddelta);
         memcpy(r->ddelta + taken(r, row, h) * s->Dv + first, ddelta, n * sizeof *ddelta);
         for (uint64_t j = 0; j < CPU_STATE_LANES; j++)
             dm[j] = s->mamba ? 0.0f : -t->beta * ddelta[j];
@@ -316,6 +373,31 @@ read_gradients(const rule *r, uint64_t row, uint64_t h, float beta, float *dm)
         dm[j] = -beta * ddelta[j];
 }
 
+/* The same steps where the state's rows are lanes, from the first on. */
+static void
+lines_forward(const rule *r, float *state, const turn *t, uint64_t first, uint64_t n, const float *x,
+              const float *lanes, const float *y, float *out, const float *z, float *next)
+{
+    float decays[CPU_STATE_LANES];
+    if (!r->s.channels) {
+        r->k->state_forward(state, r->s.Dv, t->decay, x, lanes, y, out, z, next);
+        return;
+    }
+    lend(decays, t->decays + first, n);
+    r->k->state_forward_by(state, r->s.Dv, NULL, decays, x, lanes, y, out, z, next);
+}
+
+/* behind: decays of the row behind this one, as lanes if there are channels, or one. */
+static void
+lines_backward(const rule *r, float *state, const float *behind, const float *x, const float *lanes, const float *x2,
+               const float *lanes2, const float *y, float *out)
+{
+    if (r->s.channels)
+        r->k->state_backward_by(state, r->s.Dv, NULL, behind, x, lanes, x2, lanes2, y, out);
+    else
+        r->k->state_backward(state, r->s.Dv, behind[0], x, lanes, x2, lanes2, y, out);
+}
+
 /* Gradients of queries, and of keys by what they have read, of a slice of the state's rows. */
 static void
 reading_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
@@ -332,14 +414,14 @@ reading_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         turn *t = &turns[i % 2], *next = &turns[(i + 1) % 2];
         uint64_t row = b * s->T + i, at = taken(r, row, h) * s->Dk + first, v = (row * s->Hv + h) * s->Dv;
         for (uint64_t j = 0; !s->mamba && j < n; j++)
-            r->dk_read[at + j] = t->decay * read[j];
+            r->dk_read[at + j] = (s->channels ? t->decays[first + j] : t->decay) * read[j];
         if (i + 1 < s->T) {
             take_turn(r, row + 1, h, next);
             read_gradients(r, row + 1, h, next->beta, dm);
         }
         lend(k, t->k + first, n);
-        r->k->state_forward(state, s->Dv, t->decay, delta_of(r, row, h, t, own), k, r->dout + v, dq,
-                            i + 1 < s->T ? dm : zeros, read);
+        lines_forward(r, state, t, first, n, delta_of(r, row, h, t, own), k, r->dout + v, dq, i + 1 < s->T ? dm : zeros,
+                      read);
         memcpy(r->dq + at, dq, n * sizeof *dq);
     }
 }
@@ -352,18 +434,22 @@ writing_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const spw_delta_shape *s = &r->s;
     uint64_t b, h, first = part_of(r, s->Dk, part_idx, &b, &h), n = min_u64(CPU_STATE_LANES, s->Dk - first);
     float state[SPW_DELTA_DIM_MAX * CPU_STATE_LANES] = {0}, dm[SPW_DELTA_DIM_MAX] = {0};
-    float k[CPU_STATE_LANES] = {0}, q[CPU_STATE_LANES], written[CPU_STATE_LANES], decay = 0, own[SPW_DELTA_DIM_MAX];
+    float k[CPU_STATE_LANES] = {0}, q[CPU_STATE_LANES], written[CPU_STATE_LANES], own[SPW_DELTA_DIM_MAX];
+    float decays[CPU_STATE_LANES] = {0};
     turn t;
     (void)worker_idx;
     for (uint64_t i = s->T; i-- > 0;) {
         uint64_t row = b * s->T + i, at = taken(r, row, h) * s->Dk + first, v = (row * s->Hv + h) * s->Dv;
         take_turn(r, row, h, &t);
         lend(q, t.q + first, n);
-        r->k->state_backward(state, s->Dv, decay, dm, k, r->dout + v, q, delta_of(r, row, h, &t, own), written);
+        lines_backward(r, state, decays, dm, k, r->dout + v, q, delta_of(r, row, h, &t, own), written);
         memcpy(r->dk_write + at, written, n * sizeof *written);
         lend(k, t.k + first, n);
         read_gradients(r, row, h, t.beta, dm);
-        decay = t.decay;
+        if (s->channels)
+            lend(decays, t.decays + first, n);
+        else
+            decays[0] = t.decay;
     }
 }
 
@@ -383,6 +469,25 @@ length(const rule *r, const float *x)
     return sqrtf(r->k->dot(x, x, r->s.Dv));
 }
 
+/* The same with channels, whose numbers take the place of the gradients that they are made of. */
+static void
+channels_of_row(const rule *r, uint64_t row, uint64_t h, const turn *t, float *dv)
+{
+    const spw_delta_shape *s = &r->s;
+    uint64_t head = row * s->Hv + h, number = taken(r, row, h), at = number * s->Dk;
+    const float *ddelta = r->ddelta + number * s->Dv, *delta = r->delta + head * s->Dv;
+    const float wrote = length(r, delta), asked = length(r, r->dout + head * s->Dv), read = t->beta * length(r, ddelta);
+    float *dq = r->dq + at, *dk_write = r->dk_write + at, *dk_read = r->dk_read + at;
+    for (uint64_t i = 0; i < s->Dk; i++) {
+        dq[i] = t->q[i] * dq[i] + t->k[i] * (dk_read[i] - dk_write[i]);
+        dk_write[i] = fabsf(t->k[i]) * wrote;
+        dk_read[i] = fabsf(t->q[i]) * asked + fabsf(t->k[i]) * read;
+    }
+    for (uint64_t j = 0; j < s->Dv; j++)
+        dv[j] = t->beta * ddelta[j];
+    r->db[head] = (1.0f - t->beta / beta_most(s)) * r->k->dot(ddelta, delta, s->Dv);
+}
+
 /* What a head's row has of gamma's gradient, and of beta's; its values' gradient. */
 static void
 head_of_row(const rule *r, uint64_t row, uint64_t h, const turn *t, float *dv)
@@ -392,6 +497,10 @@ head_of_row(const rule *r, uint64_t row, uint64_t h, const turn *t, float *dv)
     const float *ddelta = r->ddelta + number * s->Dv, *dout = r->dout + head * s->Dv, *v = values(r, row, h);
     float own[SPW_DELTA_DIM_MAX];
     const float *delta = delta_of(r, row, h, t, own);
+    if (s->channels) {
+        channels_of_row(r, row, h, t, dv);
+        return;
+    }
     r->share[number] = r->k->dot(t->q, r->dq + at, s->Dk) - r->k->dot(t->k, r->dk_write + at, s->Dk);
     r->written[number] = length(r, delta);
     r->asked[number] = sqrtf(r->k->dot(t->q, t->q, s->Dk)) * length(r, dout);
@@ -497,6 +606,66 @@ decay_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         r->dskip[h] += (float)sum_skip;
 }
 
+/* A row of a channel of a head, backwards: the gradient of ln gamma, of which a's is made. */
+typedef struct channel {
+    float carried, gradient;
+    double sum_a, sum_log;
+} channel;
+
+static void
+channel_back(const rule *r, uint64_t row, uint64_t h, uint64_t i, float rate, channel *c)
+{
+    const uint64_t at = taken(r, row, h) * r->s.Dk + i, of = (row * r->s.Hv + h) * r->s.Dk + i;
+    const float x = channel_input(r, row, h, i);
+    c->gradient += r->dk_read[at];
+    c->carried = within(c->carried + r->dq[at], c->gradient * r->dk_write[at]);
+    c->gradient *= r->decays[at];
+    r->da[of] = c->carried * rate * sigmoid(x);
+    c->sum_a += (double)r->da[of];
+    c->sum_log += (double)c->carried * (double)(rate * softplus(x));
+}
+
+/* The decays of a head's channels, backwards. */
+static void
+channels_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const rule *r = ctx;
+    const spw_delta_shape *s = &r->s;
+    const uint64_t h = r->head_first + part_idx, rows = s->B * s->T;
+    const float rate = -expf(r->log_a[h]);
+    channel channels[SPW_DELTA_DIM_MAX] = {{0}};
+    float states[SPW_DELTA_DIM_MAX] = {0};
+    double sum_log = 0;
+    (void)worker_idx;
+    for (uint64_t row = 0; row < rows; row++)
+        for (uint64_t i = 0; i < s->Dk; i++) { /* as bound_states() does */
+            const uint64_t at = taken(r, row, h) * s->Dk + i;
+            const float before = r->decays[at] == 0.0f ? 0.0f : r->decays[at] * states[i];
+            states[i] = before + r->dk_write[at];
+            r->dk_write[at] = before;
+        }
+    for (uint64_t row = rows; row-- > 0;)
+        for (uint64_t i = 0; i < s->Dk; i++)
+            channel_back(r, row, h, i, rate, &channels[i]);
+    for (uint64_t i = 0; i < s->Dk; i++) {
+        if (r->ddt_bias != NULL)
+            r->ddt_bias[h * s->Dk + i] += (float)channels[i].sum_a;
+        sum_log += channels[i].sum_log;
+    }
+    if (r->dlog_a != NULL)
+        r->dlog_a[h] += (float)sum_log;
+}
+
+/* Decays of all rows, once for what follows. */
+static void
+decays_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const rule *r = ctx;
+    (void)worker_idx;
+    for (uint64_t h = r->head_first; h < r->head_first + r->heads; h++)
+        channel_decays(r, part_idx, h, r->decays + taken(r, part_idx, h) * r->s.Dk);
+}
+
 void
 spw__cpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_bias, float *dskip,
                         const act *dout, const float *delta, float *scratch, const spw_delta_inputs *in,
@@ -522,6 +691,7 @@ spw__cpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dl
               .asked = numbers + 2 * heads,
               .dbeta = numbers + 3 * heads,
               .dskip_of = numbers + 4 * heads,
+              .decays = shape->channels ? numbers : NULL,
               .dqkv = dqkv,
               .da = da,
               .db = db,
@@ -532,10 +702,12 @@ spw__cpu_delta_backward(spw_gpu_queue *q, act *dqkv, act *da, act *db, float *dl
     for (uint64_t head = 0; head < shape->Hk; head += shape->heads_each) {
         r.head_first = head * group;
         r.heads = min_u64(shape->heads_each, shape->Hk - head) * group;
+        if (shape->channels)
+            spw__cpu_run(q, (uint32_t)(shape->B * shape->T), decays_part, &r);
         run_slices(q, &r, shape->Dv, values_part);
         run_slices(q, &r, shape->Dk, reading_part);
         run_slices(q, &r, shape->Dk, writing_part);
         spw__cpu_run(q, (uint32_t)(shape->B * shape->T), row_part, &r);
-        spw__cpu_run(q, (uint32_t)r.heads, decay_part, &r);
+        spw__cpu_run(q, (uint32_t)r.heads, shape->channels ? channels_part : decay_part, &r);
     }
 }

@@ -39,6 +39,27 @@ exp_fast(float x)
     return choose(in == in, p * spw_bits_f32((uint32_t)((int32_t)n + 127) << 23), in);
 }
 
+/* log(1 + e) for e from 0 to 1e9, to about 2 ulp: that of u = 1 + e as it is rounded, and what the rounding lost. */
+static inline float
+log1p_fast(float e)
+{
+    float u = 1.0f + e, n, m, p;
+    uint32_t bits = spw_f32_bits(u) - 0x3f3504f3u; /* of the root of a half: m is between it and twice it */
+    n = (float)((int32_t)bits >> 23);
+    m = spw_bits_f32((bits & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
+    p = 7.0376836292e-2f;
+    p = p * m - 1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m - 1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m - 1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m - 2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    p = p * m * m * m + n * -2.12194440e-4f - 0.5f * m * m;
+    return (m + p) + n * 0.693359375f + (e - (u - 1.0f)) / u;
+}
+
 static inline float
 sum_lanes(const float *lane)
 {
@@ -707,10 +728,28 @@ k_mul_add(float *restrict y, const float *restrict a, const float *restrict b, u
         y[i] += a[i] * b[i];
 }
 
-/* Two sums for even and odd rows, so that additions wait less for each other. */
 static void
-k_state_forward(float *restrict state, uint64_t rows, float decay, const float *x, const float *lanes, const float *y,
-                float *restrict out, const float *z, float *restrict next)
+k_decays(float *restrict y, const float *restrict a, const float *restrict bias, float rate, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float x = a[i] + bias[i], step = choose(x > 20.0f, x, log1p_fast(exp_fast(choose(x > 20.0f, 20.0f, x))));
+        float log_decay = -rate * choose(x == x, step, x);
+        y[i] = choose(log_decay < -87.0f, 0.0f, exp_fast(log_decay));
+    }
+}
+
+/* A row's decay, a lane's, or one of all: by_row and by_lane are NULL but for one, and known where this is compiled into its callers. */
+static inline float
+decay_of(float decay, const float *by_row, const float *by_lane, uint64_t r, int j)
+{
+    return by_row != NULL ? by_row[r] : by_lane != NULL ? by_lane[j] : decay;
+}
+
+/* Two sums for even and odd rows, so that additions wait less for each other. */
+static inline __attribute__((always_inline)) void
+state_forward(float *restrict state, uint64_t rows, float decay, const float *by_row, const float *by_lane,
+              const float *x, const float *lanes, const float *y, float *restrict out, const float *z,
+              float *restrict next)
 {
     float a[2][CPU_STATE_LANES] = {{0}}, b[2][CPU_STATE_LANES] = {{0}}, u[CPU_STATE_LANES];
     memcpy(u, lanes, sizeof u);
@@ -719,7 +758,7 @@ k_state_forward(float *restrict state, uint64_t rows, float decay, const float *
             float *s = state + (r + (uint64_t)h) * CPU_STATE_LANES;
             float xr = x[r + (uint64_t)h], yr = y[r + (uint64_t)h], zr = z[r + (uint64_t)h];
             for (int j = 0; j < CPU_STATE_LANES; j++) {
-                s[j] = decay * s[j] + xr * u[j];
+                s[j] = decay_of(decay, by_row, by_lane, r + (uint64_t)h, j) * s[j] + xr * u[j];
                 a[h][j] += yr * s[j];
                 b[h][j] += zr * s[j];
             }
@@ -731,8 +770,29 @@ k_state_forward(float *restrict state, uint64_t rows, float decay, const float *
 }
 
 static void
-k_state_backward(float *restrict state, uint64_t rows, float decay, const float *x, const float *lanes, const float *x2,
-                 const float *lanes2, const float *y, float *restrict out)
+k_state_forward(float *restrict state, uint64_t rows, float decay, const float *x, const float *lanes, const float *y,
+                float *restrict out, const float *z, float *restrict next)
+{
+    state_forward(state, rows, decay, NULL, NULL, x, lanes, y, out, z, next);
+}
+
+static void
+k_state_forward_by(float *restrict state, uint64_t rows, const float *by_row, const float *by_lane, const float *x,
+                   const float *lanes, const float *y, float *restrict out, const float *z, float *restrict next)
+{
+    float own[CPU_STATE_LANES];
+    if (by_row != NULL) {
+        state_forward(state, rows, 0, by_row, NULL, x, lanes, y, out, z, next);
+        return;
+    }
+    memcpy(own, by_lane, sizeof own);
+    state_forward(state, rows, 0, NULL, own, x, lanes, y, out, z, next);
+}
+
+static inline __attribute__((always_inline)) void
+state_backward(float *restrict state, uint64_t rows, float decay, const float *by_row, const float *by_lane,
+               const float *x, const float *lanes, const float *x2, const float *lanes2, const float *y,
+               float *restrict out)
 {
     float a[2][CPU_STATE_LANES] = {{0}}, u[CPU_STATE_LANES], v[CPU_STATE_LANES];
     memcpy(u, lanes, sizeof u);
@@ -742,12 +802,32 @@ k_state_backward(float *restrict state, uint64_t rows, float decay, const float 
             float *s = state + (r + (uint64_t)h) * CPU_STATE_LANES;
             float xr = x[r + (uint64_t)h], wr = x2[r + (uint64_t)h], yr = y[r + (uint64_t)h];
             for (int j = 0; j < CPU_STATE_LANES; j++) {
-                s[j] = decay * (s[j] + xr * u[j]) + wr * v[j];
+                s[j] = decay_of(decay, by_row, by_lane, r + (uint64_t)h, j) * (s[j] + xr * u[j]) + wr * v[j];
                 a[h][j] += yr * s[j];
             }
         }
     for (int j = 0; j < CPU_STATE_LANES; j++)
         out[j] = a[0][j] + a[1][j];
+}
+
+static void
+k_state_backward(float *restrict state, uint64_t rows, float decay, const float *x, const float *lanes, const float *x2,
+                 const float *lanes2, const float *y, float *restrict out)
+{
+    state_backward(state, rows, decay, NULL, NULL, x, lanes, x2, lanes2, y, out);
+}
+
+static void
+k_state_backward_by(float *restrict state, uint64_t rows, const float *by_row, const float *by_lane, const float *x,
+                    const float *lanes, const float *x2, const float *lanes2, const float *y, float *restrict out)
+{
+    float own[CPU_STATE_LANES];
+    if (by_row != NULL) {
+        state_backward(state, rows, 0, by_row, NULL, x, lanes, x2, lanes2, y, out);
+        return;
+    }
+    memcpy(own, by_lane, sizeof own);
+    state_backward(state, rows, 0, NULL, own, x, lanes, x2, lanes2, y, out);
 }
 
 static void
@@ -796,5 +876,8 @@ const cpu_kernels KERNELS = {k_add,
                              k_mul_add,
                              k_state_forward,
                              k_state_backward,
+                             k_state_forward_by,
+                             k_state_backward_by,
+                             k_decays,
                              k_sumsq,
                              k_to_fp8};

@@ -30,7 +30,8 @@ args_of(const spw_delta_inputs *in, const spw_delta_shape *s)
     args.shrink = 1.0f / sqrtf((float)s->Dk);
     args.step_least = s->step_least;
     args.beta_most = s->beta_most > 0 ? s->beta_most : 1.0f;
-    args.wide = spw__cuda_aligned(in->qkv); /* rows begin at eights */
+    args.wide = spw__cuda_aligned(in->qkv) &&
+                (!s->channels || spw__cuda_aligned(in->a, in->dt_bias)); /* rows begin at eights */
     return args;
 }
 
@@ -42,23 +43,23 @@ blocks_of(uint64_t lines, unsigned per_block, const delta_args<E> &args, const s
     return dim3(spw__cuda_blocks(lines, per_block), args.heads, (unsigned)s->B);
 }
 
-template <int DIM, bool MAMBA, class E>
+template <int DIM, int RULE, class E>
 static void
 forward(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
 {
-    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, args, s), DELTA_THREADS, 0, (delta_kernel<E, DIM, MAMBA>), args);
+    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, args, s), DELTA_THREADS, 0, (delta_kernel<E, DIM, RULE>), args);
 }
 
-template <bool MAMBA, class E>
+template <int RULE, class E>
 static void
 forward_by_keys(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
 {
     if (s->Dk <= 64)
-        forward<64, MAMBA>(q, args, s);
+        forward<64, RULE>(q, args, s);
     else if (s->Dk <= 128)
-        forward<128, MAMBA>(q, args, s);
+        forward<128, RULE>(q, args, s);
     else
-        forward<256, MAMBA>(q, args, s);
+        forward<256, RULE>(q, args, s);
 }
 
 template <class E>
@@ -75,9 +76,11 @@ launch_forward(cuda_queue *q, act *out, float *delta, const spw_delta_inputs *in
         args.starts = cache->starts;
     }
     if (s->mamba)
-        forward_by_keys<true>(q, args, s);
+        forward_by_keys<MAMBA>(q, args, s);
+    else if (s->channels)
+        forward_by_keys<CHANNELS>(q, args, s);
     else
-        forward_by_keys<false>(q, args, s);
+        forward_by_keys<DELTA>(q, args, s);
 }
 
 void
@@ -97,21 +100,21 @@ spw__cuda_delta_cached(spw_gpu_queue *queue, act *out, const spw_delta_inputs *i
         BY_TYPE(q, launch_forward<T>(q, out, NULL, in, cache, s));
 }
 
-template <int DIM, bool MAMBA, class E>
+template <int DIM, int RULE, class E>
 static void
 by_columns(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
 {
-    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, args, s), DELTA_THREADS, 0, (delta_columns_kernel<E, DIM, MAMBA>),
+    LAUNCH(q, blocks_of(s->Dv, line_of<DIM>::LINES, args, s), DELTA_THREADS, 0, (delta_columns_kernel<E, DIM, RULE>),
            args);
 }
 
-template <int DIM, bool MAMBA, class E>
+template <int DIM, int RULE, class E>
 static void
 by_rows(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s)
 {
     dim3 grid = blocks_of(s->Dk, line_of<DIM>::LINES, args, s);
     grid.x *= 2;
-    LAUNCH(q, grid, DELTA_THREADS, 0, (delta_rows_kernel<E, DIM, MAMBA>), args);
+    LAUNCH(q, grid, DELTA_THREADS, 0, (delta_rows_kernel<E, DIM, RULE>), args);
 }
 
 /* Where the parts of scratch lie, and of the queue's own: factors, gates and sums of sequences, which are returned. */
@@ -120,12 +123,14 @@ static float *
 divide_scratch(cuda_queue *q, delta_args<E> *args, float *scratch, const spw_delta_shape *s)
 {
     const uint64_t heads = args->M * s->heads_each * args->group, keys = heads * s->Dk;
-    float *own = (float *)spw__cuda_scratch(q, (2 * args->M * (s->Hv + s->Hk) + 3 * s->B * s->Hv) * sizeof *own);
+    const uint64_t sums = s->B * s->Hv * (s->channels ? 1 + s->Dk : 3);
+    float *own = (float *)spw__cuda_scratch(q, (2 * args->M * (s->Hv + s->Hk) + sums) * sizeof *own);
     args->ddelta = scratch;
     args->dq = args->ddelta + heads * s->Dv;
     args->written = args->dq + keys;
     args->read = args->written + keys; /* not of Mamba-2, and the last two of it alone */
     args->share = args->written + (s->mamba ? 1 : 2) * keys;
+    args->decays = args->share; /* with channels there are no such numbers */
     args->written_length = args->share + heads;
     args->asked = args->written_length + heads;
     args->dbeta = args->asked + heads;
@@ -135,46 +140,65 @@ divide_scratch(cuda_queue *q, delta_args<E> *args, float *scratch, const spw_del
     return own != NULL ? args->factors + 2 * args->M * s->Hk : NULL;
 }
 
+/* What is carried from row to row, into sums of sequences. */
+template <int RULE, class E>
+static void
+carry(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s, float *sums)
+{
+    const uint64_t heads = s->B * s->Hv;
+    if constexpr (RULE == CHANNELS)
+        LAUNCH(q, dim3(args.heads, (unsigned)s->B), ((unsigned)s->Dk + 31) / 32 * 32, 0, (delta_channels_kernel<E>),
+               args, sums, sums + heads);
+    else
+        LAUNCH(q, dim3(args.heads, (unsigned)s->B), DECAY_THREADS, 0, (delta_decay_kernel<E, RULE>), args, sums,
+               sums + heads, sums + 2 * heads);
+}
+
 /* The heads that args takes. lanes: of a vector of keys. */
-template <bool MAMBA, class E>
+template <int RULE, class E>
 static void
 some_heads(cuda_queue *q, const delta_args<E> &args, const spw_delta_shape *s, float *sums, unsigned lanes)
 {
+    if constexpr (RULE == CHANNELS)
+        LAUNCH(q, spw__cuda_blocks(args.M * args.heads * (s->Dk / 8), 128), 128, 0, (delta_decays_kernel<E>), args);
     if (s->Dk <= 64)
-        by_columns<64, MAMBA>(q, args, s);
+        by_columns<64, RULE>(q, args, s);
     else if (s->Dk <= 128)
-        by_columns<128, MAMBA>(q, args, s);
+        by_columns<128, RULE>(q, args, s);
     else
-        by_columns<256, MAMBA>(q, args, s);
+        by_columns<256, RULE>(q, args, s);
     if (s->Dv <= 64)
-        by_rows<64, MAMBA>(q, args, s);
+        by_rows<64, RULE>(q, args, s);
     else if (s->Dv <= 128)
-        by_rows<128, MAMBA>(q, args, s);
+        by_rows<128, RULE>(q, args, s);
     else
-        by_rows<256, MAMBA>(q, args, s);
-    LAUNCH(q, spw__cuda_blocks(args.M * (args.heads / args.group) * lanes, 128), 128, 0, (delta_heads_kernel<E, MAMBA>),
+        by_rows<256, RULE>(q, args, s);
+    LAUNCH(q, spw__cuda_blocks(args.M * (args.heads / args.group) * lanes, 128), 128, 0, (delta_heads_kernel<E, RULE>),
            args, lanes);
-    LAUNCH(q, dim3(args.heads, (unsigned)s->B), DECAY_THREADS, 0, (delta_decay_kernel<E, MAMBA>), args, sums,
-           sums + s->B * s->Hv, sums + 2 * s->B * s->Hv);
+    carry<RULE>(q, args, s, sums);
 }
 
-template <bool MAMBA, class E>
+template <int RULE, class E>
 static void
 launch_backward(cuda_queue *q, delta_args<E> args, const spw_delta_shape *s, float *sums, float *dlog_a,
                 float *ddt_bias, float *dskip)
 {
     const unsigned lanes = s->Dk <= 64 ? 8 : s->Dk <= 128 ? 16 : 32;
     const uint64_t vectors = 2 * args.M * s->Hk * lanes, gates = args.M * s->Hv;
-    LAUNCH(q, spw__cuda_blocks(vectors > gates ? vectors : gates, 256), 256, 0, (delta_prepare_kernel<E, MAMBA>), args,
+    LAUNCH(q, spw__cuda_blocks(vectors > gates ? vectors : gates, 256), 256, 0, (delta_prepare_kernel<E, RULE>), args,
            lanes);
     for (uint64_t head = 0; head < s->Hk; head += s->heads_each) {
         args.head = (unsigned)head * args.group;
         args.heads = (unsigned)(s->Hk - head < s->heads_each ? s->Hk - head : s->heads_each) * args.group;
-        some_heads<MAMBA>(q, args, s, sums, lanes);
+        some_heads<RULE>(q, args, s, sums, lanes);
     }
-    if (dlog_a != NULL || ddt_bias != NULL)
+    if (RULE == CHANNELS && dlog_a != NULL)
+        spw__cuda_add_slices(q, dlog_a, sums, NULL, NULL, s->Hv, s->B);
+    if (RULE == CHANNELS && ddt_bias != NULL)
+        spw__cuda_add_slices(q, ddt_bias, sums + s->B * s->Hv, NULL, NULL, s->Hv * s->Dk, s->B);
+    if (RULE != CHANNELS && (dlog_a != NULL || ddt_bias != NULL))
         spw__cuda_add_slices(q, dlog_a, sums, ddt_bias, sums + s->B * s->Hv, s->Hv, s->B);
-    if (MAMBA && dskip != NULL)
+    if (RULE == MAMBA && dskip != NULL)
         spw__cuda_add_slices(q, dskip, sums + 2 * s->B * s->Hv, NULL, NULL, s->Hv, s->B);
 }
 
@@ -192,9 +216,11 @@ backward(cuda_queue *q, act *dqkv, act *da, act *db, float *dlog_a, float *ddt_b
     args.delta = (float *)delta; /* read only */
     args.wide = args.wide && spw__cuda_aligned(dqkv, dout, delta, scratch);
     if (sums != NULL && s->mamba)
-        launch_backward<true>(q, args, s, sums, dlog_a, ddt_bias, dskip);
+        launch_backward<MAMBA>(q, args, s, sums, dlog_a, ddt_bias, dskip);
+    else if (sums != NULL && s->channels)
+        launch_backward<CHANNELS>(q, args, s, sums, dlog_a, ddt_bias, dskip);
     else if (sums != NULL)
-        launch_backward<false>(q, args, s, sums, dlog_a, ddt_bias, dskip);
+        launch_backward<DELTA>(q, args, s, sums, dlog_a, ddt_bias, dskip);
 }
 
 void

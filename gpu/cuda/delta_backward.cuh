@@ -10,16 +10,16 @@
 
 /*
  * Of each row the factors of its queries and keys, by `lanes` threads for each vector, and the gates of its heads, which others than these
- * threads may make. Of Mamba-2 the gates alone.
+ * threads may make. Of Mamba-2 the gates alone. Decays of channels are another kernel's, of the heads that are taken.
  */
-template <class E, bool MAMBA>
+template <class E, int RULE>
 __global__ void
 delta_prepare_kernel(delta_args<E> g, unsigned lanes)
 {
     const uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, vectors = g.M * 2 * g.Hk, v = i / lanes;
     const uint64_t row = v / (2 * g.Hk);
     const unsigned head = (unsigned)(v % (2 * g.Hk)), at = (unsigned)(i % lanes) * 8;
-    if (!MAMBA) {
+    if (RULE != MAMBA) {
         float x[8], sum = 0.0f;
         load8(x, g.qkv + (v < vectors ? row * g.stride + (uint64_t)head * g.Dk : 0) + at,
               v < vectors ? left_from(g.Dk, at) : 0, g.wide);
@@ -33,38 +33,56 @@ delta_prepare_kernel(delta_args<E> g, unsigned lanes)
     if (i < g.M * g.Hv) {
         const unsigned h = (unsigned)(i % g.Hv);
         const uint64_t of = i / g.Hv;
-        g.gates[i] = gates_of<MAMBA>(g, widen(g.a[i]), MAMBA ? 0.0f : widen(g.b[i]), widen(g.log_a[h]),
-                                     widen(g.dt_bias[h]), begins_at(g, of, of % g.T));
+        g.gates[i] = gates_of<RULE>(g, widen(g.a[i]), RULE == MAMBA ? 0.0f : widen(g.b[i]), widen(g.log_a[h]),
+                                    widen(g.dt_bias[h]), begins_at(g, of, of % g.T));
     }
 }
 
+/* Eight decays for a thread; a head's vectors are `lanes` of these. */
+template <class E>
+__global__ void
+delta_decays_kernel(delta_args<E> g)
+{
+    const uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, eights = g.Dk / 8, vector = i / eights;
+    const uint64_t row = vector / g.heads, at = i % eights * 8;
+    const unsigned h = g.head + (unsigned)(vector % g.heads);
+    eight<E> steps, bias;
+    float v[8];
+    if (row >= g.M)
+        return;
+    load_eight(&steps, g.a + channels_at(g, row, h) + at, 8, g.wide);
+    load_eight(&bias, g.dt_bias + (uint64_t)h * g.Dk + at, 8, g.wide);
+    decays_of(v, steps, bias, -expf(widen(g.log_a[h])), row % g.T == 0 || begins_at(g, row, row % g.T));
+    store8(g.decays + vector * g.Dk + at, v, 8, g.wide);
+}
+
 /* Backward in time by columns of the state's gradient: delta's gradient and that of v. Blocks: columns, heads, sequences. */
-template <class E, int DIM, bool MAMBA>
+template <class E, int DIM, int RULE>
 __global__ void
 __launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
 {
     typedef line_of<DIM> line;
-    enum { ROWS = staged_columns<DIM>::ROWS };
-    __shared__ staged_columns<DIM> staged[2];
+    enum { ROWS = staged_columns<DIM, RULE>::ROWS };
+    __shared__ staged_columns<DIM, RULE> staged[2];
     unsigned part;
     const unsigned mine = my_line<DIM>(&part), column = blockIdx.x * line::LINES + mine;
     const uint64_t width = (uint64_t)g.Hv * g.Dv, taken = (uint64_t)g.heads * g.Dv, blocks = (g.T + ROWS - 1) / ROWS;
     const columns_of<E> c = my_columns(g, g.dout, width, line::LINES);
     const float log_a = widen(g.log_a[c.h]), dt_bias = widen(g.dt_bias[c.h]);
-    const float skip = MAMBA ? widen(g.skip[c.h]) : 0.0f;
+    const float skip = RULE == MAMBA ? widen(g.skip[c.h]) : 0.0f;
     const bool here = column < g.Dv;
     const uint64_t in_head = (uint64_t)c.h * g.Dv + column;
     uint64_t row = (c.b + 1) * g.T;
-    coming_columns<E, DIM> coming = {};
+    coming_columns<E, DIM, RULE> coming = {};
     float s[line::ELEMS] = {0}, k[line::ELEMS], q[line::ELEMS];
-    load_columns<MAMBA>(&coming, g, c, (blocks - 1) * ROWS);
-    stage_columns<MAMBA>(&staged[0], coming, g, log_a, dt_bias);
+    load_columns<RULE>(&coming, g, c, (blocks - 1) * ROWS);
+    stage_columns<RULE>(&staged[0], coming, g, log_a, dt_bias);
     __syncthreads();
     for (uint64_t n = blocks; n-- > 0;) {
-        const staged_columns<DIM> &now = staged[(blocks - 1 - n) % 2];
+        const staged_columns<DIM, RULE> &now = staged[(blocks - 1 - n) % 2];
         const int rows = (int)least((uint64_t)ROWS, g.T - n * ROWS);
         if (n > 0)
-            load_columns<MAMBA>(&coming, g, c, (n - 1) * ROWS);
+            load_columns<RULE>(&coming, g, c, (n - 1) * ROWS);
         load_part<DIM>(q, now.queries[rows - 1], part);
         for (int r = rows - 1; r >= 0; r--) {
             const float2 gates = now.gates[r];
@@ -79,46 +97,48 @@ __launch_bounds__(DELTA_THREADS, 2) delta_columns_kernel(delta_args<E> g)
             ddelta = line_sum<DIM>(part_product<DIM>(k, s));
 #pragma unroll
             for (int i = 0; i < line::ELEMS; i++)
-                s[i] = gates.x * (MAMBA ? s[i] : __fmaf_rn(k[i], -gates.y * ddelta, s[i]));
+                s[i] = gates.x * (RULE == MAMBA ? s[i] : __fmaf_rn(k[i], -gates.y * ddelta, s[i]));
+            if constexpr (RULE == CHANNELS)
+                decay_each<DIM>(s, now.decays[r], part);
             if (part == 0 && here)
                 g.ddelta[row * taken + in_head - (uint64_t)g.head * g.Dv] = ddelta;
             if (part == 1 && here)
-                narrow(g.dqkv + row * g.stride + values_at<MAMBA>(g) + in_head,
-                       MAMBA ? __fmaf_rn(skip, dout, gates.y * ddelta) : gates.y * ddelta);
+                narrow(g.dqkv + row * g.stride + values_at<RULE>(g) + in_head,
+                       RULE == MAMBA ? __fmaf_rn(skip, dout, gates.y * ddelta) : gates.y * ddelta);
         }
         if (n > 0)
-            stage_columns<MAMBA>(&staged[(blocks - n) % 2], coming, g, log_a, dt_bias);
+            stage_columns<RULE>(&staged[(blocks - n) % 2], coming, g, log_a, dt_bias);
         __syncthreads();
     }
 }
 
 /* Rows of a head in shared memory, and of the block's lines, which are rows of the state, their elements of queries and keys. */
-template <int DIM> struct __align__(16) staged_rows
+template <int DIM, int RULE> struct __align__(16) staged_rows
 {
     enum { ROWS = ROWS_STAGED / DIM };
     float dout[ROWS][DIM], delta[ROWS][DIM], dm[ROWS][DIM];
-    float elements[2][ROWS][line_of<DIM>::LINES];
+    float elements[RULE == CHANNELS ? 3 : 2][ROWS][line_of<DIM>::LINES]; /* the third: their decays */
     float gamma[ROWS];
 };
 
 /* delta and ddelta of the rule, v of Mamba-2, whose delta is beta times that. */
 template <class E, int DIM> struct coming_rows {
     eight<E> dout, elements, v;
-    eight<float> delta, ddelta;
+    eight<float> delta, ddelta, decays;
     float beta, gamma, factor;
 };
 
 /* Rows of sequence b from t0 on, of the block's lines from `first` on. */
-template <bool MAMBA, class E, int DIM>
+template <int RULE, class E, int DIM>
 SPW_DEVICE void
 load_rows(coming_rows<E, DIM> *coming, const delta_args<E> &g, unsigned h, unsigned first, uint64_t b, uint64_t t0)
 {
-    enum { ROWS = staged_rows<DIM>::ROWS, OF_LINES = line_of<DIM>::LINES / 8 };
+    enum { ROWS = staged_rows<DIM, RULE>::ROWS, OF_LINES = line_of<DIM>::LINES / 8 };
     const unsigned eights = line_of<DIM>::EIGHTS, at = threadIdx.x % eights * 8;
     const uint64_t row = b * g.T + t0, t = t0 + threadIdx.x / eights, of = row + threadIdx.x / eights;
     const uint64_t left = t < g.T ? left_from(g.Dv, at) : 0, vector = (of * g.Hv + h) * g.Dv + at;
     load_eight(&coming->dout, g.dout + vector, left, g.wide);
-    if (MAMBA) {
+    if (RULE == MAMBA) {
         load_eight(&coming->v, g.qkv + of * g.stride + (uint64_t)h * g.Dv + at, left, g.wide);
     } else {
         load_eight(&coming->delta, g.delta + vector, left, g.wide);
@@ -129,26 +149,31 @@ load_rows(coming_rows<E, DIM> *coming, const delta_args<E> &g, unsigned h, unsig
         const unsigned r = threadIdx.x / OF_LINES % ROWS, which = threadIdx.x / OF_LINES / ROWS;
         const unsigned head = h / g.group, line = first + threadIdx.x % OF_LINES * 8;
         const bool there = t0 + r < g.T;
-        load_eight(&coming->elements, g.qkv + (row + r) * g.stride + vector_at<MAMBA>(g, which, head) + line,
+        load_eight(&coming->elements, g.qkv + (row + r) * g.stride + vector_at<RULE>(g, which, head) + line,
                    there ? left_from(g.Dk, line) : 0, g.wide);
-        if (!MAMBA)
+        if (RULE != MAMBA)
             coming->factor = there ? g.factors[((row + r) * 2 + which) * g.Hk + head] : 0.0f;
     }
     if (threadIdx.x < ROWS && t0 + threadIdx.x < g.T)
         coming->gamma = g.gates[(row + threadIdx.x) * g.Hv + h].x;
+    if (RULE == CHANNELS && threadIdx.x < ROWS * OF_LINES) {
+        const unsigned r = threadIdx.x / OF_LINES, line = first + threadIdx.x % OF_LINES * 8;
+        load_eight(&coming->decays, g.decays + ((row + r) * g.heads + h - g.head) * g.Dk + line,
+                   t0 + r < g.T ? left_from(g.Dk, line) : 0, g.wide);
+    }
 }
 
-template <bool MAMBA, class E, int DIM>
+template <int RULE, class E, int DIM>
 SPW_DEVICE void
-stage_rows(staged_rows<DIM> *to, const coming_rows<E, DIM> &coming)
+stage_rows(staged_rows<DIM, RULE> *to, const coming_rows<E, DIM> &coming)
 {
-    enum { ROWS = staged_rows<DIM>::ROWS, OF_LINES = line_of<DIM>::LINES / 8 };
+    enum { ROWS = staged_rows<DIM, RULE>::ROWS, OF_LINES = line_of<DIM>::LINES / 8 };
     const unsigned r = threadIdx.x / line_of<DIM>::EIGHTS, at = threadIdx.x % line_of<DIM>::EIGHTS * 8;
     float v[8];
     static_assert(ROWS * line_of<DIM>::EIGHTS == DELTA_THREADS, "eight elements of each vector for a thread");
     widen8(v, coming.dout);
     store8(to->dout[r] + at, v, 8, true);
-    if (MAMBA) {
+    if (RULE == MAMBA) {
         widen8(v, coming.v);
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -166,30 +191,46 @@ stage_rows(staged_rows<DIM> *to, const coming_rows<E, DIM> &coming)
     if (threadIdx.x < 2 * ROWS * OF_LINES) {
         widen8(v, coming.elements);
 #pragma unroll
-        for (int j = 0; j < 8 && !MAMBA; j++)
+        for (int j = 0; j < 8 && RULE != MAMBA; j++)
             v[j] *= coming.factor;
         store8(to->elements[threadIdx.x / OF_LINES / ROWS][threadIdx.x / OF_LINES % ROWS] + threadIdx.x % OF_LINES * 8,
                v, 8, true);
     }
     if (threadIdx.x < ROWS)
         to->gamma[threadIdx.x] = coming.gamma;
+    if constexpr (RULE == CHANNELS)
+        if (threadIdx.x < ROWS * OF_LINES) {
+            widen8(v, coming.decays);
+            store8(to->elements[2][threadIdx.x / OF_LINES] + threadIdx.x % OF_LINES * 8, v, 8, true);
+        }
+}
+
+/* What a line is decayed by in a row. */
+template <int DIM, int RULE>
+SPW_DEVICE float
+line_decay(const staged_rows<DIM, RULE> &now, int r, unsigned line)
+{
+    if constexpr (RULE == CHANNELS)
+        return now.elements[2][r][line];
+    else
+        return now.gamma[r];
 }
 
 /* One row forward in time: the state before it, decayed, gives `read` by dm, and after it the query's gradient. Parts of sums. */
-template <int DIM, bool MAMBA>
+template <int DIM, int RULE>
 SPW_DEVICE void
-step_of_state(float *s, const staged_rows<DIM> &now, int r, unsigned line, unsigned part, float *dq, float *read)
+step_of_state(float *s, const staged_rows<DIM, RULE> &now, int r, unsigned line, unsigned part, float *dq, float *read)
 {
-    const float gamma = now.gamma[r], k = now.elements[1][r][line];
+    const float gamma = line_decay(now, r, line), k = now.elements[1][r][line];
     float dout[line_of<DIM>::ELEMS], delta[line_of<DIM>::ELEMS], dm[line_of<DIM>::ELEMS];
-    if (!MAMBA)
+    if (RULE != MAMBA)
         load_part<DIM>(dm, now.dm[r], part);
     load_part<DIM>(delta, now.delta[r], part);
     load_part<DIM>(dout, now.dout[r], part);
 #pragma unroll
     for (int i = 0; i < line_of<DIM>::ELEMS; i++)
         s[i] *= gamma;
-    if (!MAMBA)
+    if (RULE != MAMBA)
         *read = part_product<DIM>(s, dm);
 #pragma unroll
     for (int i = 0; i < line_of<DIM>::ELEMS; i++)
@@ -198,15 +239,15 @@ step_of_state(float *s, const staged_rows<DIM> &now, int r, unsigned line, unsig
 }
 
 /* One row backward in time: the state's gradient after it gives `written` by delta, and goes on to the row before. */
-template <int DIM, bool MAMBA>
+template <int DIM, int RULE>
 SPW_DEVICE void
-step_of_gradient(float *s, const staged_rows<DIM> &now, int r, unsigned line, unsigned part, float *written)
+step_of_gradient(float *s, const staged_rows<DIM, RULE> &now, int r, unsigned line, unsigned part, float *written)
 {
-    const float gamma = now.gamma[r], q = now.elements[0][r][line], k = now.elements[1][r][line];
+    const float gamma = line_decay(now, r, line), q = now.elements[0][r][line], k = now.elements[1][r][line];
     float dout[line_of<DIM>::ELEMS], delta[line_of<DIM>::ELEMS], dm[line_of<DIM>::ELEMS];
     load_part<DIM>(dout, now.dout[r], part);
     load_part<DIM>(delta, now.delta[r], part);
-    if (!MAMBA)
+    if (RULE != MAMBA)
         load_part<DIM>(dm, now.dm[r], part);
 #pragma unroll
     for (int i = 0; i < line_of<DIM>::ELEMS; i++)
@@ -214,18 +255,18 @@ step_of_gradient(float *s, const staged_rows<DIM> &now, int r, unsigned line, un
     *written = part_product<DIM>(s, delta);
 #pragma unroll
     for (int i = 0; i < line_of<DIM>::ELEMS; i++)
-        s[i] = gamma * (MAMBA ? s[i] : __fmaf_rn(k, dm[i], s[i]));
+        s[i] = gamma * (RULE == MAMBA ? s[i] : __fmaf_rn(k, dm[i], s[i]));
 }
 
 /*
  * By rows of the state and of its gradient, in blocks of their own each: GRADIENT backward in time, for what a key has by writing; else
  * forward, for queries and for what a key has by reading. A row's sums over lanes are made in the next one's step.
  */
-template <class E, int DIM, bool MAMBA, bool GRADIENT>
+template <class E, int DIM, int RULE, bool GRADIENT>
 SPW_DEVICE void
-walk_rows(const delta_args<E> &g, staged_rows<DIM> *staged, unsigned first)
+walk_rows(const delta_args<E> &g, staged_rows<DIM, RULE> *staged, unsigned first)
 {
-    enum { ROWS = staged_rows<DIM>::ROWS };
+    enum { ROWS = staged_rows<DIM, RULE>::ROWS };
     const unsigned h = g.head + blockIdx.y;
     const uint64_t b = blockIdx.z, blocks = (g.T + ROWS - 1) / ROWS, width = (uint64_t)g.heads * g.Dk;
     unsigned part;
@@ -237,27 +278,27 @@ walk_rows(const delta_args<E> &g, staged_rows<DIM> *staged, unsigned first)
     float s[line_of<DIM>::ELEMS] = {0}, late = 0.0f, late_read = 0.0f;
     bool any = false;
     coming_rows<E, DIM> coming = {};
-    load_rows<MAMBA>(&coming, g, h, first, b, (GRADIENT ? blocks - 1 : 0) * ROWS);
-    stage_rows<MAMBA>(&staged[0], coming);
+    load_rows<RULE>(&coming, g, h, first, b, (GRADIENT ? blocks - 1 : 0) * ROWS);
+    stage_rows<RULE>(&staged[0], coming);
     __syncthreads();
     for (uint64_t n = 0; n < blocks; n++) {
         const uint64_t t0 = (GRADIENT ? blocks - 1 - n : n) * ROWS;
-        const staged_rows<DIM> &now = staged[n % 2];
+        const staged_rows<DIM, RULE> &now = staged[n % 2];
         const int rows = (int)least((uint64_t)ROWS, g.T - t0);
         if (n + 1 < blocks)
-            load_rows<MAMBA>(&coming, g, h, first, b, GRADIENT ? t0 - ROWS : t0 + ROWS);
+            load_rows<RULE>(&coming, g, h, first, b, GRADIENT ? t0 - ROWS : t0 + ROWS);
         for (int i = 0; i < rows; i++) {
             float sum = 0.0f, read = 0.0f;
             if (GRADIENT)
-                step_of_gradient<DIM, MAMBA>(s, now, rows - 1 - i, mine, part, &sum);
+                step_of_gradient<DIM, RULE>(s, now, rows - 1 - i, mine, part, &sum);
             else
-                step_of_state<DIM, MAMBA>(s, now, i, mine, part, &sum, &read);
+                step_of_state<DIM, RULE>(s, now, i, mine, part, &sum, &read);
             late = line_sum<DIM>(late);
-            if (!GRADIENT && !MAMBA)
+            if (!GRADIENT && RULE != MAMBA)
                 late_read = line_sum<DIM>(late_read);
             if (part == 0 && here && any)
                 (GRADIENT ? g.written : g.dq)[at] = late;
-            if (!GRADIENT && !MAMBA && part == 1 && here && any)
+            if (!GRADIENT && RULE != MAMBA && part == 1 && here && any)
                 g.read[at] = late_read;
             at += step;
             late = sum;
@@ -265,13 +306,13 @@ walk_rows(const delta_args<E> &g, staged_rows<DIM> *staged, unsigned first)
             any = true;
         }
         if (n + 1 < blocks)
-            stage_rows<MAMBA>(&staged[(n + 1) % 2], coming);
+            stage_rows<RULE>(&staged[(n + 1) % 2], coming);
         __syncthreads();
     }
     late = line_sum<DIM>(late);
     if (part == 0 && here)
         (GRADIENT ? g.written : g.dq)[at] = late;
-    if (GRADIENT || MAMBA)
+    if (GRADIENT || RULE == MAMBA)
         return;
     late_read = line_sum<DIM>(late_read);
     if (part == 1 && here)
@@ -279,25 +320,25 @@ walk_rows(const delta_args<E> &g, staged_rows<DIM> *staged, unsigned first)
 }
 
 /* Blocks: rows of the state, and then of its gradient; heads; sequences. */
-template <class E, int DIM, bool MAMBA>
+template <class E, int DIM, int RULE>
 __global__ void
 __launch_bounds__(DELTA_THREADS, 2) delta_rows_kernel(delta_args<E> g)
 {
-    __shared__ staged_rows<DIM> staged[2];
+    __shared__ staged_rows<DIM, RULE> staged[2];
     const unsigned half = gridDim.x / 2;
     if (blockIdx.x < half)
-        walk_rows<E, DIM, MAMBA, false>(g, staged, blockIdx.x * line_of<DIM>::LINES);
+        walk_rows<E, DIM, RULE, false>(g, staged, blockIdx.x * line_of<DIM>::LINES);
     else
-        walk_rows<E, DIM, MAMBA, true>(g, staged, (blockIdx.x - half) * line_of<DIM>::LINES);
+        walk_rows<E, DIM, RULE, true>(g, staged, (blockIdx.x - half) * line_of<DIM>::LINES);
 }
 
 /* Sums over the vectors of a row's value head, as far as a thread has them: of products, and of squares. Of Mamba-2 v stands for delta. */
 struct value_sums {
-    float products, delta, dout, skipped;
+    float products, delta, dout, skipped, ddelta;
 };
 
 /* at: of the head's dout and delta, v_at of v. */
-template <bool MAMBA, class E>
+template <int RULE, class E>
 SPW_DEVICE value_sums
 sum_values(const delta_args<E> &g, uint64_t at, uint64_t v_at, uint64_t ddelta_at, unsigned first, unsigned step)
 {
@@ -306,13 +347,13 @@ sum_values(const delta_args<E> &g, uint64_t at, uint64_t v_at, uint64_t ddelta_a
         eight<float> of_delta, of_ddelta;
         eight<E> of_dout, of_v;
         float x[8], y[8], z[8];
-        if (MAMBA)
+        if (RULE == MAMBA)
             load_eight(&of_v, g.qkv + v_at + d, g.Dv - d, g.wide);
         else
             load_eight(&of_delta, g.delta + at + d, g.Dv - d, g.wide);
         load_eight(&of_ddelta, g.ddelta + ddelta_at + d, g.Dv - d, g.wide);
         load_eight(&of_dout, g.dout + at + d, g.Dv - d, g.wide);
-        if (MAMBA)
+        if (RULE == MAMBA)
             widen8(x, of_v);
         else
             widen8(x, of_delta);
@@ -323,19 +364,45 @@ sum_values(const delta_args<E> &g, uint64_t at, uint64_t v_at, uint64_t ddelta_a
             sums.products += x[j] * y[j];
             sums.delta += x[j] * x[j];
             sums.dout += z[j] * z[j];
-            if (MAMBA)
+            if (RULE == MAMBA)
                 sums.skipped += x[j] * z[j];
+            if (RULE == CHANNELS)
+                sums.ddelta += y[j] * y[j];
         }
     }
     return sums;
 }
 
 /*
+ * What eight channels of a row have of the gradients of their decays (in place of dq), how much they lengthen the state's rows (of written) and
+ * those of its gradient (of read).
+ */
+template <class E>
+SPW_DEVICE void
+keep_channels(const delta_args<E> &g, uint64_t vector, uint64_t left, const float *q, const float *k, const float *dq,
+              const float *written, const float *read, const value_sums &sums, float beta)
+{
+    const float wrote = sqrtf(sums.delta), asked = sqrtf(sums.dout), gave = beta * sqrtf(sums.ddelta);
+    float share[8], longer[8], gradient[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        share[j] = q[j] * dq[j] + k[j] * (read[j] - written[j]);
+        longer[j] = fabsf(k[j]) * wrote;
+        gradient[j] = fabsf(q[j]) * asked + fabsf(k[j]) * gave;
+    }
+    if (left > 0) {
+        store8(g.dq + vector, share, left, g.wide);
+        store8(g.written + vector, longer, left, g.wide);
+        store8(g.read + vector, gradient, left, g.wide);
+    }
+}
+
+/*
  * `lanes` threads have a row of a key head: sums over its value heads in their order, and back through the length of one, into q and k of
  * dqkv. On the way each value head's db, by delta and its gradient, what it has of gamma's, and what bounds that. Of Mamba-2 such sums, and what a row
- * has of beta's and skip's.
+ * has of beta's and skip's. With channels the numbers are each one's, and are put where the gradients were that they are made of.
  */
-template <class E, bool MAMBA>
+template <class E, int RULE>
 __global__ void
 delta_heads_kernel(delta_args<E> g, unsigned lanes)
 {
@@ -343,10 +410,10 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
     const bool here = unit < g.M * taken;
     const uint64_t row = here ? unit / taken : 0;
     const unsigned head = g.head / g.group + (here ? (unsigned)(unit % taken) : 0), at = (unsigned)(i % lanes) * 8;
-    const uint64_t left = here ? left_from(g.Dk, at) : 0, q_at = row * g.stride + vector_at<MAMBA>(g, 0, head) + at;
-    const uint64_t k_at = row * g.stride + vector_at<MAMBA>(g, 1, head) + at, b = row / g.T, t = row % g.T;
-    const float q_factor = MAMBA ? 1.0f : g.factors[row * 2 * g.Hk + head];
-    const float k_factor = MAMBA ? 1.0f : g.factors[(row * 2 + 1) * g.Hk + head];
+    const uint64_t left = here ? left_from(g.Dk, at) : 0, q_at = row * g.stride + vector_at<RULE>(g, 0, head) + at;
+    const uint64_t k_at = row * g.stride + vector_at<RULE>(g, 1, head) + at, b = row / g.T, t = row % g.T;
+    const float q_factor = RULE == MAMBA ? 1.0f : g.factors[row * 2 * g.Hk + head];
+    const float k_factor = RULE == MAMBA ? 1.0f : g.factors[(row * 2 + 1) * g.Hk + head];
     float q[8], k[8], dq[8] = {0}, dk[8] = {0}, of_q = 0.0f, of_k = 0.0f, squares = 0.0f, of_keys = 0.0f;
     eight<E> raw_q, raw_k;
     load_eight(&raw_q, g.qkv + q_at, left, g.wide);
@@ -361,7 +428,7 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
         of_keys += k[j] * k[j];
     }
     squares = lanes_sum(squares, 1, (int)lanes);
-    if (MAMBA)
+    if (RULE == MAMBA)
         of_keys = lanes_sum(of_keys, 1, (int)lanes);
     for (unsigned h = head * g.group; h < (head + 1) * g.group; h++) {
         const uint64_t of = row * g.Hv + h, mine = row * g.heads + h - g.head, vector = mine * g.Dk + at;
@@ -371,30 +438,37 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
         value_sums sums = {};
         load_eight(&of_dq, g.dq + vector, left, g.wide);
         load_eight(&of_written, g.written + vector, left, g.wide);
-        if (!MAMBA)
+        if (RULE != MAMBA)
             load_eight(&of_read, g.read + vector, left, g.wide);
         if (here)
-            sums = sum_values<MAMBA>(g, of * g.Dv, row * g.stride + (uint64_t)h * g.Dv, mine * g.Dv, at, lanes * 8);
+            sums = sum_values<RULE>(g, of * g.Dv, row * g.stride + (uint64_t)h * g.Dv, mine * g.Dv, at, lanes * 8);
         widen8(x, of_dq);
         widen8(w, of_written);
-        if (!MAMBA)
+        if (RULE != MAMBA)
             widen8(r, of_read);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            share += MAMBA ? q[j] * x[j] - k[j] * w[j] : q[j] * x[j] + k[j] * (r[j] - w[j]);
+            share += RULE == MAMBA ? q[j] * x[j] - k[j] * w[j] : q[j] * x[j] + k[j] * (r[j] - w[j]);
             dq[j] += x[j];
-            dk[j] += MAMBA ? w[j] : w[j] + r[j];
+            dk[j] += RULE == MAMBA ? w[j] : w[j] + r[j];
         }
-        share = lanes_sum(share, 1, (int)lanes);
+        if (RULE != CHANNELS)
+            share = lanes_sum(share, 1, (int)lanes);
         sums.products = lanes_sum(sums.products, 1, (int)lanes);
         sums.delta = lanes_sum(sums.delta, 1, (int)lanes);
         sums.dout = lanes_sum(sums.dout, 1, (int)lanes);
-        if (MAMBA)
+        if (RULE == MAMBA)
             sums.skipped = lanes_sum(sums.skipped, 1, (int)lanes);
-        if (here && at == 0) {
+        if (RULE == CHANNELS) {
+            sums.ddelta = lanes_sum(sums.ddelta, 1, (int)lanes);
+            keep_channels(g, vector, left, q, k, x, w, r, sums, here ? g.gates[of].y : 0.0f);
+        }
+        if (RULE == CHANNELS && here && at == 0)
+            narrow(g.db + of, (1.0f - g.gates[of].y / g.beta_most) * sums.products);
+        if (RULE != CHANNELS && here && at == 0) {
             g.share[number] = share;
             g.asked[number] = sqrtf(squares) * sqrtf(sums.dout);
-            if (MAMBA) {
+            if (RULE == MAMBA) {
                 g.written_length[number] = g.gates[of].y * sqrtf(sums.delta) * sqrtf(of_keys);
                 g.dbeta[number] = sums.products;
                 g.dskip[number] = sums.skipped;
@@ -404,7 +478,7 @@ delta_heads_kernel(delta_args<E> g, unsigned lanes)
             }
         }
     }
-    if (!MAMBA) {
+    if (RULE != MAMBA) {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             of_q += q[j] * dq[j];
@@ -545,7 +619,7 @@ carried_gradient(const decay_rows &rows)
  * it, these as sums over the sequence: (B, Hv). Threads have rows in turn, and go over them with what the others carry. Of Mamba-2 a has beta's
  * gradient, too, and skip's is summed up.
  */
-template <class E, bool MAMBA>
+template <class E, int RULE>
 __global__ void
 __launch_bounds__(DECAY_THREADS) delta_decay_kernel(delta_args<E> g, float *of_log_a, float *of_dt_bias, float *of_skip)
 {
@@ -559,10 +633,10 @@ __launch_bounds__(DECAY_THREADS) delta_decay_kernel(delta_args<E> g, float *of_l
     gradient = carried_gradient(rows);
     for (uint64_t t = rows.end; t-- > rows.first;) {
         const uint64_t at = (b * g.T + t) * g.Hv + h;
-        const float x = widen(g.a[at]) + dt_bias, most = rows.asked[t], step = step_of<MAMBA>(x, g.step_least);
-        const float slope = MAMBA && step_of<false>(x, 0.0f) < g.step_least ? 0.0f : sigmoid(x);
+        const float x = widen(g.a[at]) + dt_bias, most = rows.asked[t], step = step_of<RULE>(x, g.step_least);
+        const float slope = RULE == MAMBA && step_of<DELTA>(x, 0.0f) < g.step_least ? 0.0f : sigmoid(x);
         gradient = between(gradient + rows.share[t], -most, most);
-        if (MAMBA) {
+        if (RULE == MAMBA) {
             const float da = (gradient * rate + g.dbeta[numbers + t]) * slope;
             narrow(g.da + at, da);
             sum_a += da;
@@ -575,14 +649,87 @@ __launch_bounds__(DECAY_THREADS) delta_decay_kernel(delta_args<E> g, float *of_l
     }
     sum_a = block_sum(sum_a);
     sum_log_a = block_sum(sum_log_a);
-    if (MAMBA)
+    if (RULE == MAMBA)
         sum_skip = block_sum(sum_skip);
     if (threadIdx.x == 0) {
         of_dt_bias[b * g.Hv + h] = sum_a;
         of_log_a[b * g.Hv + h] = sum_log_a;
-        if (MAMBA)
+        if (RULE == MAMBA)
             of_skip[b * g.Hv + h] = sum_skip;
     }
+}
+
+/* Rows of a channel that are read at a time, because what is carried waits for each. */
+enum { CHANNEL_ROWS = 8, CHANNELS_MAX = 256 };
+
+/* How long the row of the state can be that each row of a channel finds: in place of how much longer it makes it. */
+template <class E>
+SPW_DEVICE void
+bound_channel(const delta_args<E> &g, uint64_t first, uint64_t stride)
+{
+    float length = 0.0f;
+    for (uint64_t t0 = 0; t0 < g.T; t0 += CHANNEL_ROWS) {
+        float decays[CHANNEL_ROWS], longer[CHANNEL_ROWS];
+#pragma unroll
+        for (unsigned n = 0; n < CHANNEL_ROWS; n++) {
+            const uint64_t at = first + least(t0 + n, g.T - 1) * stride;
+            decays[n] = g.decays[at];
+            longer[n] = g.written[at];
+        }
+#pragma unroll
+        for (unsigned n = 0; n < CHANNEL_ROWS; n++) {
+            const float before = decays[n] * length;
+            length = before + longer[n];
+            if (t0 + n < g.T)
+                g.written[first + (t0 + n) * stride] = before;
+        }
+    }
+}
+
+/*
+ * Blocks: heads, sequences; a thread for each channel. The gradient of its ln gamma, from the last row of a sequence to its first, and what a, dt_bias
+ * (B, Hv Dk) and the head's log_a (B, Hv) have of it, these as sums over the sequence.
+ */
+template <class E>
+__global__ void
+__launch_bounds__(CHANNELS_MAX) delta_channels_kernel(delta_args<E> g, float *of_log_a, float *of_dt_bias)
+{
+    const uint64_t h = g.head + blockIdx.x, b = blockIdx.y, i = least((uint64_t)threadIdx.x, (uint64_t)g.Dk - 1);
+    const uint64_t stride = (uint64_t)g.heads * g.Dk, first = (b * g.T * g.heads + blockIdx.x) * g.Dk + i;
+    const bool here = threadIdx.x < g.Dk;
+    const float rate = -expf(widen(g.log_a[h])), dt_bias = widen(g.dt_bias[h * g.Dk + i]);
+    float carried = 0.0f, length = 0.0f, sum_log_a;
+    double sum_a = 0.0, sum_log = 0.0;
+    if (here)
+        bound_channel(g, first, stride);
+    for (uint64_t left = here ? g.T : 0; left > 0; left -= least(left, (uint64_t)CHANNEL_ROWS)) {
+        float share[CHANNEL_ROWS], before[CHANNEL_ROWS], asked[CHANNEL_ROWS], decays[CHANNEL_ROWS], a[CHANNEL_ROWS];
+#pragma unroll
+        for (unsigned n = 0; n < CHANNEL_ROWS; n++) {
+            const uint64_t t = left > n ? left - 1 - n : 0, at = first + t * stride;
+            share[n] = g.dq[at];
+            before[n] = g.written[at];
+            asked[n] = g.read[at];
+            decays[n] = g.decays[at];
+            a[n] = widen(g.a[channels_at(g, b * g.T + t, (unsigned)h) + i]);
+        }
+#pragma unroll
+        for (unsigned n = 0; n < CHANNEL_ROWS; n++) {
+            if (left <= n)
+                break;
+            const float x = a[n] + dt_bias, most = (length + asked[n]) * before[n];
+            carried = between(carried + share[n], -most, most);
+            length = (length + asked[n]) * decays[n];
+            narrow(g.da + channels_at(g, b * g.T + left - 1 - n, (unsigned)h) + i, carried * rate * sigmoid(x));
+            sum_a += (double)(carried * rate * sigmoid(x));
+            sum_log += (double)(carried * rate * step_of<CHANNELS>(x, 0.0f));
+        }
+    }
+    if (here)
+        of_dt_bias[(b * g.Hv + h) * g.Dk + i] = (float)sum_a;
+    sum_log_a = block_sum((float)sum_log);
+    if (threadIdx.x == 0)
+        of_log_a[b * g.Hv + h] = sum_log_a;
 }
 
 #endif

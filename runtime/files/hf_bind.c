@@ -28,7 +28,7 @@ begins_with(const char *text, const char *begin)
 
 /* Families whose files say block_sparse_moe where transformers 5 has mlp in memory, and other names for an expert's matrices. */
 #define OLDER_EXPERTS (MIXTRAL | MINIMAX)
-#define NUMBERED      (OLDER_EXPERTS | DEEPSEEK_V4 | LFM_MOE) /* whose experts' matrices are w1, w3 and w2 */
+#define NUMBERED      (OLDER_EXPERTS | DEEPSEEK_V4 | LFM_MOE | KIMI) /* whose experts' matrices are w1, w3 and w2 */
 
 /* What transformers 5 has in memory under other names than in files: who saves that writes those, and it reads both. */
 static const struct {
@@ -39,6 +39,13 @@ static const struct {
                  {SPW_FAMILY_HY_V3, ".mlp.gate.", ".mlp.router.gate."},
                  {SPW_FAMILY_HY_V3, ".mlp.e_score_correction_bias", ".mlp.expert_bias"},
                  {SPW_FAMILY_HY_V3, ".mlp.shared_experts.", ".mlp.shared_mlp."},
+                 {SPW_FAMILY_KIMI_LINEAR, ".mlp.experts.", ".block_sparse_moe.experts."},
+                 {SPW_FAMILY_KIMI_LINEAR, ".mlp.gate.", ".block_sparse_moe.gate."},
+                 {SPW_FAMILY_KIMI_LINEAR, ".mlp.shared_experts.", ".block_sparse_moe.shared_experts."},
+                 {SPW_FAMILY_KIMI_LINEAR, ".block_sparse_moe.gate_proj.", ".mlp.gate_proj."}, /* as it saves all MLPs */
+                 {SPW_FAMILY_KIMI_LINEAR, ".block_sparse_moe.up_proj.", ".mlp.up_proj."},
+                 {SPW_FAMILY_KIMI_LINEAR, ".block_sparse_moe.down_proj.", ".mlp.down_proj."},
+                 {SPW_FAMILY_KIMI_LINEAR, ".self_attn.forget_gate.", ".self_attn."},
                  {SPW_FAMILY_MIMO_V2, ".self_attn.sinks", ".self_attn.attention_sink_bias"}};
 
 /* What DeepSeek-V4's files call what transformers has in memory, by what stands in a name; they may be without "model.". */
@@ -158,7 +165,7 @@ is_of_reader(const char *name, const spw_model_config *c)
  * all), layers that predict further tokens, old masks and tables of frequencies, and of 8-bit files scales for who rounds activations.
  */
 static const struct {
-    uint64_t families;
+    hf_families families;
     const char *begin, *end;
     bool within;
 } besides[] = {

@@ -136,12 +136,12 @@ read_method(const source *s, spw_model_config *c)
     return v2 && limited ? SPW_OK : must_say(s, "topk_method", v2 ? "greedy" : "noaux_tc");
 }
 
-/* GLM-4.7-Flash's, Hy3's and its younger relatives' layers without experts, which must be the first ones here, whatever else is said. */
-static spw_status
-read_mlp_types(const source *s, spw_model_config *c)
+spw_status
+spw__hf_read_mlp_types(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "mlp_layer_types"), *said = get(s, "first_k_dense_replace");
-    if (!spw__hf_of(c->family, GLM_LITE | HY | MIMO) && (!spw__hf_of(c->family, INDEXED | EXAONE_MOE) || list == NULL))
+    if (!spw__hf_of(c->family, GLM_LITE | HY | MIMO) &&
+        (!spw__hf_of(c->family, INDEXED | EXAONE_MOE | KIMI) || list == NULL))
         return SPW_OK;
     c->dense_first = list == NULL ? 1 : 0;
     if (list != NULL && (!json_is_array(list) || json_array_size(list) != c->layers))
@@ -154,7 +154,7 @@ read_mlp_types(const source *s, spw_model_config *c)
         c->dense_first += dense;
     }
     /* These classes write their default whatever the list says. */
-    return said == NULL || spw__hf_of(c->family, INDEXED | EXAONE_MOE) ||
+    return said == NULL || spw__hf_of(c->family, INDEXED | EXAONE_MOE | KIMI) ||
                    json_number_value(said) == (double)c->dense_first
                ? SPW_OK
                : wrong(s, "first_k_dense_replace", "what mlp_layer_types says, or its default of 1", said);
@@ -178,6 +178,8 @@ static const struct shared_experts {
     {SPW_FAMILY_EXAONE_MOE, 64, 8, 1024, 1, 1, 1, 1, 2.5, 0, 0, 0},
     {SPW_FAMILY_DOTS1, 0, 0, 1408, 0, 0, 1, 1, 1, 0, 0, 0}, /* whose class has no number of experts */
     {SPW_FAMILY_SOLAR_OPEN, 128, 8, 1280, 1, 0, 1, 1, 1, 0, 0, 0},
+    {SPW_FAMILY_KIMI_LINEAR, 256, 8, 1024, 1, 1, 1, 1, 2.446, 0, 128,
+     128}, /* what it has of experts is read elsewhere */
     {SPW_FAMILY_NEMOTRON_H, 8, 2, 7688, 1, 0, 1, 1, 1, 0, 0, 0},
 };
 
@@ -224,7 +226,7 @@ read_shared_experts(const source *s, spw_model_config *c)
     if (!(c->choice_scale > 0))
         return wrong(s, "routed_scaling_factor", "number above 0", get(s, "routed_scaling_factor"));
     SPW_TRY(read_method(s, c));
-    SPW_TRY(read_mlp_types(s, c));
+    SPW_TRY(spw__hf_read_mlp_types(s, c));
     c->shared_width = shared * c->mlp_width;
     if (c->groups == 1)
         c->groups = c->group_choices = 0;
@@ -239,7 +241,7 @@ spw__hf_read_latent(const source *s, spw_model_config *c)
 {
     const struct shared_experts *d;
     uint64_t own;
-    if (!spw__hf_of(c->family, LATENT))
+    if (!spw__hf_of(c->family, LATENT | KIMI))
         return SPW_OK;
     d = defaults_of(c->family);
     own = d->own;
@@ -256,7 +258,8 @@ spw__hf_read_latent(const source *s, spw_model_config *c)
     SPW_TRY(read_bool(s, "rope_interleave", &c->rope_paired));
     if (c->family == SPW_FAMILY_DEEPSEEK_V2) /* whose class has no other */
         SPW_TRY(must_be(s, "rope_interleave", true));
-    if (get(s, "head_dim") != NULL && c->head_dim != c->rope_dim + (c->family == SPW_FAMILY_MISTRAL4 ? own : 0))
+    if (get(s, "head_dim") != NULL && c->family != SPW_FAMILY_KIMI_LINEAR &&
+        c->head_dim != c->rope_dim + (c->family == SPW_FAMILY_MISTRAL4 ? own : 0))
         return wrong(s, "head_dim",
                      c->family == SPW_FAMILY_MISTRAL4 ? "the sum of qk_nope_head_dim and qk_rope_head_dim"
                                                       : "the same as qk_rope_head_dim",
@@ -331,7 +334,7 @@ read_hy_experts(const source *s, spw_model_config *c)
     SPW_TRY(read_real(s, "router_scaling_factor", &c->choice_scale));
     if (!(c->choice_scale > 0))
         return wrong(s, "router_scaling_factor", "number above 0", get(s, "router_scaling_factor"));
-    SPW_TRY(read_mlp_types(s, c));
+    SPW_TRY(spw__hf_read_mlp_types(s, c));
     c->shared_width = shared * c->mlp_width;
     if (c->dense_first == 0)
         c->dense_width = 0;
@@ -430,9 +433,9 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     bool minimax = c->family == SPW_FAMILY_MINIMAX_M2, olmoe = c->family == SPW_FAMILY_OLMOE;
     bool ernie = c->family == SPW_FAMILY_ERNIE_MOE, hy = c->family == SPW_FAMILY_HY_V3;
     bool hunyuan = c->family == SPW_FAMILY_HUNYUAN_MOE, lfm = c->family == SPW_FAMILY_LFM2_MOE;
-    bool afmoe = c->family == SPW_FAMILY_AFMOE;
+    bool afmoe = c->family == SPW_FAMILY_AFMOE, kimi = c->family == SPW_FAMILY_KIMI_LINEAR;
     if (!mixtral && qwen == NULL && !gpt_oss && !shared && !minimax && !olmoe && !ernie && !hy && !hunyuan && !lfm &&
-        !afmoe)
+        !afmoe && !kimi)
         return SPW_OK;
     if (!hy && !hunyuan) /* whose classes make no loss of them */
         SPW_TRY(spw__hf_check_router_logits(s));
@@ -449,6 +452,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
         SPW_TRY(read_hy_experts(s, c));
     } else if (lfm) {
         SPW_TRY(read_lfm_experts(s, c));
+    } else if (kimi) {
+        return spw__hf_read_kimi_experts(s, c);
     } else if (afmoe) {
         SPW_TRY(read_afmoe(s, c));
     } else if (hunyuan) {

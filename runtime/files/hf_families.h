@@ -6,7 +6,10 @@
 #define HF_FAMILIES_H
 #include "../nn/spw_nn.h"
 
-#define OF(family)  (UINT64_C(1) << SPW_FAMILY_##family)
+/* More than 64 bits; no other type of C11 is as simple. */
+__extension__ typedef unsigned __int128 hf_families;
+
+#define OF(family)  ((hf_families)1 << SPW_FAMILY_##family)
 #define GPT2        OF(GPT2)
 #define LLAMA       OF(LLAMA)
 #define MISTRAL     (OF(MISTRAL) | OF(MINISTRAL3))
@@ -63,11 +66,12 @@
 #define AFMOE       OF(AFMOE)
 #define OLMO_HYBRID OF(OLMO_HYBRID)
 #define FALCON      OF(FALCON_H1)
+#define KIMI        OF(KIMI_LINEAR)
 #define LFM_MOE     OF(LFM2_MOE)
 #define LFM         (OF(LFM2) | LFM_MOE)
 #define FULL                                                                                                           \
     (GEMMA1 | GRANITE | OLMOE | SEED_OSS | (SHARED & ~(DOTS | EXAONE_MOE | MIMO)) | MINIMAX | GLM_DENSE | ERNIE | HY | \
-     HUNYUAN | LINEAR | LLAMA4 | LFM | BAMBA | OLMO_HYBRID | FALCON) /* without a window */
+     HUNYUAN | LINEAR | LLAMA4 | LFM | BAMBA | OLMO_HYBRID | FALCON | KIMI) /* without a window */
 #define LLAMAS                                                                                                         \
     (FULL | DOTS | LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GEMMA4 | GPT_OSS | EXAONE |      \
      MIMO | AFMOE)
@@ -82,9 +86,9 @@
 #define LAYER_NORM  (NEOX | OPT | STARCODER2 | STABLELM | COHERE)
 #define ALL         (GPT2 | LLAMAS | LAYER_NORM | NEMOTRON | DEEPSEEK_V4)
 
-_Static_assert(SPW_FAMILY_COUNT <= 64, "a bit for each family");
+_Static_assert(SPW_FAMILY_COUNT <= 128, "a bit for each family");
 static inline bool
-spw__hf_of(spw_family family, uint64_t families)
+spw__hf_of(spw_family family, hf_families families)
 {
     return (families >> family & 1) != 0;
 }

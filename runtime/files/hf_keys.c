@@ -9,7 +9,7 @@
 
 static const struct {
     const char *key;
-    uint64_t families;
+    hf_families families;
 } keys[] = {
     {"model_type", ALL},
     {"architectures", ALL},
@@ -136,25 +136,26 @@ static const struct {
     {"attention_out_bias", SEED_OSS},
     {"clip_qkv", OLMOE},
     {"use_bias", ERNIE | STARCODER2 | NEMOTRON},
-    {"num_experts",
-     EXPERTS | OLMOE | GPT_OSS | MINIMAX | LINEAR_MOE | GEMMA4 | HY | HUNYUAN_MOE | EXAONE_MOE | LFM_MOE | AFMOE},
-    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX | HY | HUNYUAN_MOE | GRANITE4 | LLAMA4},
+    {"num_experts", EXPERTS | OLMOE | GPT_OSS | MINIMAX | LINEAR_MOE | GEMMA4 | HY | HUNYUAN_MOE | EXAONE_MOE |
+                        LFM_MOE | AFMOE | KIMI},
+    {"num_local_experts",
+     (EXPERTS & ~QWEN2_MOE) | OLMOE | GPT_OSS | MINIMAX | HY | HUNYUAN_MOE | GRANITE4 | LLAMA4 | KIMI},
     {"shared_expert_intermediate_size", QWEN2_MOE | LINEAR_MOE},
     {"qkv_bias", QWEN2_MOE},
     {"num_experts_per_tok", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | HY | GRANITE4 | LLAMA4 |
-                                NEMOTRON | DEEPSEEK_V4 | LFM_MOE | AFMOE},
+                                NEMOTRON | DEEPSEEK_V4 | LFM_MOE | AFMOE | KIMI},
     {"n_routed_experts", (SHARED & ~EXAONE_MOE) | NEMOTRON | DEEPSEEK_V4},
-    {"n_shared_experts", (SHARED & ~EXAONE_MOE) | NEMOTRON | DEEPSEEK_V4},
-    {"first_k_dense_replace", (SHARED & ~(SOLAR | MIMO)) | HY},
-    {"n_group", SHARED | NEMOTRON | AFMOE},
-    {"topk_group", SHARED | NEMOTRON | AFMOE},
-    {"routed_scaling_factor", SHARED | NEMOTRON | DEEPSEEK_V4 | LFM_MOE},
+    {"n_shared_experts", (SHARED & ~EXAONE_MOE) | NEMOTRON | DEEPSEEK_V4 | KIMI},
+    {"first_k_dense_replace", (SHARED & ~(SOLAR | MIMO)) | HY | KIMI},
+    {"n_group", SHARED | NEMOTRON | AFMOE | KIMI},
+    {"topk_group", SHARED | NEMOTRON | AFMOE | KIMI},
+    {"routed_scaling_factor", SHARED | NEMOTRON | DEEPSEEK_V4 | LFM_MOE | KIMI},
     {"use_qk_norm", GLM | MINIMAX | HUNYUAN | OF(COHERE) | LLAMA4},
-    {"kv_lora_rank", LATENT},
-    {"q_lora_rank", LATENT | DEEPSEEK_V4},
-    {"qk_nope_head_dim", LATENT},
-    {"qk_rope_head_dim", LATENT | DEEPSEEK_V4},
-    {"v_head_dim", LATENT | MIMO},
+    {"kv_lora_rank", LATENT | KIMI},
+    {"q_lora_rank", LATENT | KIMI | DEEPSEEK_V4},
+    {"qk_nope_head_dim", LATENT | KIMI},
+    {"qk_rope_head_dim", LATENT | KIMI | DEEPSEEK_V4},
+    {"v_head_dim", LATENT | KIMI | MIMO},
     {"rope_interleave", DEEPSEEK_V3 | GLM_LITE | INDEXED | MISTRAL4},
     {"index_topk", INDEXED | DEEPSEEK_V4},
     {"index_n_heads", INDEXED | DEEPSEEK_V4},
@@ -169,13 +170,13 @@ static const struct {
     {"rotary_dim", MINIMAX},
     {"qk_norm_type", MINIMAX},
     {"use_routing_bias", MINIMAX},
-    {"moe_layer_freq", LATENT | MIMO},
-    {"mlp_layer_types", GLM_LITE | HY | INDEXED | EXAONE_MOE | DEEPSEEK_V4 | MIMO},
+    {"moe_layer_freq", LATENT | MIMO | KIMI},
+    {"mlp_layer_types", GLM_LITE | HY | INDEXED | EXAONE_MOE | DEEPSEEK_V4 | MIMO | KIMI},
     {"aux_loss_alpha", LATENT},
     {"seq_aux", LATENT},
     {"ep_size", LATENT},
     {"num_nextn_predict_layers",
-     SHARED | ERNIE_MOE | HY | NEMOTRON | DEEPSEEK_V4}, /* layers behind the last one, which are left out */
+     SHARED | ERNIE_MOE | HY | NEMOTRON | DEEPSEEK_V4 | KIMI}, /* layers behind the last one, which are left out */
     {"num_mtp_layers", SHARED},
     {"attn_layer_indices", BAMBA},
     {"z_loss_coefficient", BAMBA},
@@ -192,6 +193,17 @@ static const struct {
     {"ssm_in_multiplier", FALCON},
     {"ssm_out_multiplier", FALCON},
     {"ssm_multipliers", FALCON},
+    {"linear_attn_config", KIMI},
+    {"linear_head_dim", KIMI},
+    {"linear_num_heads", KIMI},
+    {"mla_use_nope", KIMI},
+    {"model_max_length", KIMI},
+    {"moe_renormalize", KIMI},
+    {"moe_router_activation_func", KIMI},
+    {"num_expert_group", KIMI},
+    {"num_experts_per_token", KIMI},
+    {"use_grouped_topk", KIMI},
+    {"qk_head_dim", KIMI},
     {"conv_L_cache", LFM},
     {"conv_bias", LFM},
     {"tie_embedding", LFM},
@@ -227,7 +239,7 @@ static const struct {
     {"moe_layer_end_index", ERNIE_MOE},
     {"moe_layer_interval", ERNIE_MOE},
     {"moe_norm_min", ERNIE_MOE},
-    {"num_shared_experts", HY | EXAONE_MOE | AFMOE},
+    {"num_shared_experts", HY | EXAONE_MOE | AFMOE | KIMI},
     {"router_scaling_factor", HY},
     {"enable_moe_fp32_combine", HY},
     {"moe_topk", HUNYUAN_MOE},
@@ -236,12 +248,12 @@ static const struct {
     {"swiglu_limit", GPT_OSS | DEEPSEEK_V4},
     {"swiglu_alpha", GPT_OSS},
     {"moe_intermediate_size",
-     QWEN_MOE | SHARED | LINEAR_MOE | GEMMA4 | ERNIE_MOE | HY | NEMOTRON | DEEPSEEK_V4 | LFM_MOE | AFMOE},
-    {"norm_topk_prob", QWEN_MOE | OLMOE | SHARED | LINEAR_MOE | NEMOTRON | DEEPSEEK_V4 | LFM_MOE},
+     QWEN_MOE | SHARED | LINEAR_MOE | GEMMA4 | ERNIE_MOE | HY | NEMOTRON | DEEPSEEK_V4 | LFM_MOE | AFMOE | KIMI},
+    {"norm_topk_prob", QWEN_MOE | OLMOE | SHARED | LINEAR_MOE | NEMOTRON | DEEPSEEK_V4 | LFM_MOE | KIMI},
     {"decoder_sparse_step", QWEN_MOE | QWEN3_NEXT},
     {"mlp_only_layers", QWEN_MOE | LINEAR_MOE},
     {"output_router_logits", EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | HY | HUNYUAN_MOE |
-                                 GRANITE4 | LLAMA4 | NEMOTRON | DEEPSEEK_V4 | LFM_MOE | AFMOE},
+                                 GRANITE4 | LLAMA4 | NEMOTRON | DEEPSEEK_V4 | LFM_MOE | AFMOE | KIMI},
     {"router_aux_loss_coef",
      EXPERTS | OLMOE | GPT_OSS | SHARED | MINIMAX | LINEAR_MOE | ERNIE_MOE | GRANITE4 | LLAMA4 | DEEPSEEK_V4},
     {"router_jitter_noise", MIXTRAL | MINIMAX | LLAMA4 | DEEPSEEK_V4},
@@ -251,7 +263,7 @@ static const struct {
     {"linear_num_key_heads", LINEAR | OLMO_HYBRID},
     {"linear_key_head_dim", LINEAR | OLMO_HYBRID},
     {"linear_value_head_dim", LINEAR | OLMO_HYBRID},
-    {"linear_conv_kernel_dim", LINEAR | OLMO_HYBRID},
+    {"linear_conv_kernel_dim", LINEAR | OLMO_HYBRID | KIMI},
     {"linear_allow_neg_eigval", OLMO_HYBRID},
     {"attn_output_gate", LINEAR},
     {"mamba_ssm_dtype", LINEAR},       /* of the state in generation, which is fp32 here always */
@@ -322,7 +334,8 @@ const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {"GPT2LMHeadModel",
                                                               "Mistral4ForCausalLM",     "MiMoV2FlashForCausalLM",
                                                               "Lfm2ForCausalLM",         "Lfm2MoeForCausalLM",
                                                               "BambaForCausalLM",        "AfmoeForCausalLM",
-                                                              "OlmoHybridForCausalLM",   "FalconH1ForCausalLM"};
+                                                              "OlmoHybridForCausalLM",   "FalconH1ForCausalLM",
+                                                              "KimiLinearForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -335,7 +348,7 @@ spw_hf_config_has_key(spw_family family, const char *key)
 {
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         if (strcmp(keys[i].key, key) == 0)
-            return (keys[i].families & UINT64_C(1) << family) != 0;
+            return spw__hf_of(family, keys[i].families);
     }
     return false;
 }

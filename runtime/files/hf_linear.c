@@ -19,9 +19,8 @@ spw__hf_check_linear(const source *s, const spw_model_config *c, const char *key
     return check_most(s, taps, c->linear_taps, SPW_TAPS_MAX, 1);
 }
 
-/* Layers by a list, of which each kind has two words; any: those without attention to all keys. */
-static spw_status
-read_layer_kinds(const source *s, const char *name, const char *const words[2], spw_model_config *c, bool *any)
+spw_status
+spw__hf_read_layer_kinds(const source *s, const char *name, const char *const words[2], spw_model_config *c, bool *any)
 {
     const json_t *list = get(s, name);
     *any = false;
@@ -49,7 +48,7 @@ read_mamba_layers(const source *s, spw_model_config *c, bool *any)
     static const char *const words[2] = {"mamba", "linear_attention"};
     const char *name = get(s, "layer_types") != NULL ? "layer_types" : "layers_block_type";
     *any = get(s, name) == NULL;
-    return *any ? SPW_OK : read_layer_kinds(s, name, words, c, any);
+    return *any ? SPW_OK : spw__hf_read_layer_kinds(s, name, words, c, any);
 }
 
 /* Layers with attention, by their numbers, which have to be those of a list where that is there. */
@@ -119,7 +118,7 @@ read_lfm(const source *s, spw_model_config *c)
     const json_t *older = get(s, "tie_embedding"), *tied = get(s, "tie_word_embeddings");
     bool any = false;
     if (get(s, "layer_types") != NULL)
-        SPW_TRY(read_layer_kinds(s, "layer_types", words, c, &any));
+        SPW_TRY(spw__hf_read_layer_kinds(s, "layer_types", words, c, &any));
     else if (c->family == SPW_FAMILY_LFM2_MOE)
         return wrong(s, "layer_types", "a list with one entry for each layer", NULL);
     if (c->family == SPW_FAMILY_LFM2) {
@@ -227,6 +226,8 @@ spw__hf_read_linear(const source *s, spw_model_config *c)
         return read_lfm(s, c);
     if (c->family == SPW_FAMILY_FALCON_H1)
         return spw__hf_read_falcon(s, c);
+    if (c->family == SPW_FAMILY_KIMI_LINEAR)
+        return spw__hf_read_kimi(s, c);
     if (!spw__hf_of(c->family, LINEAR | OLMO_HYBRID))
         return SPW_OK;
     c->linear_heads = 32; /* the classes' defaults */

@@ -72,6 +72,7 @@ static const struct class
     [SPW_FAMILY_LFM2_MOE] = {8, 0, 1e-5, .fixed_bias = true, .qk_norm = true, .tied = true},
     [SPW_FAMILY_FALCON_H1] = {8, 0, 1e-5, .out_bias = true, .mlp_bias = true},
     [SPW_FAMILY_OLMO_HYBRID] = {0, 0, 1e-6, SPW_NORMS_AFTER, .out_bias = true, .qk_norm = true, .qk_norm_whole = true},
+    [SPW_FAMILY_KIMI_LINEAR] = {32, 0, 1e-5, .out_bias = true},
     [SPW_FAMILY_AFMOE] = {0, 128, 1e-5, SPW_NORMS_BOTH, .out_bias = true, .qk_norm = true},
 };
 

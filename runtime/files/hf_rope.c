@@ -368,6 +368,10 @@ spw__hf_read_rope(const source *s, spw_model_config *c)
     bool by_layer = spw__hf_of(c->family, GEMMA3 | GEMMA4 | OLMO3 | MIMO);
     uint64_t turned = c->head_dim;
     source rope;
+    if (c->family == SPW_FAMILY_KIMI_LINEAR) { /* which has none, whatever is said */
+        c->rope_theta = 0;
+        return newer ? refuse(s, "rope_parameters", get(s, "rope_parameters")) : SPW_OK;
+    }
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);

@@ -133,9 +133,18 @@ spw_status spw__hf_read_indexer(const source *s, spw_model_config *c);
 void spw__hf_write_indexer(json_t *o, const spw_model_config *c);
 spw_status spw__hf_read_experts(const source *s, spw_model_config *c);
 spw_status spw__hf_check_router_logits(const source *s);
+/* Layers without experts, as a list has it, which must be the first ones here, whatever else is said. */
+spw_status spw__hf_read_mlp_types(const source *s, spw_model_config *c);
+/* hf_kimi.c: Kimi Linear's layers, and its experts; and the same written. */
+spw_status spw__hf_read_kimi(const source *s, spw_model_config *c);
+spw_status spw__hf_read_kimi_experts(const source *s, spw_model_config *c);
+void spw__hf_write_kimi(json_t *o, const spw_model_config *c);
 /* hf_layer_norm.c: all of what a configuration of such a family has beside the others' first keys, and the same written. */
 spw_status spw__hf_read_layer_norm(const source *s, spw_model_config *c);
 void spw__hf_write_layer_norm(json_t *o, const spw_model_config *c);
+/* hf_linear.c: layers by a list, of which each kind has two words; any: those without attention to all keys. */
+spw_status
+spw__hf_read_layer_kinds(const source *s, const char *name, const char *const words[2], spw_model_config *c, bool *any);
 /*
  * hf_linear.c: Mamba-2 by keys that begin with mamba_, whose heads have `all` elements together, 0: mamba_expand times a row's; together says so where
  * they have not.

@@ -151,7 +151,7 @@ spw__hf_read_window(const source *s, spw_model_config *c)
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
     if (spw__hf_of(c->family, LINEAR | OLMO_HYBRID))
         return read_full_between(s, c);
-    if (spw__hf_of(c->family, GRANITE4 | LFM | BAMBA)) /* it is read where their other layers are */
+    if (spw__hf_of(c->family, GRANITE4 | LFM | BAMBA | KIMI)) /* it is read where their other layers are */
         return SPW_OK;
     if (c->family == SPW_FAMILY_LLAMA4) { /* null is none */
         c->chunk = json_is_null(json_object_get(s->object, "attention_chunk_size")) ? 0 : 8192;

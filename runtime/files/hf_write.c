@@ -283,6 +283,8 @@ write_latent(json_t *o, const spw_model_config *c)
     set_size(o, "qk_nope_head_dim", c->head_dim - c->rope_dim);
     set_size(o, "qk_rope_head_dim", c->rope_dim);
     set_size(o, "v_head_dim", spw_model_value_dim(c, 0));
+    if (c->family == SPW_FAMILY_KIMI_LINEAR) /* which turns nothing */
+        return;
     if (!v2 && c->index_keys == 0)
         json_object_set_new(o, "rope_interleave", json_boolean(c->rope_paired));
     if (c->family == SPW_FAMILY_MISTRAL4) /* whose class has no word for it */
@@ -374,7 +376,8 @@ write_sizes(json_t *o, const spw_model_config *c)
         set_size(o, "head_dim", c->head_dim);
     if (c->family != SPW_FAMILY_QWEN3_5_MOE && c->family != SPW_FAMILY_SOLAR_OPEN) /* which have none */
         set_size(o, "intermediate_size", c->dense_width > 0 ? c->dense_width : c->mlp_width);
-    set_size(o, "max_position_embeddings", c->positions);
+    if (c->family != SPW_FAMILY_KIMI_LINEAR)
+        set_size(o, "max_position_embeddings", c->positions);
 }
 
 /* Biases, and between them what sets attention apart. */
@@ -427,6 +430,8 @@ write_experts(json_t *o, const spw_model_config *c)
 {
     if (c->family == SPW_FAMILY_LLAMA4) {
         spw__hf_write_llama4(o, c);
+    } else if (c->family == SPW_FAMILY_KIMI_LINEAR) {
+        spw__hf_write_kimi(o, c);
     } else if (spw__hf_of(c->family, SHARED)) {
         spw__hf_write_shared_experts(o, c);
         if (spw__hf_of(c->family, EXAONE_MOE | MIMO))

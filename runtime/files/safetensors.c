@@ -68,6 +68,11 @@ spw_st_describe(spw_tensor_info *t, const spw_param *p, spw_dtype dtype)
         t->shape[0] /= p->row_cols;
         t->shape[1] = p->row_cols;
     }
+    if (p->of_heads) {
+        t->ndim = 4;
+        t->shape[2] = t->shape[0];
+        t->shape[0] = t->shape[1] = t->shape[3] = 1;
+    }
     if (p->in_row) {
         t->ndim = 2;
         t->shape[1] = t->shape[0];

@@ -120,13 +120,14 @@ spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value 
              spw_value *skip, const spw_delta_shape *shape)
 {
     uint64_t rows = shape->B * shape->T, heads = shape->Hv, cols = heads * shape->Dv;
+    uint64_t decays = shape->channels ? heads * shape->Dk : heads;
     spw_delta_inputs in;
     float *delta = NULL;
     spw_value *y;
     spw__op *o;
     if (qkv == NULL || a == NULL || log_a == NULL || dt_bias == NULL || qkv->rows != rows || a->rows != rows ||
-        qkv->cols != 2 * shape->Hk * shape->Dk + cols || a->cols != heads || log_a->cols != heads ||
-        dt_bias->cols != heads)
+        qkv->cols != 2 * shape->Hk * shape->Dk + cols || a->cols != decays || log_a->cols != heads ||
+        dt_bias->cols != decays)
         return spw__tape_fail(t);
     if (shape->mamba ? b != NULL || skip == NULL || skip->cols != heads
                      : skip != NULL || b == NULL || b->rows != rows || b->cols != heads)

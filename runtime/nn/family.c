@@ -65,6 +65,7 @@ static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",
                                                            "afmoe",
                                                            "olmo_hybrid",
                                                            "falcon_h1",
+                                                           "kimi_linear",
                                                            "custom"};
 
 const char *
@@ -144,7 +145,7 @@ spw_model_is_linear(const spw_model_config *c, uint64_t layer_idx)
 {
     if (c->linear_beside)
         return false;
-    if (c->linear_heads > 0 && (c->linear_mamba || c->linear_conv))
+    if (c->linear_heads > 0 && (c->linear_mamba || c->linear_conv || c->linear_channels))
         return spw_model_attends(c, layer_idx) && !has_bit(c->full_layers, layer_idx);
     return c->linear_heads > 0 && !is_each(c->full_every, layer_idx);
 }

@@ -2,7 +2,7 @@
  * A layer's linear attention: what its rows are made into one by one, the convolution and the gated delta rule along the sequence, and the
  * norm and gate of what they give. Qwen3.5's weights have a matrix for each purpose; Qwen3-Next's are woven: all that belongs to a
  * key head is beside each other. Mamba-2's layers have one matrix for all, and behind the gate a norm of all heads together that read
- * the same keys. OLMo Hybrid's have a matrix and taps for each of queries, keys and values. LFM2's are the convolution alone, of what a row's first part lets through of its third, as far as the second lets that.
+ * the same keys. OLMo Hybrid's have a matrix and taps for each of queries, keys and values, and so have Kimi Linear's, whose decays are channels'. LFM2's are the convolution alone, of what a row's first part lets through of its third, as far as the second lets that.
  * Sources: Yang et al. 2024 (2412.06464), Dao and Gu 2024 (2405.21060).
  */
 #include "nn_internal.h"
@@ -118,6 +118,32 @@ before_apart(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value
     }
 }
 
+/* The same where the gate, and what decays of channels are made of, come by way of something narrower. */
+static void
+before_channels(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    spw_value *h = spw__nn_norm(call, at, in[0]), *parts[3], *low;
+    for (uint32_t k = 0; k < 3; k++)
+        parts[k] = product(call, at, h);
+    spw_nn_into(call->tape, 0);
+    out[0] = spw_nn_beside(call->tape, parts, 3);
+    for (uint32_t k = 1; k < 4; k++) {
+        low = k == 2 ? h : product(call, at, h);
+        spw_nn_into(call->tape, k);
+        out[k] = product(call, at, low);
+    }
+}
+
+/* How a layer's rows are made into what it reads along the sequence. */
+static spw_rows_fn
+before_of(const spw_model_config *c)
+{
+    return c->linear_mamba      ? before_mamba
+           : c->linear_channels ? before_channels
+           : c->linear_apart    ? before_apart
+                                : before;
+}
+
 spw_value *
 spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_value **gate)
 {
@@ -132,6 +158,7 @@ spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_v
                              .begins = b->begins,
                              .ends = b->ends,
                              .mamba = c->linear_mamba,
+                             .channels = c->linear_channels,
                              .step_least = (float)c->linear_step,
                              .beta_most = (float)c->linear_most};
     spw_conv_shape taps = {.B = shape.B,
@@ -145,11 +172,7 @@ spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_v
     if (c->linear_conv)
         spw_nn_rows(call, at, before_conv, (spw_value *[]){x}, 1, v, 2);
     else
-        spw_nn_rows(call, at,
-                    c->linear_mamba   ? before_mamba
-                    : c->linear_apart ? before_apart
-                                      : before,
-                    (spw_value *[]){x}, 1, v, c->linear_mamba ? 3 : 4);
+        spw_nn_rows(call, at, before_of(c), (spw_value *[]){x}, 1, v, c->linear_mamba ? 3 : 4);
     bias = c->linear_bias ? call->params[(*at)++] : NULL;
     own = call->params + *at;
     *at += c->linear_conv ? 1 : c->linear_mamba ? 4 : c->linear_apart ? 5 : 3;
@@ -183,7 +206,7 @@ spw__nn_linear_gated(const spw_call *call, uint32_t *at, spw_value *x, spw_value
     }
     if (!c->linear_mamba)
         return spw_nn_gate_mul(
-            call->tape, SPW_GATE_SILU, gate,
+            call->tape, c->linear_channels ? SPW_GATE_SIGMOID : SPW_GATE_SILU, gate,
             spw_nn_rmsnorm(call->tape, x, w, (float)(c->linear_eps > 0 ? c->linear_eps : c->norm_eps)));
     x = spw_nn_gate_mul(call->tape, SPW_GATE_SILU, gate, x);
     return spw_nn_rmsnorm_groups(call->tape, x, w, c->linear_key_heads, (float)c->norm_eps);
@@ -206,17 +229,22 @@ own_matrix(spw_model *m, spw_block *b, const char *prefix, const char *name, uin
     own(m, b, prefix, full, rows, cols, 2, SPW_INIT_NORMAL);
 }
 
-/* Matrices of queries, keys, values, gates, b and a; taps of the first three. */
+/* Matrices of queries, keys, values, gates, b and a, where there are channels two for gates and what would be a; taps of the first three. */
 static void
 own_apart(spw_model *m, spw_block *b, const char *prefix)
 {
     static const char *const names[6] = {"q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"};
+    static const char *const narrow[8] = {"q_proj",   "k_proj", "v_proj",   "g_a_proj",
+                                          "g_b_proj", "b_proj", "f_a_proj", "f_b_proj"};
     static const char *const taps[3] = {"q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"};
     const spw_model_config *c = &m->config;
     const uint64_t K = c->linear_key_heads * c->linear_key_dim, V = c->linear_heads * c->linear_value_dim;
-    const uint64_t rows[6] = {K, K, V, V, c->linear_heads, c->linear_heads};
-    for (int k = 0; k < 6; k++)
-        own_matrix(m, b, prefix, names[k], rows[k], c->width);
+    const uint64_t H = c->width, N = c->linear_key_dim, heads = c->linear_heads;
+    const uint64_t rows[6] = {K, K, V, V, heads, heads}, own_rows[8] = {K, K, V, N, V, heads, N, K};
+    const uint64_t cols[8] = {H, H, H, H, N, H, H, N};
+    for (int k = 0; k < (c->linear_channels ? 8 : 6); k++)
+        own_matrix(m, b, prefix, c->linear_channels ? narrow[k] : names[k], (c->linear_channels ? own_rows : rows)[k],
+                   c->linear_channels ? cols[k] : H);
     for (int k = 0; k < 3; k++)
         own(m, b, prefix, taps[k], rows[k], c->linear_taps, 3, SPW_INIT_NORMAL);
 }
@@ -253,7 +281,9 @@ spw__nn_own_linear_attention(spw_model *m, spw_block *b, const char *prefix)
     if (!c->linear_apart)
         own(m, b, prefix, "conv1d.weight", QKV, c->linear_taps, 3, SPW_INIT_NORMAL);
     own(m, b, prefix, "A_log", 1, c->linear_heads, 1, c->linear_mamba ? SPW_INIT_LOG_COUNT : SPW_INIT_LOG_UNIFORM);
-    own(m, b, prefix, "dt_bias", 1, c->linear_heads, 1, SPW_INIT_ONES);
+    m->params[m->param_count - 1].of_heads = c->linear_channels;
+    own(m, b, prefix, "dt_bias", 1, c->linear_heads * (c->linear_channels ? c->linear_key_dim : 1), 1,
+        c->linear_channels ? SPW_INIT_STEPS : SPW_INIT_ONES);
     if (c->linear_mamba)
         own(m, b, prefix, "D", 1, c->linear_heads, 1, SPW_INIT_ONES);
     snprintf(full, sizeof full, "%s.weight", norm);

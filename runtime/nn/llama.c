@@ -14,7 +14,7 @@
  * DeepSeek-V3.2 and GLM-5 (V3 with indexers, indexer.c), DeepSeek-V4 (deepseek4.c), Mistral 4 (V3 whose queries grow, experts in one), MiMo-V2
  * (V3's experts; sinks and more keys in layers with a window, values of another size), LFM2 (gated convolutions between its layers), AFMoE (V3's experts between
  * norms, gates of attention by a matrix of their own, no rope without a window), OLMo Hybrid (layers of linear attention with Llama's norms between OLMo 2's), Falcon-H1
- * (Mamba-2's beside attention in each layer, multipliers) apart are flags of the configuration, not functions.
+ * (Mamba-2's beside attention in each layer, multipliers), Kimi Linear (V3 without places, layers of linear attention whose decays are channels') apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Black et al. 2022 (2204.06745), Zhang et al. 2022 (2205.01068), Lozhkov et al. 2024 (2402.19173), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -370,6 +370,7 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
 {
     const spw_model_config *c = &call->model->config;
     uint64_t T = call->batch->positions, R = c->rope_dim, N = c->head_dim - R;
+    const bool rope = spw_model_has_rope(c, call->block->layer_idx);
     spw_tape *t = call->tape;
     spw_value *h = spw__nn_norm(call, at, in[0]), *q = h, *kv;
     if (c->q_rank > 0)
@@ -378,12 +379,13 @@ before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in
         spw__nn_choose(call, *at + BEFORE_INDEXER + c->qkv_bias, h, q);
     spw_nn_into(t, 0);
     q = linear(call, at, q, false);
-    out[0] = spw_nn_rope(t, q, N, call->cos_sin, NULL, T, c->heads, c->head_dim, R, c->rope_paired);
+    out[0] = rope ? spw_nn_rope(t, q, N, call->cos_sin, NULL, T, c->heads, c->head_dim, R, c->rope_paired) : q;
     if (c->rope_growth > 0)
         out[0] = spw_nn_rope(t, out[0], 0, call->query_cos_sin, grown_places(call), T, c->heads, c->head_dim,
                              c->head_dim, false);
     kv = linear(call, at, h, c->qkv_bias);
-    kv = spw_nn_rope(t, kv, c->kv_rank, call->cos_sin, NULL, T, 1, R, R, c->rope_paired);
+    if (rope)
+        kv = spw_nn_rope(t, kv, c->kv_rank, call->cos_sin, NULL, T, 1, R, R, c->rope_paired);
     h = latent_norm(call, at, spw_nn_parts(t, kv, 1, &c->kv_rank, 0, 1));
     spw_nn_into(t, 2);
     out[2] = linear(call, at, h, false);
@@ -863,6 +865,12 @@ names_of(const spw_model_config *c)
     case SPW_FAMILY_MINIMAX_M2:
         n = (mixture_names){"block_sparse_moe", "gate", "e_score_correction_bias", NULL, "w1", "w3", "w2", false};
         break;
+    case SPW_FAMILY_KIMI_LINEAR:
+        n.mlp = "block_sparse_moe";
+        n.gate = "w1"; /* of an expert: the one of all rows, and MLPs of layers without, have Llama's names */
+        n.up = "w3";
+        n.down = "w2";
+        break;
     case SPW_FAMILY_EXAONE_MOE: n.bias = "e_score_correction_bias"; break;
     case SPW_FAMILY_ERNIE_MOE: n.bias = "moe_statics.e_score_correction_bias"; break;
     case SPW_FAMILY_HY_V3:
@@ -1031,7 +1039,8 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
     } else if (c->gate_packed) {
         own_packed(m, b, prefix, c->mlp_width);
     } else {
-        own_gated(m, b, prefix, names_of(c).mlp, spw_model_dense_width(c, b->layer_idx), c->mlp_bias);
+        own_gated(m, b, prefix, c->family == SPW_FAMILY_KIMI_LINEAR ? "mlp" : names_of(c).mlp,
+                  spw_model_dense_width(c, b->layer_idx), c->mlp_bias);
     }
 }
 

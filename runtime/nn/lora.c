@@ -79,7 +79,7 @@ static const bool bare_router[SPW_FAMILY_COUNT] = {
     [SPW_FAMILY_DEEPSEEK_V32] = true, [SPW_FAMILY_GLM_DSA] = true,        [SPW_FAMILY_GLM4_LITE] = true,
     [SPW_FAMILY_EXAONE_MOE] = true,   [SPW_FAMILY_GRANITE_HYBRID] = true, [SPW_FAMILY_NEMOTRON_H] = true,
     [SPW_FAMILY_DEEPSEEK_V4] = true,  [SPW_FAMILY_MISTRAL4] = true,       [SPW_FAMILY_MIMO_V2] = true,
-    [SPW_FAMILY_LFM2_MOE] = true,
+    [SPW_FAMILY_LFM2_MOE] = true,     [SPW_FAMILY_KIMI_LINEAR] = true,
 };
 
 /* The name without ".weight"; false when this is no linear weight of a layer. */
@@ -159,7 +159,11 @@ spw__nn_add_matrix(spw_model *m, spw_block *b, const char *module, char letter, 
 static const struct {
     spw_family family;
     const char *in_files, *in_memory;
-} renamed[] = {{SPW_FAMILY_HY_V3, ".shared_mlp.", ".shared_experts."}, {SPW_FAMILY_NEMOTRON_H, "backbone.", "model."}};
+} renamed[] = {{SPW_FAMILY_HY_V3, ".shared_mlp.", ".shared_experts."},
+               {SPW_FAMILY_KIMI_LINEAR, ".block_sparse_moe.", ".mlp."},
+               {SPW_FAMILY_KIMI_LINEAR, ".self_attn.f_a_proj", ".self_attn.forget_gate.f_a_proj"},
+               {SPW_FAMILY_KIMI_LINEAR, ".self_attn.f_b_proj", ".self_attn.forget_gate.f_b_proj"},
+               {SPW_FAMILY_NEMOTRON_H, "backbone.", "model."}};
 
 void
 spw__nn_name_module(const spw_model *m, const char *linear, char *name, size_t bytes)

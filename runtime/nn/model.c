@@ -211,7 +211,7 @@ check_linear(const spw_model_config *c, spw_error *err)
     if (c->linear_taps == 0 || c->linear_taps > SPW_TAPS_MAX)
         return SPW_RAISE(err, SPW_ECONFIG, "model: linear_conv_kernel_dim is %llu, it must be between 1 and %d",
                          (unsigned long long)c->linear_taps, SPW_TAPS_MAX);
-    return c->full_every > 0 || c->linear_mamba || c->linear_conv
+    return c->full_every > 0 || c->linear_mamba || c->linear_conv || c->linear_channels
                ? SPW_OK
                : SPW_RAISE(err, SPW_ECONFIG, "model: full_attention_interval is 0, it must be above");
 }

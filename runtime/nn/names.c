@@ -74,7 +74,10 @@ spw__nn_names(spw_family family)
                                     .linear_norm = "o_norm",
                                     .linear_halves = {"attention_layer_norm", "feedforward_layer_norm"},
                                     .down = "mlp.down_proj"};
+    static const spw__names kimi = {OF_LLAMA, .linear = "self_attn", .linear_out = "o_proj", .linear_norm = "o_norm",
+                                    .down = "mlp.down_proj"};
     switch (family) {
+    case SPW_FAMILY_KIMI_LINEAR: return &kimi;
     case SPW_FAMILY_OLMO_HYBRID: return &olmo;
     case SPW_FAMILY_LFM2:
     case SPW_FAMILY_LFM2_MOE: return &lfm;

@@ -257,7 +257,7 @@ spw_value *spw_nn_front_attention(spw_tape *t, spw_value *q, spw_value *front, s
 spw_value *spw_nn_linear_groups(spw_tape *t, spw_value *x, spw_value *w, uint64_t groups);
 /*
  * Linear attention: the short convolution, w (C, K) and bias (1, C), or NULL, parameters, and the gated delta rule or Mamba-2's (spw_gpu_conv,
- * spw_gpu_delta); qkv, a and b have no other user, log_a, dt_bias and skip (1, Hv) are parameters; b is NULL of Mamba-2, skip of the other. What a sequence's later rows read is kept in the delta cache, if the call has one.
+ * spw_gpu_delta); qkv, a and b have no other user, log_a, dt_bias and skip (1, Hv), with channels dt_bias (1, Hv Dk), are parameters; b is NULL of Mamba-2, skip of the other. What a sequence's later rows read is kept in the delta cache, if the call has one.
  */
 spw_value *spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, spw_value *bias, const spw_conv_shape *shape);
 /* The same without a bias by the taps of three parameters, each of the channels behind the one before. */
@@ -356,7 +356,8 @@ uint64_t spw_nn_tile_rows(uint64_t sequences, uint64_t positions, uint64_t most)
 
 /* ---------------------------------------------------------------- models */
 
-/* LOG_UNIFORM: logarithms of numbers between 0.01 and 16, each as likely as the next. LOG_COUNT: logarithms of 1, 2, 3 and so on. IN_TURN: a table of whole numbers, whose
+/* LOG_UNIFORM: logarithms of numbers between 0.01 and 16, each as likely as the next. LOG_COUNT: logarithms of 1, 2, 3 and so on. STEPS: what softplus makes
+ * steps of between 0.001 and 0.1 of, whose logarithms are uniform. IN_TURN: a table of whole numbers, whose
  * row r has r, r + 1 and so on, modulo spw_param.below. */
 typedef enum spw_init {
     SPW_INIT_NORMAL,
@@ -364,6 +365,7 @@ typedef enum spw_init {
     SPW_INIT_ONES,
     SPW_INIT_LOG_UNIFORM,
     SPW_INIT_LOG_COUNT,
+    SPW_INIT_STEPS,
     SPW_INIT_IN_TURN
 } spw_init;
 
@@ -381,7 +383,8 @@ typedef struct spw_param {
      * keep all of it. It is frozen always, and cols counts terms.
      */
     bool in_terms;
-    bool in_row; /* a vector, which files have as (1, cols) */
+    bool in_row;   /* a vector, which files have as (1, cols) */
+    bool of_heads; /* or as (1, 1, cols, 1) */
     /*
      * A vector that multiplies nothing, which files have in rows of so many, terms being one: a table. 0: as one. whole: in files its numbers are 64-bit
      * integers, each below `below`
@@ -522,6 +525,7 @@ typedef enum spw_family {
     SPW_FAMILY_AFMOE,
     SPW_FAMILY_OLMO_HYBRID,
     SPW_FAMILY_FALCON_H1,
+    SPW_FAMILY_KIMI_LINEAR,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -677,8 +681,13 @@ typedef struct spw_model_config {
      */
     bool halves_apart;
     uint64_t mlp_layers[SPW_FULL_LAYERS_MAX / 64], sparse_layers[SPW_FULL_LAYERS_MAX / 64];
-    bool linear_woven;    /* q, k, v and gates of a key head are beside each other in one matrix, b and a in another */
-    bool linear_apart;    /* each of q, k and v has a matrix of its own, and taps */
+    bool linear_woven; /* q, k, v and gates of a key head are beside each other in one matrix, b and a in another */
+    bool linear_apart; /* each of q, k and v has a matrix of its own, and taps */
+    /*
+     * And decays are those of each channel of the keys (Kimi Linear's), by full_layers, too; they, and gates, are made by two matrices with linear_key_dim
+     * numbers between them, and a gate is a sigmoid
+     */
+    bool linear_channels;
     bool linear_before;   /* layers of linear attention have norms before their halves, wherever the others have them */
     double linear_most;   /* beta comes to at most; 0: 1 */
     double linear_eps;    /* of the norm of what linear attention gives; 0: norm_eps */
