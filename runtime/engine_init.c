@@ -11,26 +11,18 @@ typedef struct init_job {
     uint64_t seed;
 } init_job;
 
+/* Logarithms of a uniform draw; or of what softplus makes steps of, whose logarithms are as likely as each other. */
 static void
-draw_log_uniform(float *out, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
+draw_logs(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
 {
-    const double least = 0.01, most = 16;
+    const bool steps = p->init == SPW_INIT_STEPS;
+    const double least = steps ? 0.001 : 0.01, most = steps ? 0.1 : 16;
     for (uint64_t i = 0; i < n; i++) {
         uint32_t r[4];
+        double u;
         spw_philox(seed, param_id, at + i, r);
-        out[i] = (float)log(least + (most - least) * ((double)r[0] + 0.5) * 0x1p-32);
-    }
-}
-
-/* Steps of 0.001 to 0.1, whose logarithms are as likely as each other, by what softplus makes them of. */
-static void
-draw_steps(float *out, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
-{
-    const double least = 0.001, most = 0.1;
-    for (uint64_t i = 0; i < n; i++) {
-        uint32_t r[4];
-        spw_philox(seed, param_id, at + i, r);
-        out[i] = (float)log(expm1(least * pow(most / least, ((double)r[0] + 0.5) * 0x1p-32)));
+        u = ((double)r[0] + 0.5) * 0x1p-32;
+        out[i] = (float)log(steps ? expm1(least * pow(most / least, u)) : least + (most - least) * u);
     }
 }
 
@@ -52,12 +44,8 @@ spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed
         spw__normal_draw(out, seed, param_id, at, n, p->init_std);
         return;
     }
-    if (p->init == SPW_INIT_LOG_UNIFORM) {
-        draw_log_uniform(out, param_id, seed, at, n);
-        return;
-    }
-    if (p->init == SPW_INIT_STEPS) {
-        draw_steps(out, param_id, seed, at, n);
+    if (p->init == SPW_INIT_LOG_UNIFORM || p->init == SPW_INIT_STEPS) {
+        draw_logs(out, p, param_id, seed, at, n);
         return;
     }
     if (p->init == SPW_INIT_IN_TURN) {

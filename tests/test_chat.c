@@ -425,13 +425,29 @@ test_forms(void **state)
 #define TALKS(...)          "\"messages\":[" __VA_ARGS__ "]"
 #define TALK(...)           "{" TALKS(__VA_ARGS__) "}"
 
+/* A line that a layout refuses, with words of the message. */
+struct refused {
+    const char *layout, *line, *want, *also;
+};
+
+static void
+refuses(const struct refused *r, spw_tokenizer *t, spw_tokens *tokens, spw_tokens *targets)
+{
+    spw_chat *c = open_chat(r->layout, t);
+    spw_error err = {0};
+    spw_status st = try_line(c, r->line, tokens, targets, &err);
+    if (st != SPW_ECORRUPT || strstr(err.message, r->want) == NULL || strstr(err.message, r->also) == NULL)
+        fail_msg("%s: %s: %s", r->line, spw_status_name(st), err.message);
+    encode_line(c, TALK(SAYS("user", "x")), tokens, targets); /* nothing of it is left */
+    assert_int_equal(count_of(tokens, tokens->ids[0]), 1);
+    spw_chat_close(c);
+}
+
 /* What a layout cannot say, by message and member. */
 static void
 test_refused(void **state)
 {
-    static const struct {
-        const char *layout, *line, *want, *also;
-    } cases[] = {
+    static const struct refused cases[] = {
         {"zephyr", "{\"messages\":[]}", "\"messages\" is not a list of messages", ""},
         {"zephyr", "{\"messages\":\"x\"}", "\"messages\" is not a list of messages", ""},
         {"zephyr", "{\"conversations\":{}}", "\"conversations\" is not a list of messages", ""},
@@ -471,17 +487,8 @@ test_refused(void **state)
     spw_tokenizer *t = open_spelled("mistral", "[]");
     spw_tokens tokens = {0}, targets = {0};
     (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        spw_chat *c = open_chat(cases[i].layout, t);
-        spw_error err = {0};
-        spw_status st = try_line(c, cases[i].line, &tokens, &targets, &err);
-        if (st != SPW_ECORRUPT || strstr(err.message, cases[i].want) == NULL ||
-            strstr(err.message, cases[i].also) == NULL)
-            fail_msg("%s: %s: %s", cases[i].line, spw_status_name(st), err.message);
-        encode_line(c, TALK(SAYS("user", "x")), &tokens, &targets); /* nothing of it is left */
-        assert_int_equal(count_of(&tokens, tokens.ids[0]), 1);
-        spw_chat_close(c);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        refuses(&cases[i], t, &tokens, &targets);
     spw_tokens_free(&tokens);
     spw_tokens_free(&targets);
     spw_tokenizer_close(t);
@@ -529,9 +536,7 @@ open_all_tokens(void)
 static void
 test_tools_refused(void **state)
 {
-    static const struct {
-        const char *layout, *line, *want, *also;
-    } cases[] = {
+    static const struct refused cases[] = {
         {"chatml", TALK(RESULT("a")), "message 1", "no call before it is without an answer"},
         {"chatml", TALK(USER "," RESULT("a")), "message 2", "no call before it"},
         {"chatml", TALK(USER "," SAYS("assistant", "y") "," SAYS("tool", "5")), "message 3", "no call before it"},
@@ -619,15 +624,8 @@ test_tools_refused(void **state)
     spw_tokenizer *t = open_all_tokens();
     spw_tokens tokens = {0}, targets = {0};
     (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        spw_chat *c = open_chat(cases[i].layout, t);
-        spw_error err = {0};
-        spw_status st = try_line(c, cases[i].line, &tokens, &targets, &err);
-        if (st != SPW_ECORRUPT || strstr(err.message, cases[i].want) == NULL ||
-            strstr(err.message, cases[i].also) == NULL)
-            fail_msg("%s: %s: %s", cases[i].line, spw_status_name(st), err.message);
-        spw_chat_close(c);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        refuses(&cases[i], t, &tokens, &targets);
     spw_tokens_free(&tokens);
     spw_tokens_free(&targets);
     spw_tokenizer_close(t);

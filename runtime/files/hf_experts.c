@@ -192,6 +192,18 @@ defaults_of(spw_family family)
     return &shared_experts[i];
 }
 
+spw_status
+spw__hf_settle_experts(const source *s, spw_model_config *c, uint64_t shared)
+{
+    SPW_TRY(spw__hf_read_mlp_types(s, c));
+    c->shared_width = shared * c->mlp_width;
+    if (c->groups == 1)
+        c->groups = c->group_choices = 0;
+    if (c->dense_first == 0)
+        c->dense_width = 0;
+    return SPW_OK;
+}
+
 static spw_status
 read_shared_experts(const source *s, spw_model_config *c)
 {
@@ -226,13 +238,7 @@ read_shared_experts(const source *s, spw_model_config *c)
     if (!(c->choice_scale > 0))
         return wrong(s, "routed_scaling_factor", "number above 0", get(s, "routed_scaling_factor"));
     SPW_TRY(read_method(s, c));
-    SPW_TRY(spw__hf_read_mlp_types(s, c));
-    c->shared_width = shared * c->mlp_width;
-    if (c->groups == 1)
-        c->groups = c->group_choices = 0;
-    if (c->dense_first == 0)
-        c->dense_width = 0;
-    return SPW_OK;
+    return spw__hf_settle_experts(s, c, shared);
 }
 
 /* A null q_lora_rank is none. Keys' sizes are the sum of what a head has of its own and what all share. */

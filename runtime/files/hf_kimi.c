@@ -136,13 +136,7 @@ spw__hf_read_kimi_experts(const source *s, spw_model_config *c)
     if (get(s, "moe_router_activation_func") != NULL && (word == NULL || strcmp(word, "sigmoid") != 0))
         return refuse(s, "moe_router_activation_func", get(s, "moe_router_activation_func"));
     SPW_TRY(must_be(s, "use_grouped_topk", true));
-    SPW_TRY(spw__hf_read_mlp_types(s, c));
-    c->shared_width = shared * c->mlp_width;
-    if (c->groups == 1)
-        c->groups = c->group_choices = 0;
-    if (c->dense_first == 0)
-        c->dense_width = 0;
-    return SPW_OK;
+    return spw__hf_settle_experts(s, c, shared);
 }
 
 static json_t *

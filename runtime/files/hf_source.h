@@ -135,6 +135,8 @@ spw_status spw__hf_read_experts(const source *s, spw_model_config *c);
 spw_status spw__hf_check_router_logits(const source *s);
 /* Layers without experts, as a list has it, which must be the first ones here, whatever else is said. */
 spw_status spw__hf_read_mlp_types(const source *s, spw_model_config *c);
+/* And what follows from the keys of a mixture: `shared` experts for all rows, one group, no dense layers. */
+spw_status spw__hf_settle_experts(const source *s, spw_model_config *c, uint64_t shared);
 /* hf_kimi.c: Kimi Linear's layers, and its experts; and the same written. */
 spw_status spw__hf_read_kimi(const source *s, spw_model_config *c);
 spw_status spw__hf_read_kimi_experts(const source *s, spw_model_config *c);
