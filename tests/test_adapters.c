@@ -1,5 +1,6 @@
 /* Adapters beside frozen weights: their gradients, merging them, and checkpoints that share the file of what is frozen. */
 #include "lib_rig.h"
+#include "nn_internal.h"
 #include "spw_access.h"
 #include "spw_files.h"
 #include <math.h>
@@ -307,6 +308,23 @@ find_param(const spw_model *m, const char *name)
     return id;
 }
 
+/* What the adapter is beside: peft has the names that transformers has in memory. */
+static uint32_t
+find_adapted(const spw_model *m, const char *adapter)
+{
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        char linear[96], module[160], name[200];
+        snprintf(linear, sizeof linear, "%.*s", (int)(strlen(m->params[id].name) - strlen(".weight")),
+                 m->params[id].name);
+        spw__nn_name_module(m, linear, module, sizeof module);
+        snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
+        if (strcmp(name, adapter) == 0)
+            return id;
+    }
+    fail_msg("nothing is beside %s", adapter);
+    return 0;
+}
+
 /* Is got the product, scaled, of dW and A (for B's gradient), or of dW and B (for A's)? In fp64; dW is (out, in) by element. */
 static void
 check_gradients(const rig *plain, const float *dw, const rig *adapted, const float *state_, const float *got,
@@ -319,13 +337,7 @@ check_gradients(const rig *plain, const float *dw, const rig *adapted, const flo
     bool in_out = plain->c.model.family == SPW_FAMILY_GPT2;
     uint64_t in = pa->cols, out = pb->rows, rank = pa->rows;
     double scale = (double)spw_lora_scale(&adapted->model->lora), diff[2] = {0, 0}, norm[2] = {0, 0};
-    const char *begin = pa->name + strlen("base_model.model.") + (in_out ? strlen("transformer.") : 0);
-    const bool renamed = plain->c.model.family == SPW_FAMILY_NEMOTRON_H; /* peft has transformers' name in memory */
-    char name[96];
-    begin += renamed ? strlen("model.") : 0;
-    snprintf(name, sizeof name, "%s%.*s.weight", renamed ? "backbone." : "", (int)(strstr(begin, ".lora_A") - begin),
-             begin);
-    dw += rig_elems_before(plain->model, find_param(plain->model, name));
+    dw += rig_elems_before(plain->model, find_adapted(plain->model, pa->name));
     for (uint64_t k = 0; k < rank; k++) {
         for (uint64_t i = 0; i < in; i++) {
             double want = 0;

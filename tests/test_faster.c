@@ -106,8 +106,10 @@ room_of(const spw_plan *p)
     return p->device_bytes + p->host_bytes - p->process_host;
 }
 
+/* Without what is gathered because memory is left. */
 static const char *const host[] = {"zero_optimization.offload_param={\"device\":\"cpu\"}",
-                                   "zero_optimization.offload_optimizer={\"device\":\"cpu\"}"};
+                                   "zero_optimization.offload_optimizer={\"device\":\"cpu\"}",
+                                   "zero_optimization.max_live_parameters=1"};
 static char nvme_param[400], nvme_optimizer[400];
 
 static void
@@ -135,7 +137,7 @@ test_up_from_disk(void **state)
     assert_false(says(&f, "spillway.host_memory")); /* what is not needed is not said */
     assert_true(f.faster.changes[f.faster.count - 1].step.step_s < 0.8 * f.before.step_s);
 
-    predict_as_set(host, 2, UINT64_MAX, &rates, &f.plan, &f.before);
+    predict_as_set(host, 3, UINT64_MAX, &rates, &f.plan, &f.before);
     room = room_of(&f.plan) - (130 << 20); /* all records do not fit */
     find(sets, 4, room, &rates, &f);
     check(sets, 4, room, &rates, &f);
@@ -156,7 +158,7 @@ test_no_waiting(void **state)
     rates.flops = 6e10;
     rates.nvme_read[0] = rates.nvme_write[0] = 2e9;
     rates.nvme_mixed[0] = 4e9;
-    predict_as_set(host, 2, UINT64_MAX, &rates, &f.plan, &f.before);
+    predict_as_set(host, 3, UINT64_MAX, &rates, &f.plan, &f.before);
     room = room_of(&f.plan) - (130 << 20);
     find(sets, 4, room, &rates, &f);
     check(sets, 4, room, &rates, &f);
