@@ -134,7 +134,7 @@ decay_of(const ops_subject *s, const spw_delta_shape *h, double *const *in, uint
 static void
 rule_of_head(const ops_subject *s, const spw_delta_shape *h, double *const *in, uint64_t b, uint64_t head, double *out)
 {
-    double *state = calloc(h->Dk * h->Dv, sizeof *state);
+    double *state = calloc(h->Dk * h->Dv, sizeof *state), decays[SPW_DELTA_DIM_MAX];
     assert_non_null(state);
     for (uint64_t t = 0; t < h->T; t++) {
         uint64_t row = b * h->T + t, at = row * h->Hv + head;
@@ -144,10 +144,12 @@ rule_of_head(const ops_subject *s, const spw_delta_shape *h, double *const *in, 
         double beta = (h->beta_most > 0 ? (double)h->beta_most : 1) / (1 + exp(-in[2][at]));
         if (h->begins != NULL && (uint64_t)h->begins[row] == t)
             memset(state, 0, h->Dk * h->Dv * sizeof *state);
+        for (uint64_t i = 0; i < h->Dk; i++)
+            decays[i] = i == 0 || h->channels ? decay_of(s, h, in, row, head, i) : decays[0];
         for (uint64_t j = 0; j < h->Dv; j++) {
             double seen = 0, sum = 0;
             for (uint64_t i = 0; i < h->Dk; i++)
-                seen += (state[i * h->Dv + j] *= decay_of(s, h, in, row, head, i)) * k[i] / k_length;
+                seen += (state[i * h->Dv + j] *= decays[i]) * k[i] / k_length;
             for (uint64_t i = 0; i < h->Dk; i++) {
                 state[i * h->Dv + j] += k[i] / k_length * beta * (v[j] - seen);
                 sum += state[i * h->Dv + j] * q[i] / q_length;
