@@ -104,7 +104,6 @@ look_at_weights(const char *folder, const spw_model_config *config, bool *bf16, 
     spw_model *model = NULL;
     spw_quant *forms = NULL;
     spw_st_extent unused;
-    spw_error none = {0};
     spw_dtype dtype;
     spw_status st = spw_hf_reader_open(&r, folder, err);
     *bf16 = true;
@@ -118,11 +117,11 @@ look_at_weights(const char *folder, const spw_model_config *config, bool *bf16, 
         *bf16 = *bf16 && (may_be_rounded(&model->params[id]) || !number || dtype == SPW_BF16);
         *codes = *codes || !number;
     }
-    spw_hf_reader_close(r);
     if (st == SPW_OK && *codes && (forms = spw_mem_calloc(model->param_count, sizeof *forms)) == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "codes of %u parameters", model->param_count);
     if (forms != NULL)
-        *codes = spw_hf_codes(forms, folder, model, *bf16 ? SPW_BF16 : SPW_F32, &none) == SPW_OK;
+        *codes = spw_hf_reader_codes(forms, r, model, *bf16 ? SPW_BF16 : SPW_F32);
+    spw_hf_reader_close(r);
     spw_mem_free(forms);
     spw_model_destroy(model);
     return st;

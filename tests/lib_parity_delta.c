@@ -755,6 +755,20 @@ parity_delta_bounds(const parity *p)
 
 enum { T_QKV, T_GATES, T_DOUT, T_OUT, T_DELTA, T_DQKV, T_DA, T_DB, T_SUMS, T_SCRATCH, T_COUNT };
 
+static spw_delta_shape
+turns_shape(const uint64_t *d, uint64_t heads_each, enum rules kind)
+{
+    return (spw_delta_shape){.B = d[0],
+                             .T = d[1],
+                             .Hk = d[2],
+                             .Hv = d[3],
+                             .Dk = d[4],
+                             .Dv = d[5],
+                             .heads_each = heads_each,
+                             .mamba = kind == MAMBA,
+                             .channels = kind == CHANNELS};
+}
+
 /* What backward gives with so many heads of keys at a time, one array behind the other; scratch begins as NaN. */
 static char *
 in_turns(spw_gpu *gpu, const uint64_t *d, uint64_t heads_each, enum rules kind, uint64_t *bytes)
@@ -762,15 +776,7 @@ in_turns(spw_gpu *gpu, const uint64_t *d, uint64_t heads_each, enum rules kind, 
     const bool mamba = kind == MAMBA;
     const uint64_t rows = d[0] * d[1], wide = rows * row_width(d), values = rows * d[3] * d[5], n = rows * d[3];
     const spw_dtype type = spw_gpu_get_info(gpu)->compute_dtype;
-    spw_delta_shape shape = {.B = d[0],
-                             .T = d[1],
-                             .Hk = d[2],
-                             .Hv = d[3],
-                             .Dk = d[4],
-                             .Dv = d[5],
-                             .heads_each = heads_each,
-                             .mamba = mamba,
-                             .channels = kind == CHANNELS};
+    const spw_delta_shape shape = turns_shape(d, heads_each, kind);
     const uint64_t da = rows * decay_count(d, kind), own = own_count(d, kind);
     const uint64_t counts[T_COUNT] = {wide, gate_count(d, kind),          values, values, values, wide, da, n,
                                       own,  spw_gpu_delta_scratch(&shape)};
@@ -809,14 +815,7 @@ parity_delta_turns(const parity *p)
         const enum rules kind = i % RULES;
         uint64_t bytes, same;
         char *want = in_turns(p->gpu, d, 0, kind, &bytes);
-        spw_delta_shape shape = {.B = d[0],
-                                 .T = d[1],
-                                 .Hk = d[2],
-                                 .Hv = d[3],
-                                 .Dk = d[4],
-                                 .Dv = d[5],
-                                 .mamba = kind == MAMBA,
-                                 .channels = kind == CHANNELS};
+        spw_delta_shape shape = turns_shape(d, 0, kind);
         const uint64_t scratch = spw_gpu_delta_scratch(&shape);
         for (uint64_t each = 1; each < d[2]; each++) {
             char *got = in_turns(p->gpu, d, each, kind, &same);

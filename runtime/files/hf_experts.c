@@ -136,8 +136,9 @@ read_method(const source *s, spw_model_config *c)
     return v2 && limited ? SPW_OK : must_say(s, "topk_method", v2 ? "greedy" : "noaux_tc");
 }
 
-spw_status
-spw__hf_read_mlp_types(const source *s, spw_model_config *c)
+/* GLM-4.7-Flash's, Hy3's and its younger relatives' layers without experts, which must be the first ones here, whatever else is said. */
+static spw_status
+read_mlp_types(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "mlp_layer_types"), *said = get(s, "first_k_dense_replace");
     if (!spw__hf_of(c->family, GLM_LITE | HY | MIMO) &&
@@ -195,7 +196,7 @@ defaults_of(spw_family family)
 spw_status
 spw__hf_settle_experts(const source *s, spw_model_config *c, uint64_t shared)
 {
-    SPW_TRY(spw__hf_read_mlp_types(s, c));
+    SPW_TRY(read_mlp_types(s, c));
     c->shared_width = shared * c->mlp_width;
     if (c->groups == 1)
         c->groups = c->group_choices = 0;
@@ -340,11 +341,7 @@ read_hy_experts(const source *s, spw_model_config *c)
     SPW_TRY(read_real(s, "router_scaling_factor", &c->choice_scale));
     if (!(c->choice_scale > 0))
         return wrong(s, "router_scaling_factor", "number above 0", get(s, "router_scaling_factor"));
-    SPW_TRY(spw__hf_read_mlp_types(s, c));
-    c->shared_width = shared * c->mlp_width;
-    if (c->dense_first == 0)
-        c->dense_width = 0;
-    return SPW_OK;
+    return spw__hf_settle_experts(s, c, shared);
 }
 
 /* One for all layers, or a list of what each has, which must be the same. The shared expert is as wide as another one. */

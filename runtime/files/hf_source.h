@@ -133,9 +133,7 @@ spw_status spw__hf_read_indexer(const source *s, spw_model_config *c);
 void spw__hf_write_indexer(json_t *o, const spw_model_config *c);
 spw_status spw__hf_read_experts(const source *s, spw_model_config *c);
 spw_status spw__hf_check_router_logits(const source *s);
-/* Layers without experts, as a list has it, which must be the first ones here, whatever else is said. */
-spw_status spw__hf_read_mlp_types(const source *s, spw_model_config *c);
-/* And what follows from the keys of a mixture: `shared` experts for all rows, one group, no dense layers. */
+/* What follows from the keys of a mixture: which layers have no experts, `shared` ones for all rows, one group. */
 spw_status spw__hf_settle_experts(const source *s, spw_model_config *c, uint64_t shared);
 /* hf_kimi.c: Kimi Linear's layers, and its experts; and the same written. */
 spw_status spw__hf_read_kimi(const source *s, spw_model_config *c);

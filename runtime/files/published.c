@@ -209,27 +209,36 @@ read_config(spw_quant *forms, met *found, const char *folder, const spw_model *m
 
 /* ---------------------------------------------------------------- either */
 
+bool
+spw_hf_reader_codes(spw_quant *forms, const spw_hf_reader *r, const spw_model *m, spw_dtype dtype)
+{
+    met found = {0};
+    of_tensors(forms, &found, r, m, dtype);
+    return found.count > 0;
+}
+
 spw_status
 spw_hf_codes(spw_quant *forms, const char *folder, const spw_model *m, spw_dtype dtype, spw_error *err)
 {
     spw_hf_reader *r = NULL;
     met found = {0};
+    bool any = false;
     spw_status st;
     if (!spw_hf_has_weights(folder)) {
         SPW_TRY(read_config(forms, &found, folder, m, dtype, err));
+        any = found.count > 0;
     } else {
         st = spw_hf_reader_open(&r, folder, err);
         if (st == SPW_OK)
             st = spw_hf_reader_bind(r, m, err);
         if (st == SPW_OK)
-            of_tensors(forms, &found, r, m, dtype);
+            any = spw_hf_reader_codes(forms, r, m, dtype);
         spw_hf_reader_close(r);
         SPW_TRY(st);
     }
-    if (found.count > 0)
-        return SPW_OK;
-    return SPW_RAISE(err, SPW_ECONFIG,
-                     "spillway.frozen_codes \"published\": %s has no matrices as codes that are kept as they are: "
-                     "int8 and int4 make codes of numbers",
-                     folder);
+    return any ? SPW_OK
+               : SPW_RAISE(err, SPW_ECONFIG,
+                           "spillway.frozen_codes \"published\": %s has no matrices as codes that are kept as they "
+                           "are: int8 and int4 make codes of numbers",
+                           folder);
 }

@@ -262,6 +262,8 @@ spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_erro
  * Errors  SPW_ECONFIG, naming the folder: it has no codes, or none that can be kept; those of the reader.
  */
 spw_status spw_hf_codes(spw_quant *forms, const char *folder, const spw_model *model, spw_dtype dtype, spw_error *err);
+/* The same of a folder that is open, with that model bound. Returns whether there are any. */
+bool spw_hf_reader_codes(spw_quant *forms, const spw_hf_reader *r, const spw_model *model, spw_dtype dtype);
 /*
  * spw_hf_read_codes - elements [first, first + count) of a bound model's parameter as blocks or strips in that form, which spw_hf_codes said of it; what
  * the last block has behind them is zero.
