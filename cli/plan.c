@@ -105,6 +105,7 @@ cli_warn_of_idle_keys(const spw_config *c, uint64_t ranks)
         {"spillway.frozen_codes", strcmp(c->run.frozen_codes, "none") != 0, trained, frozen},
         {"zero_optimization.zero_quantized_nontrainable_weights", c->zero.quantized_frozen, trained, frozen},
         {"zero_optimization.zero_hpz_partition_size", c->zero.hpz_partition_size > 1, ranks == 1, "there is one rank"},
+        {"sequence_parallel_size", c->sequence_ranks > 1, ranks == 1, "there is one rank"},
         {"zero_optimization.mics_shard_size", c->zero.mics_shard_size > 1, ranks == 1, "there is one rank"},
         {"spillway.nearest_moments", c->run.nearest_moments, c->run.state_format != SPW_STATE_SPLIT_BF16,
          "spillway.state_format is not split-bf16"},

@@ -120,7 +120,8 @@ static void
 print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
 {
     const spw_resource no_rate = SPW_RESOURCE_COUNT;
-    const double far = (double)(p->gathered.far + p->reduced.far);
+    const double far = (double)(p->gathered.far + p->reduced.far + p->traded.far);
+    const double all = (double)(p->gathered.all + p->reduced.all + p->traded.all);
     const struct {
         const char *name;
         double amount;
@@ -134,7 +135,8 @@ print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
         {"d2h", (double)x->traffic.d2h, "B", SPW_RESOURCE_D2H},
         {"gathered from ranks", (double)p->gathered.all, "B", no_rate},
         {"reduced from ranks", (double)p->reduced.all, "B", no_rate},
-        {"both, within the host", (double)(p->gathered.all + p->reduced.all) - far, "B", SPW_RESOURCE_RANKS},
+        {"traded for attention", (double)p->traded.all, "B", no_rate},
+        {"all, within the host", all - far, "B", SPW_RESOURCE_RANKS},
         {"all ranks', from hosts", far * p->local_ranks, "B", SPW_RESOURCE_NETWORK},
         {"compute", p->flops, "FLOP", SPW_RESOURCE_COMPUTE},
         {"optimizer", (double)(p->trained - p->trained_device), "params", SPW_RESOURCE_OPTIMIZER},
@@ -145,7 +147,7 @@ print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
         bool bytes = rows[i].unit[0] == 'B', rated = rows[i].resource != no_rate;
         bool between = !rated || rows[i].resource == SPW_RESOURCE_RANKS || rows[i].resource == SPW_RESOURCE_NETWORK;
         double s = rated ? x->seconds[rows[i].resource] : NAN;
-        if (between && p->ranks == 1)
+        if (between && (p->ranks == 1 || (rows[i].amount == 0 && strncmp(rows[i].name, "traded", 6) == 0)))
             continue;
         if (rows[i].resource == SPW_RESOURCE_CPU && (rates == NULL || rates->shared_cores == 0))
             continue;
@@ -384,11 +386,12 @@ cli_plan_show_json(const plan_run *r)
         for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
             json_object_set_new(seconds, spw_resource_name((spw_resource)k), number(x->seconds[k]));
         json_object_set_new(root, "step",
-                            json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "nvme_read",
+                            json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "nvme_read",
                                       integer(x->traffic.nvme_read), "nvme_write", integer(x->traffic.nvme_write),
                                       "h2d", integer(x->traffic.h2d), "d2h", integer(x->traffic.d2h), "gather",
                                       integer(p->gathered.all), "reduce", integer(p->reduced.all), "gather_hosts",
-                                      integer(p->gathered.far), "reduce_hosts", integer(p->reduced.far)));
+                                      integer(p->gathered.far), "reduce_hosts", integer(p->reduced.far), "trade",
+                                      integer(p->traded.all), "trade_hosts", integer(p->traded.far)));
         json_object_set_new(root, "seconds", seconds);
         json_object_set_new(root, "step_s", number(x->timed ? x->step_s : NAN));
         json_object_set_new(root, "bound_s", number(x->timed ? x->bound_s : NAN));

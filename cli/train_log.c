@@ -53,9 +53,9 @@ bound_object(const spw_step_result *s)
 static json_t *
 bytes_object(const spw_step_result *s)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "nvme_read", (json_int_t)s->nvme_read, "nvme_write",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "nvme_read", (json_int_t)s->nvme_read, "nvme_write",
                      (json_int_t)s->nvme_write, "h2d", (json_int_t)s->h2d, "d2h", (json_int_t)s->d2h, "gather",
-                     (json_int_t)s->gather, "reduce", (json_int_t)s->reduce);
+                     (json_int_t)s->gather, "reduce", (json_int_t)s->reduce, "trade", (json_int_t)s->trade);
 }
 
 static json_t *
@@ -91,11 +91,11 @@ static json_t *
 plan_object(const train_run *r, const spw_prediction *x)
 {
     const spw_plan *p = spw_engine_plan(r->engine);
-    return json_pack("{s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "process", (json_int_t)p->process_host, "step_s",
+    return json_pack("{s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "process", (json_int_t)p->process_host, "step_s",
                      number(x->timed ? x->step_s : NAN), "nvme_read", (json_int_t)x->traffic.nvme_read, "nvme_write",
                      (json_int_t)x->traffic.nvme_write, "h2d", (json_int_t)x->traffic.h2d, "d2h",
                      (json_int_t)x->traffic.d2h, "gather", (json_int_t)p->gathered.all, "reduce",
-                     (json_int_t)p->reduced.all);
+                     (json_int_t)p->reduced.all, "trade", (json_int_t)p->traded.all);
 }
 
 void

@@ -43,11 +43,24 @@ cli_train_eval_batches(const spw_config *c, const spw_data *data)
     return have < c->run.eval_batches ? have : c->run.eval_batches;
 }
 
+/* Ranks that share sequences have the same ones: so many such groups have others, and this one's place among them. */
+static uint64_t
+groups_of(const train_run *r)
+{
+    return r->world / spw_config_sharers(&r->config);
+}
+
+static uint64_t
+group_of(const train_run *r)
+{
+    return r->rank / spw_config_sharers(&r->config);
+}
+
 /* Where micro-batch i of this rank begins: they go to the ranks in turn, so that these see together what one would see. */
 static uint64_t
 own_share(const train_run *r, uint64_t position, uint64_t i)
 {
-    return position + (i * r->world + r->rank) * r->config.micro_batch;
+    return position + (i * groups_of(r) + group_of(r)) * r->config.micro_batch;
 }
 
 static spw_status
@@ -77,7 +90,8 @@ static spw_status
 evaluate(train_run *r, double *loss_out, spw_error *err)
 {
     uint64_t B = r->config.micro_batch, batches = cli_train_eval_batches(&r->config, r->data);
-    uint64_t each = (batches + r->world - 1) / r->world, own = batches / r->world + (r->rank < batches % r->world);
+    const uint64_t groups = groups_of(r), each = (batches + groups - 1) / groups;
+    const uint64_t own = batches / groups + (group_of(r) < batches % groups);
     uint64_t tokens = B * r->config.data.seq_length;
     *loss_out = NAN;
     if (batches == 0)
@@ -108,6 +122,7 @@ add_step(train_run *r, const spw_step_result *s)
     r->sum.d2h += s->d2h;
     r->sum.gather += s->gather;
     r->sum.reduce += s->reduce;
+    r->sum.trade += s->trade;
     for (int k = 0; k < SPW_STALL_COUNT; k++)
         r->sum.stall_s[k] += s->stall_s[k];
     if (s->targets > 0) {
@@ -166,7 +181,7 @@ spw_status
 cli_train_loop(train_run *r, spw_error *err)
 {
     const spw_config *c = &r->config;
-    uint64_t per_step = c->micro_batch * c->accumulation * r->world;
+    const uint64_t per_step = c->micro_batch * c->accumulation * groups_of(r);
     bool more, save_due = false;
     r->first_step = r->at.step;
     r->saved_step = r->resumed ? r->at.step : UINT64_MAX;

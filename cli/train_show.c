@@ -39,6 +39,9 @@ cli_train_show_start(const train_run *r)
         printf("ranks    %u on %u host%s, %s, stage %u\n", r->world, spw_comm_get_info(r->comm)->host_count,
                spw_comm_get_info(r->comm)->host_count > 1 ? "s" : "", spw_comm_get_info(r->comm)->backend,
                c->zero.stage);
+    if (spw_config_sharers(c) > 1)
+        printf("shared   each sequence by %u ranks, %llu positions and a part of attention's heads each\n",
+               spw_config_sharers(c), (unsigned long long)(c->data.seq_length / spw_config_sharers(c)));
     printf("data     %u file(s) (%s), %s, %llu training and %llu held-out sequences of %llu tokens\n",
            spw_data_file_count(r->data), spw_data_formats(r->data),
            spw_format_bytes(bytes, sizeof bytes, spw_data_bytes(r->data)),
@@ -139,11 +142,12 @@ show_links(const train_run *r, double steps)
     const struct {
         const char *name;
         uint64_t bytes;
-    } links[] = {{"nvme read", s->nvme_read}, {"nvme write", s->nvme_write}, {"h2d", s->h2d}, {"d2h", s->d2h},
-                 {"gathered", s->gather},     {"reduced", s->reduce}};
+    } links[] = {{"nvme read", s->nvme_read}, {"nvme write", s->nvme_write}, {"h2d", s->h2d},     {"d2h", s->d2h},
+                 {"gathered", s->gather},     {"reduced", s->reduce},        {"traded", s->trade}};
+    const size_t count = r->world == 1 ? 4 : spw_config_sharers(&r->config) == 1 ? 6 : 7;
     char all[32], each[32];
     printf("  %-14s %14s %14s %12s\n", "link", "bytes", "per step", "per param");
-    for (size_t i = 0; i < (r->world > 1 ? 6 : 4); i++)
+    for (size_t i = 0; i < count; i++)
         printf("  %-14s %14s %14s %12.2f\n", links[i].name, spw_format_bytes(all, sizeof all, links[i].bytes),
                spw_format_bytes(each, sizeof each, (uint64_t)((double)links[i].bytes / steps)),
                (double)links[i].bytes / steps / params);

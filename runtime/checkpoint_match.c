@@ -45,6 +45,7 @@ static const char *const deciding[] = {"model.",
 /* Free for a checkpoint, but alike on all ranks: by these they call each other. */
 static const char *const together[] = {"zero_optimization.stage",
                                        "zero_optimization.prefetch_bucket_size",
+                                       "sequence_parallel_size",
                                        "zero_optimization.zero_hpz_partition_size",
                                        "zero_optimization.mics_shard_size",
                                        "zero_optimization.mics_hierarchical_params_gather",
@@ -114,7 +115,8 @@ same_frozen(const spw_config *saved, const spw_config *now)
 static bool
 excused(const match *m, const char *key)
 {
-    if (m->saved->run.ranks != m->now->run.ranks && m->saved->train_batch_size == m->now->train_batch_size &&
+    if ((m->saved->run.ranks != m->now->run.ranks || spw_config_sharers(m->saved) != spw_config_sharers(m->now)) &&
+        m->saved->train_batch_size == m->now->train_batch_size &&
         (strcmp(key, "train_micro_batch_size_per_gpu") == 0 || strcmp(key, "gradient_accumulation_steps") == 0))
         return true;
     if (strcmp(key, "data.tokenizer") == 0)

@@ -66,6 +66,8 @@ const key_row spw__config_rows[] = {
     U64("train_batch_size", NULL, train_batch_size, 1, 1e9, NULL, "sequences per optimizer step"),
     U64("train_micro_batch_size_per_gpu", NULL, micro_batch, 1, 1e6, NULL, "sequences per micro-batch"),
     U64("gradient_accumulation_steps", NULL, accumulation, 1, 1e6, NULL, "micro-batches per optimizer step"),
+    U32("sequence_parallel_size", NULL, sequence_ranks, 1, 65536, "1",
+        "so many ranks in a row have a part of the positions of each sequence, and of attention's heads"),
     REAL("gradient_clipping", NULL, gradient_clipping, 0, 1e30, "0.0", "largest global gradient norm; 0: off"),
 
     SECTION("optimizer", "the optimizer"),
@@ -330,7 +332,6 @@ const key_row spw__config_rows[] = {
     UNBUILT("weight_quantization", "{}", "spillway.frozen_codes stores weights as codes"),
     UNBUILT("expert_parallel", "{}", "expert parallelism"),
     UNBUILT("use_data_before_expert_parallelism", "false", "expert parallelism"),
-    UNBUILT("sequence_parallel_size", "1", "sequence parallelism"),
     UNBUILT("gradient_allreduce_op", "\"mean\"", "the loss is a mean over all ranks' targets"),
     UNBUILT("data_types.keep_in_fp32_modules", "\"auto\"", "norms compute in fp32 as it is"),
     INERT_ANY("log_level", "the program says what a person needs"),

@@ -80,7 +80,14 @@ static spw_status
 settle_batch(const config_reader *r)
 {
     spw_config *c = r->out;
-    uint64_t all = c->train_batch_size, micro = c->micro_batch, steps = c->accumulation, ranks = c->run.ranks;
+    const uint64_t sharers = spw_config_sharers(c), ranks = c->run.ranks / sharers; /* that have others' sequences */
+    uint64_t all = c->train_batch_size, micro = c->micro_batch, steps = c->accumulation;
+    if (c->run.ranks % sharers != 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: sequence_parallel_size %llu does not divide %u rank%s (train -n %llu, plan --set "
+                         "spillway.ranks=%llu)",
+                         r->name, (unsigned long long)sharers, c->run.ranks, c->run.ranks > 1 ? "s" : "",
+                         (unsigned long long)sharers, (unsigned long long)sharers);
     if (all > 0 && micro == 0)
         micro = (steps > 0 ? all / steps : all) / ranks;
     micro = micro > 0
@@ -94,16 +101,18 @@ settle_batch(const config_reader *r)
         char meant[160] = "", given[128] = "";
         if (steps > 0 && all >= micro * steps && all % (micro * steps) == 0)
             snprintf(meant, sizeof meant, "; it is for %llu rank%s (train -n %llu, plan --set spillway.ranks=%llu)",
-                     (unsigned long long)(all / (micro * steps)), all > micro * steps ? "s" : "",
-                     (unsigned long long)(all / (micro * steps)), (unsigned long long)(all / (micro * steps)));
+                     (unsigned long long)(all / (micro * steps) * sharers),
+                     all / (micro * steps) * sharers > 1 ? "s" : "",
+                     (unsigned long long)(all / (micro * steps) * sharers),
+                     (unsigned long long)(all / (micro * steps) * sharers));
         if (c->micro_batch > 0)
             snprintf(given, sizeof given, "train_micro_batch_size_per_gpu %llu times ", (unsigned long long)micro);
         if (c->accumulation > 0)
             snprintf(given + strlen(given), sizeof given - strlen(given), "gradient_accumulation_steps %llu times ",
                      (unsigned long long)steps);
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: train_batch_size %llu is not %s%s%llu rank%s%s", r->name,
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: train_batch_size %llu is not %s%s%llu %s%s%s", r->name,
                          (unsigned long long)all, c->micro_batch > 0 && c->accumulation > 0 ? "" : "a multiple of ",
-                         given, (unsigned long long)ranks, ranks > 1 ? "s" : "", meant);
+                         given, (unsigned long long)ranks, sharers > 1 ? "group" : "rank", ranks > 1 ? "s" : "", meant);
     }
     c->train_batch_size = all;
     c->micro_batch = micro;

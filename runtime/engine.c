@@ -47,7 +47,7 @@ fill_tables(spw_engine *e, spw_error *err)
     if (host == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "tables of positions");
     for (uint64_t i = 0; i < e->rows; i++)
-        places[i] = (int32_t)(i % e->T);
+        places[i] = (int32_t)(e->sequence_rank * e->own_T + i % e->own_T);
     spw_gpu_write_bytes(e->compute, e->places, places, places_bytes);
     for (uint64_t i = 0; i < tables; i++) {
         spw_rope_table(m, i, spw__table_positions(e), host);
@@ -95,6 +95,7 @@ take_memory(spw_engine *e, spw_error *err)
     e->choices = spw_carve_take(&carve, spw__choices_bytes(e));
     e->orthogonal.memory = spw_carve_take(&carve, spw__orthogonal_bytes(e));
     e->wire_memory = spw_carve_take(&grads, spw__wire_device_bytes(e));
+    e->share.send = spw_carve_take(&grads, spw__sequences_device_bytes(e));
     e->tokens = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->targets = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->losses = spw_carve_take(&carve, e->micro_max * e->rows * 4);
@@ -103,7 +104,7 @@ take_memory(spw_engine *e, spw_error *err)
     e->slots = spw_carve_take(&carve, e->cache_slots * 4);
     e->starts = spw_carve_take(&carve, e->cache_slots * 4);
     if (spw__documents_bytes(e) > 0)
-        e->documents = spw_carve_take(&carve, 3 * e->micro_max * e->rows * 4);
+        e->documents = spw_carve_take(&carve, e->micro_max * (e->rows + 2 * e->B * e->T) * 4);
     if (spw__chunks_bytes(e) > 0)
         e->chunks = spw_carve_take(&carve, spw__chunks_bytes(e));
     if (e->hides_targets)
@@ -112,7 +113,8 @@ take_memory(spw_engine *e, spw_error *err)
         e->pairs = spw_carve_take(&carve, spw__pairs_bytes(e));
     e->cache = spw_carve_take(&carve, spw__cache_bytes(e));
     if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->wire_memory == NULL || e->cache == NULL ||
-        e->sides == NULL || e->choices == NULL || (spw__chunks_bytes(e) > 0 && e->chunks == NULL))
+        e->share.send == NULL || e->sides == NULL || e->choices == NULL ||
+        (spw__chunks_bytes(e) > 0 && e->chunks == NULL))
         return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
     return fill_tables(e, err);
 }
@@ -355,6 +357,10 @@ make_batch_tables(spw_engine *e, spw_error *err)
         there = (e->losses_host = spw_mem_zalloc(spw__losses_bytes(e))) != NULL;
     if (spw__documents_bytes(e) > 0)
         there = (e->window = spw_mem_zalloc(spw__documents_bytes(e))) != NULL && there;
+    if (e->sequence_ranks > 1) {
+        e->own_ids = spw_mem_calloc(2 * e->rows, sizeof *e->own_ids);
+        there = there && e->own_ids != NULL;
+    }
     if (e->hides_targets) {
         e->targeted_host = spw_mem_calloc(e->rows, sizeof *e->targeted_host);
         e->targeted_counts = spw_mem_calloc(e->micro_max, sizeof *e->targeted_counts);
@@ -397,7 +403,6 @@ settle_rows(spw_engine *e, const spw_engine_options *o)
         e->cache_positions = o->cache_positions;
         SPW_ASSERT(o->inference && e->T <= e->cache_positions);
     }
-    e->rows = e->B * e->T;
     e->chooses = m->index_keys > 0 && spw_model_index_keys(m, spw__table_positions(e)) > m->index_keys;
 }
 
@@ -498,7 +503,9 @@ make_passes(spw_engine *e, const spw_engine_options *o, spw_error *err)
     SPW_TRY(spw_gpu_event_create(&e->passed, e->gpu, err));
     SPW_TRY(spw_tape_create(&e->tape, e->compute, spw_gpu_get_info(e->gpu), err));
     if (e->cache_slots == 0) /* of this size for shorter contexts too, which then need no more memory */
-        spw_tape_in_tiles(e->tape, spw_nn_tile_rows(e->B, e->T, spw__tile_tokens(&e->config, e->model)));
+        spw_tape_in_tiles(e->tape, spw_nn_tile_rows(e->B, e->own_T, spw__tile_tokens(&e->config, e->model)));
+    if (e->sequence_ranks > 1)
+        spw_tape_share(e->tape, &e->share);
     SPW_TRY(make_tables(e, o, err));
     SPW_TRY(make_batch_tables(e, err));
     SPW_TRY(make_traces(e, o, accumulation_of(e, o), err));
@@ -523,6 +530,7 @@ build(spw_engine *e, const spw_engine_options *o, expert_way way, spw_error *err
 {
     spw_topology topology;
     settle_rows(e, o);
+    SPW_TRY(spw__sequences_settle(e, err));
     settle_passes(e, o, way);
     SPW_TRY(lay_out(e, o, way.turns, err));
     if (o->weights_from != NULL && spw__in_place_wanted(e))
@@ -701,6 +709,8 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->flow_lent);
     spw_mem_free(e->apart);
     spw_mem_free(e->losses_host);
+    spw_mem_free(e->own_ids);
+    spw_mem_free(e->trades);
     spw_mem_free(e->targeted_host);
     spw_mem_free(e->targeted_counts);
     spw_mem_free(e->pairs_host);

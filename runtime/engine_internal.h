@@ -25,6 +25,7 @@ typedef struct grad_buffer {
 
 typedef struct spw_ranks spw_ranks;
 typedef struct spw_wire spw_wire;
+typedef struct spw_sequences spw_sequences;
 
 /* Streams of collectives, each of one thread: weights, gradients, what steps decide, checkpoints. */
 typedef struct rank_channels {
@@ -32,6 +33,7 @@ typedef struct rank_channels {
     spw_channel *group;            /* weights too: of the ranks that keep slices of them together; NULL: none do */
     spw_channel *abroad, *at_home; /* and: of one rank on each host of MiCS' group, of its ranks on this one; or NULL */
     spw_channel *host;             /* gradients too: of this host's ranks; NULL: all ranks sum at once */
+    spw_channel *sequences;        /* of those that share them, the engine's thread; NULL: none do */
     spw_channel *across; /* of one rank of each host; of each of MiCS' groups, then gathers and reduces are a group's */
 } rank_channels;
 
@@ -92,6 +94,11 @@ typedef struct engine_zeropp {
     const char *flat; /* why that is so; NULL: nobody wants it otherwise */
 } engine_zeropp;
 
+/* Bytes that a block's calls for a micro-batch bring from ranks that share its sequences. */
+typedef struct block_trades {
+    uint64_t forward, again, backward; /* again: forward once more, if what it left is not kept */
+} block_trades;
+
 struct spw_engine {
     spw_config config;
     engine_in_place in_place;
@@ -108,6 +115,7 @@ struct spw_engine {
     uint32_t device_sharers; /* ranks of this host on this device */
     uint64_t device_asked;   /* of its memory, more than there is; 0: no more */
     uint64_t gather_most;    /* bytes of gathered units, as ranks agreed on them; 0: they did not yet, or none are */
+    uint32_t tapes_most;     /* of what lies between checkpoints, where ranks compute attention together */
     bool single_grad, lands; /* they make gradients one at a time; one of them updates on its device */
     bool in_turns;           /* a layer's experts come to the device turn by turn, while the layer is computed */
     bool in_pieces;          /* matrices with a row for each token come piece by piece, while their block is computed */
@@ -132,7 +140,14 @@ struct spw_engine {
     spw_layout layout;
     spw_plan plan;
     spw_tape *tape;
-    uint64_t B, T, rows;
+    uint64_t B, T, rows; /* rows: of a micro-batch's B T positions, this rank's */
+    /* Sequences that ranks share (sequences.c): so many do, this one's place among them, and how many positions each has. 1, 0, T: none do. */
+    uint32_t sequence_ranks, sequence_rank;
+    uint64_t own_T;
+    spw_share share;
+    uint64_t send_bytes;  /* of share.send */
+    block_trades *trades; /* (blocks) of a micro-batch; NULL: none are shared */
+    int32_t *own_ids;     /* (2, rows) this rank's tokens and targets of a micro-batch; NULL: likewise */
     uint64_t cache_slots, cache_positions; /* generation: B is the slots, T the longest piece of a prompt; else 0 */
     uint32_t micro_max, group_max, chain_max;
     uint64_t target_count; /* of this step, on all ranks: positions with a target */
@@ -151,8 +166,11 @@ struct spw_engine {
     uint64_t block_elems; /* of all units that one block uses, at most */
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
-    int32_t *documents;       /* (3, micro_max, rows) places, begins and ends where documents are separate; else NULL */
-    int32_t *chunks;          /* (2, micro_max or 1, rows) begins and ends where a sequence has chunks; else NULL */
+    /*
+     * Where documents are separate (micro_max, rows) places, and of all positions (2, micro_max, B T) begins and ends; where a sequence has chunks (2, micro_max
+     * or 1, B T) theirs; else NULL.
+     */
+    int32_t *documents, *chunks;
     const volatile int *stop; /* looked at while state is made or loaded; NULL: it is not to stop */
     bool hides_targets;       /* many rows may have none */
     double targeted_share;    /* of rows that heads compute, on average */
@@ -194,7 +212,7 @@ struct spw_engine {
     double *partials; /* sums of squares, one per 4096 elements of what is trained; once d2h has passed them */
     spw_region partial_memory;
     bool partials_pinned; /* the device leaves them there itself */
-    int32_t *window;    /* (4, rows) a micro-batch's ids, places, begins and ends on their way to the device; or NULL */
+    int32_t *window;    /* (4, B T) a micro-batch's ids, places, begins and ends on their way to the device; or NULL */
     float *losses_host; /* (micro_max, rows) where device memory cannot be read in place, else NULL */
     uint64_t *unit_partial; /* where a unit's partials start */
     uint32_t *chain, chain_count;
@@ -242,9 +260,9 @@ struct spw_engine {
     uint64_t device_ns; /* atomic: what a device that works by itself has computed, by its own clock */
     spw_rates rates;
     spw_store_stats counted; /* up to here the steps' bytes have been told; what moves between two steps counts too */
-    spw_received gathered, reduced; /* up to here, too */
-    double expert_peak;             /* of this step so far */
-    bool counting;                  /* false: something else than steps has moved bytes since */
+    spw_received gathered, reduced, traded; /* up to here, too */
+    double expert_peak;                     /* of this step so far */
+    bool counting;                          /* false: something else than steps has moved bytes since */
     saved_model saved;
     const spw_checkpoint_job *saving; /* NULL: none is under way */
 };
@@ -487,6 +505,8 @@ spw_status spw__wait_grads(spw_engine *e, spw_error *err);
 /* ---------------------------------------------------------------- engine_walk.c: the chain, block by block */
 
 char *spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro);
+/* Whether the backward pass finds what the block at c of the chain computes for a micro-batch, once there is a plan. */
+bool spw__tape_is_kept(const spw_engine *e, uint32_t c, uint32_t micro);
 /* Of device memory: the flow and what is held. */
 uint64_t spw__flow_bytes(const spw_engine *e);
 /* keep: blocks' inputs are kept for the backward pass. */
@@ -577,13 +597,36 @@ enum {
     SPW__FILES_S = 24 * 3600
 }; /* disks and memory take ranks differently long, and one may have work for all of them */
 
-/* How many; opened, collective, in out (zeroed); closed, also half of them. timeout_s 0: the world's. */
-uint32_t spw__ranks_channels(const engine_zeropp *z);
-spw_status
-spw__ranks_open_channels(rank_channels *out, spw_comm *comm, const engine_zeropp *z, double timeout_s, spw_error *err);
+/* How many; opened, collective, in out (zeroed); closed, also half of them. timeout_s 0: the world's. sharers: of a sequence, in a row. */
+uint32_t spw__ranks_channels(const engine_zeropp *z, uint32_t sharers);
+spw_status spw__ranks_open_channels(rank_channels *out, spw_comm *comm, const engine_zeropp *z, uint32_t sharers,
+                                    double timeout_s, spw_error *err);
 void spw__ranks_close_channels(rank_channels *channels);
 /* Received so far. */
-void spw__ranks_bytes(const spw_ranks *r, spw_received *gathered, spw_received *reduced);
+void spw__ranks_bytes(const spw_ranks *r, spw_received *gathered, spw_received *reduced, spw_received *traded);
+
+/* ---------------------------------------------------------------- sequences.c: those that ranks share */
+
+/*
+ * From the configuration, where rows and positions of this rank follow; before anything is counted.
+ * Errors  SPW_ECONFIG: a model, a length or something else that cannot be shared, with the key.
+ */
+spw_status spw__sequences_settle(spw_engine *e, spw_error *err);
+/* Which of so many groups of ranks has other sequences than the others. */
+static inline uint32_t
+spw__sequence_groups(const spw_engine *e)
+{
+    return e->world / e->sequence_ranks;
+}
+uint64_t spw__sequences_device_bytes(const spw_engine *e); /* among gradients; once blocks were measured */
+uint64_t spw__sequences_host_bytes(const spw_engine *e);   /* on the way between devices */
+/* This rank's rows of a micro-batch, in memory of the engine's until the next call with this k, 0 or 1. */
+const int32_t *spw__own_rows(spw_engine *e, const int32_t *whole, int k);
+/* What this rank receives in a step, into the plan. */
+void spw__sequences_count(spw_engine *e);
+/* Collective; the tape trades from then on. *out NULL: none are shared. close: together as for wires. */
+spw_status spw__sequences_open(spw_sequences **out, spw_engine *e, const rank_channels *channels, spw_error *err);
+void spw__sequences_close(spw_sequences *s, bool together);
 
 /* ---------------------------------------------------------------- engine_ranks.c: gathering and reducing */
 
@@ -609,6 +652,12 @@ spw_status spw__ranks_begin(spw_ranks *r, double *count, spw_error *err);
 spw_status spw__ranks_broadcast(spw_ranks *r, void *buf, uint64_t bytes, uint32_t root, spw_error *err);
 /* Weights have changed without an update: nothing that was gathered is good any more. */
 spw_status spw__ranks_forget(spw_ranks *r, spw_error *err);
+/*
+ * The engine's own turn with the link, if there is one: what was asked for before has been given to it on return; what is asked for afterwards waits
+ * for end_turn.
+ */
+spw_status spw__ranks_take_turn(spw_ranks *r, spw_error *err);
+void spw__ranks_end_turn(spw_ranks *r);
 /* This rank cannot go on: the others are told. Returns st. r and err may be NULL. */
 spw_status spw__ranks_fail(spw_ranks *r, spw_status st, const spw_error *err);
 

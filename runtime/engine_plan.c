@@ -89,6 +89,9 @@ measure_parts(spw_engine *e, uint32_t block_idx, const spw_batch *batch, uint64_
         note_most(bytes_out, spw_tape_arena_used(e->tape));
         if (block_idx == e->lowest && back)
             SPW_TRY(dry_part(e, block_idx, batch, part, TO_WEIGHTS, err));
+        if (e->trades != NULL)
+            *(part >= SPW_PART_BACK_BEFORE ? &e->trades[block_idx].backward : &e->trades[block_idx].forward) +=
+                spw_tape_traded(e->tape);
         if (block_idx >= e->lowest && part >= SPW_PART_BACK_BEFORE && part != SPW_PART_BACK_TURN)
             e->again_flops += (double)spw_tape_linear_flops(e->tape);
     }
@@ -124,6 +127,8 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
             spw_tape_use_front_cache(e->tape, &front);
         SPW_TRY(dry_run(e, b, &batch, logit_rows, FORWARD, err));
         note_most(bytes_out, spw_tape_arena_used(e->tape));
+        if (e->trades != NULL)
+            e->trades[b].forward = e->trades[b].again = spw_tape_traded(e->tape);
         if (e->inference)
             continue;
         if (!head) { /* whose forward is part of its backward */
@@ -138,9 +143,12 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
             spw_tape_reset(e->tape, NULL, 0, true);
             SPW_TRY(dry_run(e, b, &batch, logit_rows, TO_WEIGHTS, err));
         }
+        if (e->trades != NULL)
+            e->trades[b].backward = spw_tape_traded(e->tape) - e->trades[b].again;
         if (!head && b >= e->lowest)
             e->again_flops += (double)spw_tape_linear_flops(e->tape);
     }
+    e->send_bytes = spw_tape_sent_most(e->tape);
     return SPW_OK;
 }
 
@@ -168,8 +176,10 @@ static spw_status
 measure_all(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
     SPW_TRY(measure_blocks(e, err));
+    if (e->sequence_ranks > 1 && (e->trades = spw_mem_calloc(e->model->block_count, sizeof *e->trades)) == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "plan of %u blocks", e->model->block_count);
     if (e->cache_slots == 0)
-        return measure_arena(e, e->B, e->T, e->inference && !o->losses, &e->arena_bytes, err);
+        return measure_arena(e, e->B, e->own_T, e->inference && !o->losses, &e->arena_bytes, err);
     /* a piece of a prompt, or a token of each sequence, whose logits come from one call */
     SPW_TRY(measure_arena(e, 1, e->T, e->B, &e->arena_bytes, err));
     return measure_arena(e, e->B, 1, e->B, &e->arena_bytes, err);
@@ -372,7 +382,7 @@ static void
 count_flops(const spw_engine *e, plan_input *in)
 {
     const spw_model_config *m = &e->model->config;
-    const bool in_pieces = spw_nn_tile_rows(e->B, e->T, spw__tile_tokens(&e->config, e->model)) < e->rows;
+    const bool in_pieces = spw_nn_tile_rows(e->B, e->own_T, spw__tile_tokens(&e->config, e->model)) < e->rows;
     double tokens = (double)(e->config.accumulation * e->rows), forward = 0, backward = 0;
     double again = e->again_flops / (double)e->rows, twice = 0, attention = 0, attention_again = 0;
     for (uint32_t b = 1; b < e->model->block_count; b++) { /* the first looks embeddings up */
@@ -571,7 +581,9 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
                    units * (sizeof *e->notes + sizeof *e->buffers + 4 * sizeof(uint64_t)) +
                    (params + 2 * chunks) * sizeof *e->ranges + (chunks + 1) * sizeof *e->range_first;
     own += e->in_place.piece_count * sizeof *e->in_place.pieces;
-    uint64_t batches = e->micro_max * e->rows * 2 * sizeof(int32_t);
+    uint64_t batches = e->micro_max * e->B * e->T * 2 * sizeof(int32_t);
+    if (e->sequence_ranks > 1)
+        own += 2 * e->rows * sizeof *e->own_ids + e->model->block_count * sizeof *e->trades;
     if (!e->host_addressable)
         own += spw__losses_bytes(e);
     own += spw__documents_bytes(e);
@@ -582,7 +594,7 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
         own += e->future_max * sizeof *e->future + spw__ranks_table_bytes(e) +
                spw_comm_table_bytes(NULL, e->world,
                                     e->comm != NULL ? spw_comm_get_info(e->comm)->local_world : e->local_world,
-                                    spw__ranks_channels(&e->zeropp));
+                                    spw__ranks_channels(&e->zeropp, e->sequence_ranks));
     own += activation_tables(e).table_bytes + (uint64_t)e->kept_slots * e->group_max * sizeof *e->activation_places;
     store.weight_slot_count = store.weight_slot_count > chunks ? store.weight_slot_count : e->layout.chunk_count;
     store.record_slot_count = store.record_slot_count > chunks ? store.record_slot_count : e->layout.chunk_count;
@@ -720,14 +732,14 @@ spw__documents_bytes(const spw_engine *e)
 {
     spw_documents documents = SPW_DOCUMENTS_PACKED;
     (void)spw_documents_parse(e->config.data.documents, &documents);
-    return documents >= SPW_DOCUMENTS_SEPARATE && e->cache_slots == 0 ? 4 * e->rows * sizeof *e->window : 0;
+    return documents >= SPW_DOCUMENTS_SEPARATE && e->cache_slots == 0 ? 4 * e->B * e->T * sizeof *e->window : 0;
 }
 
 uint64_t
 spw__chunks_bytes(const spw_engine *e)
 {
     const uint64_t chunk = e->model->config.chunk, micros = spw__documents_bytes(e) > 0 ? e->micro_max : 1;
-    return chunk > 0 && spw__table_positions(e) > chunk ? 2 * micros * e->rows * sizeof *e->chunks : 0;
+    return chunk > 0 && spw__table_positions(e) > chunk ? 2 * micros * e->B * e->T * sizeof *e->chunks : 0;
 }
 
 /* How many positions a table of rotary positions has. */
@@ -786,7 +798,7 @@ batch_device(const spw_engine *e)
     const uint64_t rows = e->micro_max * e->rows;
     uint64_t bytes = 4096 * 8 + rows * 12 + e->rows * 4 + spw__rope_elems(e) * sizeof *e->cos_sin;
     if (spw__documents_bytes(e) > 0)
-        bytes += 4096 + 3 * rows * 4;
+        bytes += 4096 + rows * 4 + 2 * e->micro_max * e->B * e->T * 4;
     bytes += spw__chunks_bytes(e) > 0 ? 4096 + spw__chunks_bytes(e) : 0;
     bytes += e->hides_targets ? 4096 + rows * sizeof *e->targeted : 0;
     bytes += e->prefers ? 4096 + spw__pairs_bytes(e) : 0;
@@ -847,7 +859,7 @@ input_of_choices(spw_engine *e, const spw_engine_options *o)
         .optimizer_threads = spw__engine_workers(e),
         .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
         .stage_bytes = stage_bytes(e),
-        .wire_host = spw__wire_host_bytes(e) + spw__orthogonal_host_bytes(e),
+        .wire_host = spw__wire_host_bytes(e) + spw__sequences_host_bytes(e) + spw__orthogonal_host_bytes(e),
         .kept_host = spw__wire_kept_bytes(e),
         .coded_grads = e->zeropp.grads,
         .replicas = spw__replicas(e),
@@ -879,8 +891,9 @@ add_measured(spw_engine *e, const spw_engine_options *o, plan_input *in)
         in->grads_device_least = size_grad_buffers(e, o->chain_extra, true);
         in->grads_device = size_grad_buffers(e, o->chain_extra, false);
     }
-    in->grads_device += spw__wire_device_bytes(e);
-    in->grads_device_least += spw__wire_device_bytes(e);
+    in->grads_device += spw__wire_device_bytes(e) + spw__sequences_device_bytes(e);
+    in->grads_device_least += spw__wire_device_bytes(e) + spw__sequences_device_bytes(e);
+    in->tapes_most = e->tapes_most;
     in->batch_device = batch_device(e);
 }
 
@@ -912,6 +925,7 @@ spw__make_one_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         e->plan.gpu = o->plan_only ? o->gpu : NULL;
         if (st == SPW_OK && e->world > 1 && !e->inference && in.use_count > 0)
             st = spw__count_received(e, &in, err);
+        spw__sequences_count(e);
         if (e->plan.single_grad)
             (void)size_grad_buffers(e, o->chain_extra, true);
     } else {
@@ -928,12 +942,13 @@ typedef struct shape {
     uint64_t gathered; /* bytes on the device; 0: nothing is gathered between ranks */
     int32_t lacks_room, single_grad, lands;
     uint32_t group, holds; /* how many micro-batches a pass takes, and whether passes hold sums */
+    uint32_t tapes;        /* what is not computed again of attention of shared sequences; 0: none are */
 } shape;
 
 /*
  * SPW_ENOFIT on all ranks if one of them has it. Else what the next plans keep to: the least that one of them gathers, one gradient at
- * a time if one of them makes them so, room in shared memory for sums on their way to a device if one of them has state there, and no passes that
- * hold sums unless all have chosen the same. *again: somebody's plan does not.
+ * a time if one of them makes them so, room in shared memory for sums on their way to a device if one of them has state there, as much kept between
+ * checkpoints of shared sequences as the least of them keeps, and no passes that hold sums unless all have chosen the same. *again: somebody's plan does not.
  */
 static spw_status
 agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
@@ -943,7 +958,8 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
                  .single_grad = e->plan.single_grad,
                  .lands = e->lands,
                  .group = e->group_max,
-                 .holds = e->holds};
+                 .holds = e->holds,
+                 .tapes = e->sequence_ranks > 1 ? e->plan.tape_count : 0};
     void *heard;
     const shape *all;
     spw_error other = {0};
@@ -951,11 +967,14 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
     spw_status told = spw__ranks_hear(e->comm, "plan", &own, &heard, sizeof own, &other);
     all = heard;
     e->gather_most = own.gathered;
+    e->tapes_most = e->sequence_ranks > 1 ? own.tapes : UINT32_MAX;
     for (uint32_t r = 0; told == SPW_OK && r < e->world; r++) {
         lacking = lacking == e->world && all[r].lacks_room != 0 ? r : lacking;
         e->single_grad = e->single_grad || all[r].single_grad != 0;
         e->lands = e->lands || all[r].lands != 0;
         e->gather_most = all[r].gathered < e->gather_most ? all[r].gathered : e->gather_most;
+        if (e->sequence_ranks > 1 && all[r].tapes < e->tapes_most)
+            e->tapes_most = all[r].tapes;
     }
     *again = false;
     for (uint32_t r = 0; told == SPW_OK && r < e->world && lacking == e->world; r++) {
@@ -965,8 +984,9 @@ agree_on_shape(spw_engine *e, spw_status st, bool *again, spw_error *err)
         *again = true;
     }
     for (uint32_t r = 0; told == SPW_OK && r < e->world && lacking == e->world; r++)
-        *again = *again || all[r].gathered != e->gather_most || (all[r].single_grad != 0) != e->single_grad ||
-                 (all[r].lands != 0) != e->lands;
+        *again = *again || all[r].gathered != e->gather_most ||
+                 (e->sequence_ranks > 1 && all[r].tapes != e->tapes_most) ||
+                 (all[r].single_grad != 0) != e->single_grad || (all[r].lands != 0) != e->lands;
     spw_mem_free(heard);
     if (told == SPW_OK && lacking < e->world)
         told = SPW_RAISE(&other, SPW_ENOFIT, "rank %u has no room for what ranks plan together, this one has", lacking);
@@ -989,6 +1009,7 @@ plan_together(spw_engine *e, const spw_engine_options *o, spw_error *err)
         own.process_bytes = spw_round_up(spw_process_rss_bytes(), 1 << 20);
     SPW_TRY(measure_all(e, o, err)); /* behind what is read of the process, whose memory it takes */
     e->gather_most = 0;
+    e->tapes_most = UINT32_MAX;
     e->single_grad = false;
     e->lands = e->device_updates || e->may_fill;
     while (again) {

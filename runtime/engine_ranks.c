@@ -49,6 +49,7 @@ struct spw_ranks {
     uint32_t world;
     char *pool_memory;
     spw_wire *wire;
+    spw_sequences *sequences;
     /* The engine's thread alone. */
     gather_pool pool;
     gather_asker asker;
@@ -432,6 +433,34 @@ spw__ranks_send(spw_ranks *r, uint32_t unit_idx, grad_buffer *b, bool add, bool 
     pthread_mutex_unlock(&r->lock);
 }
 
+spw_status
+spw__ranks_take_turn(spw_ranks *r, spw_error *err)
+{
+    const uint64_t turn = r->turns++;
+    spw_status st = SPW_OK;
+    pthread_mutex_lock(&r->lock);
+    while (r->turn != turn && r->failure.status == SPW_OK && st == SPW_OK) {
+        struct timespec t;
+        uint64_t until = spw_now_ns() + 1000000;
+        t = (struct timespec){.tv_sec = (time_t)(until / 1000000000), .tv_nsec = (long)(until % 1000000000)};
+        (void)pthread_cond_clockwait(&r->work, &r->lock, CLOCK_MONOTONIC, &t);
+        pthread_mutex_unlock(&r->lock);
+        st = look_around(r, err);
+        pthread_mutex_lock(&r->lock);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return failed(r, err);
+}
+
+void
+spw__ranks_end_turn(spw_ranks *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->turn++;
+    pthread_cond_broadcast(&r->work);
+    pthread_mutex_unlock(&r->lock);
+}
+
 /* ---------------------------------------------------------------- what steps decide */
 
 spw_status
@@ -533,8 +562,10 @@ open_ranks(spw_ranks *r, spw_error *err)
         return SPW_RAISE(err, SPW_ENOMEM, "ranks");
     SPW_TRY(spw__gather_init(&r->pool, e->layout.unit_count, e->layout.parts > 1 ? e->plan.cache_device : 0, err));
     r->pool.keeps = e->zeropp.group > 1;
-    SPW_TRY(spw__ranks_open_channels(&r->channels, r->comm, &e->zeropp, e->config.run.comm_timeout, err));
+    SPW_TRY(spw__ranks_open_channels(&r->channels, r->comm, &e->zeropp, e->sequence_ranks, e->config.run.comm_timeout,
+                                     err));
     SPW_TRY(spw__wire_open(&r->wire, e, &r->channels, e->wire_memory, err));
+    SPW_TRY(spw__sequences_open(&r->sequences, e, &r->channels, err));
     if ((rc = pthread_create(&r->gather.thread, NULL, gather_main, r)) != 0)
         return SPW_RAISE_SYS(err, rc, "start of the gather thread " SPW_THREAD_LIMITS);
     r->gather.started = true;
@@ -575,6 +606,7 @@ spw__ranks_create(spw_ranks **out, spw_engine *e, spw_comm *comm, char *pool_mem
 void
 spw__ranks_destroy(spw_ranks *r)
 {
+    bool together;
     if (r == NULL)
         return;
     pthread_mutex_lock(&r->lock);
@@ -585,7 +617,9 @@ spw__ranks_destroy(spw_ranks *r)
         pthread_join(r->gather.thread, NULL);
     if (r->reduce.started)
         pthread_join(r->reduce.thread, NULL);
-    spw__wire_close(r->wire, r->failure.status == SPW_OK && spw_comm_check(r->comm, NULL) == SPW_OK);
+    together = r->failure.status == SPW_OK && spw_comm_check(r->comm, NULL) == SPW_OK;
+    spw__sequences_close(r->sequences, together);
+    spw__wire_close(r->wire, together);
     spw__ranks_close_channels(&r->channels);
     pthread_cond_destroy(&r->work);
     pthread_cond_destroy(&r->done);

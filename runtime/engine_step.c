@@ -130,8 +130,9 @@ sum_step(spw_engine *e, uint32_t micro_batches, const int32_t *targets, double *
 static void
 load_documents(spw_engine *e, const int32_t *tokens, uint32_t micro)
 {
-    uint64_t rows = e->rows, all = e->micro_max * rows, at = micro * rows;
+    const uint64_t rows = e->B * e->T, all = e->micro_max * rows, at = micro * rows;
     int32_t *ids = e->window, *places = ids + rows, *begins = places + rows, *ends = begins + rows;
+    int32_t *device_begins = e->documents + e->micro_max * e->rows + at, *device_ends = device_begins + all;
     const chunk_rows chunks = spw__chunks_of(e, micro);
     for (uint64_t i = 0; i < rows; i++) {
         bool first = i % e->T == 0 || (tokens[at + i] & SPW_TOKEN_BEGINS) != 0;
@@ -143,25 +144,25 @@ load_documents(spw_engine *e, const int32_t *tokens, uint32_t micro)
         bool last = i % e->T == e->T - 1;
         ends[i] = last ? (int32_t)e->T : begins[i + 1] == begins[i] ? ends[i + 1] : begins[i + 1];
     }
-    spw_gpu_write_bytes(e->compute, e->tokens + at, ids, rows * sizeof *ids);
-    spw_gpu_write_bytes(e->compute, e->documents + at, places, rows * sizeof *ids);
-    spw_gpu_write_bytes(e->compute, e->documents + all + at, begins, rows * sizeof *ids);
-    spw_gpu_write_bytes(e->compute, e->documents + 2 * all + at, ends, rows * sizeof *ids);
+    spw_gpu_write_bytes(e->compute, e->tokens + micro * e->rows, spw__own_rows(e, ids, 0), e->rows * sizeof *ids);
+    spw_gpu_write_bytes(e->compute, e->documents + micro * e->rows, spw__own_rows(e, places, 1), e->rows * sizeof *ids);
+    spw_gpu_write_bytes(e->compute, device_begins, begins, rows * sizeof *ids);
+    spw_gpu_write_bytes(e->compute, device_ends, ends, rows * sizeof *ids);
     if (chunks.begins != NULL)
-        spw_gpu_chunks(e->compute, chunks.begins, chunks.ends, e->documents + all + at, e->documents + 2 * all + at,
-                       NULL, e->B, e->T, e->model->config.chunk);
+        spw_gpu_chunks(e->compute, chunks.begins, chunks.ends, device_begins, device_ends, NULL, e->B, e->T,
+                       e->model->config.chunk);
 }
 
-/* Looks at all tokens and targets of a micro-batch, and notes which rows have a target: *targeted. */
+/* Looks at tokens and targets of this rank's rows of a micro-batch, and notes which of them have a target: *targeted. */
 static spw_status
 load_targets(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro, uint64_t *targeted,
              spw_error *err)
 {
-    const uint64_t vocab = e->model->config.vocab, at = micro * e->rows;
+    const uint64_t vocab = e->model->config.vocab;
     const int32_t marks = e->documents != NULL ? SPW_TOKEN_BEGINS : 0;
     uint32_t count = 0;
     for (uint64_t i = 0; i < e->rows; i++) {
-        const int32_t token = tokens[at + i], target = targets[at + i];
+        const int32_t token = tokens[i], target = targets[i];
         if (token < 0 || (uint64_t)(token & ~marks) >= vocab || target < -1 ||
             (target >= 0 && (uint64_t)target >= vocab))
             return SPW_RAISE(err, SPW_EINVAL, "token %d (target %d) is outside the vocabulary of %llu", token, target,
@@ -175,7 +176,7 @@ load_targets(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint3
         return SPW_OK;
     e->targeted_counts[micro] = count;
     if (count > 0)
-        spw_gpu_write_bytes(e->compute, e->targeted + at, e->targeted_host, count * sizeof *e->targeted);
+        spw_gpu_write_bytes(e->compute, e->targeted + micro * e->rows, e->targeted_host, count * sizeof *e->targeted);
     return SPW_OK;
 }
 
@@ -212,13 +213,15 @@ load_pairs(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
 static spw_status
 load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, spw_error *err)
 {
-    uint64_t n = micro_batches * e->rows, count = 0;
+    const uint64_t whole = e->B * e->T, bytes = e->rows * sizeof *tokens;
+    uint64_t count = 0;
     if (micro_batches == 0 || micro_batches > e->micro_max)
         return SPW_RAISE(err, SPW_EINVAL, "%u micro-batches, the engine was made for 1 to %u", micro_batches,
                          e->micro_max);
     for (uint32_t micro = 0; micro < micro_batches; micro++) {
+        const int32_t *own = spw__own_rows(e, tokens + micro * whole, 0);
         uint64_t targeted = 0;
-        SPW_TRY(load_targets(e, tokens, targets, micro, &targeted, err));
+        SPW_TRY(load_targets(e, own, spw__own_rows(e, targets + micro * whole, 1), micro, &targeted, err));
         if (e->prefers)
             SPW_TRY(load_pairs(e, tokens, targets, micro, err));
         count += e->prefers ? e->pair_counts[micro] : targeted;
@@ -229,11 +232,15 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
         count = (uint64_t)all;
     }
     e->target_count = count;
-    for (uint32_t micro = 0; micro < micro_batches && e->documents != NULL; micro++)
-        load_documents(e, tokens, micro);
-    if (e->documents == NULL)
-        spw_gpu_write_bytes(e->compute, e->tokens, tokens, n * sizeof *tokens);
-    spw_gpu_write_bytes(e->compute, e->targets, targets, n * sizeof *targets);
+    for (uint32_t micro = 0; micro < micro_batches; micro++) {
+        const int32_t *own_targets = spw__own_rows(e, targets + micro * whole, 1);
+        spw_gpu_write_bytes(e->compute, e->targets + micro * e->rows, own_targets, bytes);
+        if (e->documents != NULL)
+            load_documents(e, tokens, micro);
+        else
+            spw_gpu_write_bytes(e->compute, e->tokens + micro * e->rows, spw__own_rows(e, tokens + micro * whole, 0),
+                                bytes);
+    }
     return SPW_OK;
 }
 
@@ -260,7 +267,7 @@ begin_account(spw_engine *e, step_start *s)
     if (!e->counting) {
         e->counted = s->store;
         if (e->ranks != NULL)
-            spw__ranks_bytes(e->ranks, &e->gathered, &e->reduced);
+            spw__ranks_bytes(e->ranks, &e->gathered, &e->reduced, &e->traded);
     }
 }
 
@@ -308,14 +315,17 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
     r->h2d =
         now.h2d_bytes - e->counted.h2d_bytes + e->h2d_bytes - s->h2d_bytes + kept_now.h2d_bytes - s->kept.h2d_bytes;
     if (e->ranks != NULL) {
-        spw_received gathered, reduced;
-        spw__ranks_bytes(e->ranks, &gathered, &reduced);
+        spw_received gathered, reduced, traded;
+        spw__ranks_bytes(e->ranks, &gathered, &reduced, &traded);
         load.gathered = (spw_received){gathered.all - e->gathered.all, gathered.far - e->gathered.far};
         load.reduced = (spw_received){reduced.all - e->reduced.all, reduced.far - e->reduced.far};
+        load.traded = (spw_received){traded.all - e->traded.all, traded.far - e->traded.far};
         e->gathered = gathered;
         e->reduced = reduced;
+        e->traded = traded;
         r->gather = load.gathered.all;
         r->reduce = load.reduced.all;
+        r->trade = load.traded.all;
     }
     r->updates = now.updates - s->store.updates;
     r->ahead = now.ahead - s->store.ahead;

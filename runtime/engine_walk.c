@@ -82,15 +82,23 @@ read_checkpoint(const spw_engine *e, uint32_t c, uint32_t micro)
     return checkpoint_of(e, c, micro) + e->group_max;
 }
 
+static uint32_t
+checkpoints_after(const spw_engine *e, uint32_t c, uint32_t micro)
+{
+    return spw__kept_slots(e, e->chain, e->lowest, e->chain_count) * e->group_max - checkpoint_of(e, c, micro);
+}
+
+bool
+spw__tape_is_kept(const spw_engine *e, uint32_t c, uint32_t micro)
+{
+    return kept(e, c) && checkpoints_after(e, c, micro) <= e->plan.tape_count;
+}
+
 /* Memory in which what this block computes for a micro-batch is kept for the backward pass; NULL: it is computed again. */
 static char *
 tape_of(const spw_engine *e, uint32_t c, uint32_t micro)
 {
-    uint32_t after; /* checkpoints from this one on, in the order of the forward pass */
-    if (!kept(e, c))
-        return NULL;
-    after = spw__kept_slots(e, e->chain, e->lowest, e->chain_count) * e->group_max - checkpoint_of(e, c, micro);
-    return after <= e->plan.tape_count ? e->tapes + (after - 1) * e->tape_bytes : NULL;
+    return spw__tape_is_kept(e, c, micro) ? e->tapes + (checkpoints_after(e, c, micro) - 1) * e->tape_bytes : NULL;
 }
 
 /* Where the forward pass of a training step makes x[c], and reads it. */
@@ -105,13 +113,13 @@ input_of(const spw_engine *e, uint32_t c, uint32_t micro)
 static uint64_t
 world_micro(const spw_engine *e, uint32_t micro)
 {
-    return (uint64_t)micro * e->world + e->rank;
+    return (uint64_t)micro * spw__sequence_groups(e) + e->rank / e->sequence_ranks;
 }
 
 chunk_rows
 spw__chunks_of(const spw_engine *e, uint32_t micro)
 {
-    const uint64_t rows = e->rows, all = e->documents != NULL ? e->micro_max * rows : rows;
+    const uint64_t rows = e->B * e->T, all = e->documents != NULL ? e->micro_max * rows : rows;
     int32_t *at = e->chunks != NULL && e->documents != NULL ? e->chunks + micro * rows : e->chunks;
     return (chunk_rows){.begins = at, .ends = at != NULL ? at + all : NULL};
 }
@@ -128,15 +136,15 @@ static spw_batch
 batch_of(const spw_engine *e, uint32_t micro)
 {
     const chunk_rows chunks = spw__chunks_of(e, micro);
-    const int32_t *documents = e->documents != NULL ? e->documents + micro * e->rows : NULL;
-    uint64_t all = e->micro_max * e->rows;
+    const uint64_t whole = e->B * e->T;
+    const int32_t *begins = e->documents != NULL ? e->documents + e->micro_max * e->rows + micro * whole : NULL;
     return (spw_batch){.sequences = e->B,
-                       .positions = e->T,
+                       .positions = e->own_T,
                        .tokens = e->tokens + micro * e->rows,
                        .targets = e->targets + micro * e->rows,
-                       .places = documents != NULL ? documents : e->places,
-                       .begins = documents != NULL ? documents + all : NULL,
-                       .ends = documents != NULL ? documents + 2 * all : NULL,
+                       .places = begins != NULL ? e->documents + micro * e->rows : e->places,
+                       .begins = begins,
+                       .ends = begins != NULL ? begins + e->micro_max * whole : NULL,
                        .chunk_begins = chunks.begins,
                        .chunk_ends = chunks.ends,
                        .targeted = e->targeted != NULL ? e->targeted + micro * e->rows : NULL,

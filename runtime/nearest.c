@@ -76,7 +76,8 @@ raise_stage(spw_config *c)
 static bool
 halve_tiles(spw_config *c, const spw_model *model)
 {
-    uint64_t tile = spw__tile_tokens(c, model), tokens = c->micro_batch * c->data.seq_length;
+    uint64_t tile = spw__tile_tokens(c, model);
+    const uint64_t tokens = c->micro_batch * c->data.seq_length / spw_config_sharers(c);
     tile = (tile < tokens ? tile : tokens) / 2;
     if (tile < LEAST_TILE)
         return false;
@@ -391,7 +392,8 @@ say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
 static bool
 find_smaller_batch(search *s, spw_config *c)
 {
-    const uint64_t ranks = c->run.ranks > 0 ? c->run.ranks : 1, all = c->micro_batch * c->accumulation;
+    const uint64_t ranks = (c->run.ranks > 0 ? c->run.ranks : 1) / spw_config_sharers(c);
+    const uint64_t all = c->micro_batch * c->accumulation;
     c->accumulation = c->micro_batch = 1;
     c->train_batch_size = ranks;
     if (s->options->model->config.experts == 0 || all == 1 || !reach(s, c))

@@ -81,6 +81,7 @@ spw__plan_activations_tapes(spw_plan *p, const plan_input *in, uint64_t room)
     uint64_t count = (uint64_t)in->activation_slots_used * in->activation_micros;
     if (in->inference || in->tape_bytes == 0 || p->activation_count[SPW_TIER_DEVICE] < all_of(in))
         return; /* a device without room for checkpoints has none for more; nor is it meant where they are sent away */
+    count = count < in->tapes_most ? count : in->tapes_most;
     p->tape_count = (uint32_t)(room / in->tape_bytes < count ? room / in->tape_bytes : count);
     p->tapes_device = p->tape_count * in->tape_bytes;
 }

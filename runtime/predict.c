@@ -65,7 +65,7 @@ way_seconds(double gathered, double reduced, const double rate[SPW_USE_COUNT])
     return gathered > 0 && reduced > 0 ? fmax(longer, seconds_of(gathered + reduced, rate[SPW_USE_BOTH])) : longer;
 }
 
-/* What this rank receives from those of its host, or what all of these do from others. */
+/* What this rank receives from those of its host, or what all of these do from others. What is traded comes as what is gathered does. */
 static double
 received_seconds(const spw_plan *p, const spw_received *gathered, const spw_received *reduced, const spw_rates *r,
                  spw_rank_way way)
@@ -88,6 +88,23 @@ ranks_seconds(const spw_plan *p, const spw_rates *r, bool first)
         longest = fmax(longest, received_seconds(p, first ? &p->gathered_first : &after, first ? &nothing : &p->reduced,
                                                  r, (spw_rank_way)way));
     return longest;
+}
+
+/* Attention of shared sequences begins when it is there, and computing waits. */
+static double
+traded_seconds(const spw_plan *p, const spw_rates *r)
+{
+    static const spw_received nothing;
+    double longest = 0;
+    for (int way = 0; way < SPW_WAY_COUNT; way++)
+        longest = fmax(longest, received_seconds(p, &p->traded, &nothing, r, (spw_rank_way)way));
+    return longest;
+}
+
+static spw_received
+with_traded(const spw_received *gathered, const spw_received *traded)
+{
+    return (spw_received){gathered->all + traded->all, gathered->far + traded->far};
 }
 
 /* How many ranks take turns on this one's processors, each with about as much to do. */
@@ -196,8 +213,8 @@ known(double seconds)
 static double
 receiving(const spw_plan *p, const spw_rates *r)
 {
-    const double far = (double)(p->gathered.far + p->reduced.far);
-    const double near = (double)(p->gathered.all + p->reduced.all) - far;
+    const double far = (double)(p->gathered.far + p->reduced.far + p->traded.far);
+    const double near = (double)(p->gathered.all + p->reduced.all + p->traded.all) - far;
     return known(seconds_of(near, r->received_cpu[SPW_WAY_NEAR])) +
            known(seconds_of(far, r->received_cpu[SPW_WAY_FAR]));
 }
@@ -215,6 +232,7 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
 {
     const spw_traffic *t = &out->traffic;
     double *s = out->seconds;
+    const spw_received gathered = with_traded(&p->gathered, &p->traded);
     const double host = turns(p); /* rates are those of all processors */
     const double device = !p->device_apart ? host : p->device_ranks > 1 ? p->device_ranks : 1;
     out->orthogonal_s = device * seconds_of(p->orthogonal_flops, r->orthogonal);
@@ -224,8 +242,9 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
     s[SPW_RESOURCE_D2H] = device * seconds_of((double)t->d2h, r->d2h);
     if (p->single_grad && t->d2h > 0) /* nothing is computed while a gradient leaves */
         s[SPW_RESOURCE_COMPUTE] += s[SPW_RESOURCE_D2H];
+    s[SPW_RESOURCE_COMPUTE] += traded_seconds(p, r);
     for (int way = 0; way < SPW_WAY_COUNT; way++)
-        s[of_way[way]] = received_seconds(p, &p->gathered, &p->reduced, r, (spw_rank_way)way);
+        s[of_way[way]] = received_seconds(p, &gathered, &p->reduced, r, (spw_rank_way)way);
     s[SPW_RESOURCE_CPU] = 0;
     if (r->shared_cores > 0) /* a copy keeps one core busy, the others as many as they have threads */
         s[SPW_RESOURCE_CPU] = s[SPW_RESOURCE_COMPUTE] * busy(r->compute_threads, r->shared_cores) +
@@ -299,6 +318,7 @@ spw_step_bound(const spw_plan *p, const spw_rates *r, const spw_step_load *load,
     const spw_traffic *planned = &p->traffic[SPW_PACE_DEFAULT];
     double reads = planned->nvme_read > 0 ? (double)load->nvme_read / (double)planned->nvme_read : 0;
     double writes = planned->nvme_write > 0 ? (double)load->nvme_write / (double)planned->nvme_write : 0;
+    const spw_received gathered = with_traded(&load->gathered, &load->traded);
     spw_resource longest = SPW_RESOURCE_COMPUTE;
     spw_traffic t = {0};
     for (uint32_t i = 0; i < p->path_count; i++) { /* the paths' shares are the plan's */
@@ -315,7 +335,7 @@ spw_step_bound(const spw_plan *p, const spw_rates *r, const spw_step_load *load,
     seconds[SPW_RESOURCE_NVME_WRITE] = disk_seconds(p, &t, r, r->nvme_write, false, true);
     seconds[SPW_RESOURCE_NVME] = disk_seconds(p, &t, r, r->nvme_mixed, true, true);
     for (int way = 0; way < SPW_WAY_COUNT; way++)
-        seconds[of_way[way]] = received_seconds(p, &load->gathered, &load->reduced, r, (spw_rank_way)way);
+        seconds[of_way[way]] = received_seconds(p, &gathered, &load->reduced, r, (spw_rank_way)way);
     for (int k = 0; k < SPW_RESOURCE_COUNT; k++) {
         seconds[k] = known(seconds[k]);
         if (seconds[k] > seconds[longest])

@@ -14,19 +14,22 @@ open_channel(spw_channel **out, spw_comm *comm, uint32_t color, const char *name
 }
 
 uint32_t
-spw__ranks_channels(const engine_zeropp *z)
+spw__ranks_channels(const engine_zeropp *z, uint32_t sharers)
 {
-    return 4 + (z->group > 1) + (z->grads ? 2 : 0) + (z->shard > 0) + (z->by_host > 0 ? 2 : 0);
+    return 4 + (sharers > 1) + (z->group > 1) + (z->grads ? 2 : 0) + (z->shard > 0) + (z->by_host > 0 ? 2 : 0);
 }
 
 spw_status
-spw__ranks_open_channels(rank_channels *c, spw_comm *comm, const engine_zeropp *z, double timeout_s, spw_error *err)
+spw__ranks_open_channels(rank_channels *c, spw_comm *comm, const engine_zeropp *z, uint32_t sharers, double timeout_s,
+                         spw_error *err)
 {
     uint32_t rank = spw_comm_get_info(comm)->rank, group = z->shard > 0 ? rank / z->shard : 0;
     SPW_TRY(open_channel(&c->gathers, comm, group, "weights", timeout_s, err));
     SPW_TRY(open_channel(&c->reduces, comm, group, "gradients", timeout_s, err));
     SPW_TRY(open_channel(&c->control, comm, 0, "control", timeout_s, err));
     SPW_TRY(open_channel(&c->saves, comm, 0, "saves", SPW__FILES_S, err));
+    if (sharers > 1)
+        SPW_TRY(open_channel(&c->sequences, comm, rank / sharers, "sequences", timeout_s, err));
     if (z->group > 1)
         SPW_TRY(open_channel(&c->group, comm, rank / z->group, "kept weights", timeout_s, err));
     if (z->grads) {
@@ -55,6 +58,7 @@ spw__ranks_close_channels(rank_channels *c)
     spw_channel_close(c->abroad);
     spw_channel_close(c->host);
     spw_channel_close(c->across);
+    spw_channel_close(c->sequences);
 }
 
 /* Adds what the channel says that came from others; NULL: there is no channel. */
@@ -72,10 +76,10 @@ add_received(const spw_channel *c, spw_received *r)
 }
 
 void
-spw__ranks_bytes(const spw_ranks *r, spw_received *gathered, spw_received *reduced)
+spw__ranks_bytes(const spw_ranks *r, spw_received *gathered, spw_received *reduced, spw_received *traded)
 {
     const rank_channels *c = spw__ranks_get_channels(r);
-    *gathered = *reduced = (spw_received){0};
+    *gathered = *reduced = *traded = (spw_received){0};
     add_received(c->gathers, gathered);
     add_received(c->group, gathered);
     add_received(c->at_home, gathered);
@@ -83,4 +87,5 @@ spw__ranks_bytes(const spw_ranks *r, spw_received *gathered, spw_received *reduc
     add_received(c->reduces, reduced);
     add_received(c->host, reduced);
     add_received(c->across, reduced);
+    add_received(c->sequences, traded);
 }

@@ -50,6 +50,7 @@ typedef struct plan_input {
     uint32_t activation_slots, activation_slots_used, activation_micros;
     spw_act_place *activation_places;
     spw_act_tables activation_tables;
+    uint32_t tapes_most; /* micro-batches of blocks that are kept whole, at most */
     uint64_t tape_bytes; /* what a block computes between two checkpoints of a micro-batch, at most */
     uint64_t
         process_bytes; /* resident before the engine takes anything; whole MiB, so that it seldom differs between runs */

@@ -72,6 +72,7 @@ typedef struct spw_config {
         uint64_t seed;
     } data;
     uint64_t train_batch_size, micro_batch, accumulation; /* consistent after load; the first over all ranks */
+    uint32_t sequence_ranks; /* so many ranks in a row share each sequence's positions; 0, 1: none do */
     double gradient_clipping;
     spw_dtype comm_dtype; /* of gradients between ranks */
     bool bf16, fp16, bf16_check_overflow;
@@ -180,6 +181,12 @@ typedef struct spw_config {
         spw_test_aio_schedule *aio_faults, *activation_faults; /* tests; NULL: none */
     } run;
 } spw_config;
+/* Ranks that have parts of the same micro-batches: 1, each has its own. */
+static inline uint32_t
+spw_config_sharers(const spw_config *c)
+{
+    return c->sequence_ranks > 1 ? c->sequence_ranks : 1;
+}
 
 /*
  * spw_config_load - reads a JSON file and those it includes, applies `a.b=c` overrides, checks everything, fills defaults.

@@ -258,7 +258,7 @@ typedef struct spw_step_result {
     spw_resource bound_by;
     double bounds_s[SPW_RESOURCE_COUNT];
     uint64_t nvme_read, nvme_write, h2d, d2h;
-    uint64_t gather, reduce; /* received from other ranks */
+    uint64_t gather, reduce, trade; /* received from other ranks; trade: of sequences that they share */
     /* Chunks updated since the last step ended; of this step's, before its norm was known; of those taken back. */
     uint64_t updates, ahead, undone;
     double
@@ -269,7 +269,7 @@ typedef struct spw_step_result {
  * spw_engine_step - one optimizer step over all micro-batches.
  *   tokens, targets  (micro_batches, B, T) int32, host memory; target -1: no loss there. The step's loss is the mean
  *                    over all others, so a mask changes no other token's weight in it. Between ranks each brings
- *                    micro-batches of its own, as many as the others. With data.documents "separate" tokens may be marked
+ *                    micro-batches of its own, as many as the others; with sequence_parallel_size P, P ranks in a row bring the same, whole. With data.documents "separate" tokens may be marked
  *                    by SPW_TOKEN_BEGINS (spw_data.h): none before one is attended to from there on
  * Returns when forward and backward are done; updates run on into the next step.
  * Errors  SPW_EINVAL for a batch or a rate that cannot be; nothing has changed. A step that fails later has broken off half-way: what it leaves is

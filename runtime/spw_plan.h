@@ -99,7 +99,8 @@ typedef struct spw_plan {
     bool linked;                         /* their devices reach each other without the host */
     const spw_gpu_spec *gpu;             /* that it is for, though it may not be here; NULL: the device that is */
     spw_received gathered, reduced;      /* weights, gradients */
-    spw_received gathered_first;         /* of gathered: in the first forward pass, when updates have changed them */
+    spw_received traded;         /* what attention of shared sequences takes of others (sequence_parallel_size) */
+    spw_received gathered_first; /* of gathered: in the first forward pass, when updates have changed them */
     uint32_t decision_count;
     spw_decision decisions[SPW_DECISIONS_MAX];
 } spw_plan;
@@ -169,7 +170,7 @@ void spw_plan_predict(const spw_plan *plan, const spw_rates *rates, uint64_t tbw
 /* What a step moved, and kept busy. */
 typedef struct spw_step_load {
     uint64_t nvme_read, nvme_write;
-    spw_received gathered, reduced;
+    spw_received gathered, reduced, traded;
     double compute_s, cpu_s; /* the device's busy time; processor time of all threads */
 } spw_step_load;
 /*

@@ -73,7 +73,7 @@ add_times(outcome *o, const spw_step_result *r)
     o->parts_s += r->compute_s + r->other_s;
     for (int k = 0; k < SPW_STALL_COUNT; k++)
         o->parts_s += r->stall_s[k];
-    o->busy_s += (double)(r->gather + r->reduce);
+    o->busy_s += (double)(r->gather + r->reduce + r->trade);
 }
 
 static spw_checkpoint_state
@@ -94,7 +94,8 @@ run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uin
 {
     spw_checkpoint_job *job = NULL;
     spw_checkpoint_state at;
-    uint64_t one = c->micro_batch * c->data.seq_length, count = micros(w), each = count / w->ranks;
+    const uint32_t groups = w->ranks / spw_config_sharers(c), group = rank / spw_config_sharers(c);
+    uint64_t one = c->micro_batch * c->data.seq_length, count = micros(w), each = count / groups;
     int32_t *all[2] = {malloc(count * one * 4), malloc(count * one * 4)};
     int32_t *own[2] = {malloc(each * one * 4), malloc(each * one * 4)};
     double *reference[2] = {calloc(count * one, sizeof(double)), calloc(each * one, sizeof(double))};
@@ -112,8 +113,8 @@ run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uin
             tiny_pairs(count * one, c->data.seq_length, all[0], all[1], reference[0]);
         for (uint64_t i = 0; i < each; i++) {
             for (int k = 0; k < 2; k++)
-                memcpy(own[k] + i * one, all[k] + (i * w->ranks + rank) * one, one * 4);
-            memcpy(reference[1] + i * one, reference[0] + (i * w->ranks + rank) * one, one * sizeof(double));
+                memcpy(own[k] + i * one, all[k] + (i * groups + group) * one, one * 4);
+            memcpy(reference[1] + i * one, reference[0] + (i * groups + group) * one, one * sizeof(double));
         }
         spw_engine_set_reference(e, prefers ? reference[1] : NULL);
         for (uint64_t i = 0; i < each * one && w->idle && s == 1 && rank + 1 == w->ranks; i++)
@@ -139,8 +140,10 @@ run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uin
         w->out->norm = r.grad_norm;
     }
     if (e->ranks != NULL) { /* everything that was asked for has been used by now */
-        spw_received gathered, reduced;
-        spw__ranks_bytes(e->ranks, &gathered, &reduced);
+        spw_received gathered, reduced, traded;
+        spw__ranks_bytes(e->ranks, &gathered, &reduced, &traded);
+        w->out->trade[rank] = traded.all;
+        w->out->far_trade[rank] = traded.far;
         w->out->gather[rank] = gathered.all;
         w->out->reduce[rank] = reduced.all;
         w->out->far_gather[rank] = gathered.far;
@@ -156,11 +159,11 @@ run_steps(const world *w, spw_engine *e, const spw_config *c, uint32_t rank, uin
 
 /* What a rank's channels map, by opening as many. */
 static spw_status
-channel_bytes(spw_comm *comm, const engine_zeropp *z, uint64_t *out, spw_error *err)
+channel_bytes(spw_comm *comm, const engine_zeropp *z, uint32_t sharers, uint64_t *out, spw_error *err)
 {
     rank_channels channels = {NULL};
     uint64_t before = spw_region_bytes_live();
-    SPW_TRY(spw__ranks_open_channels(&channels, comm, z, 0, err));
+    SPW_TRY(spw__ranks_open_channels(&channels, comm, z, sharers, 0, err));
     *out = spw_region_bytes_live() - before;
     spw__ranks_close_channels(&channels);
     return SPW_OK;
@@ -266,7 +269,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     mc.shared_width = mc.sigmoid ? mc.mlp_width : mc.shared_width;
     c.model = mc;
     c.run.ranks = w->ranks;
-    c.accumulation = micros(w) / w->ranks;
+    c.accumulation = micros(w) / (w->ranks / spw_config_sharers(&c));
     c.train_batch_size = micros(w) * c.micro_batch;
     SPW_TRY(spw_model_from_config(&model, &c, err));
     if (w->frozen)
@@ -279,7 +282,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     }
     z.grads = w->config->zero.quantized_gradients && w->per_host > 0;
     if (comm != NULL)
-        SPW_TRY(channel_bytes(comm, &z, &channels, err));
+        SPW_TRY(channel_bytes(comm, &z, spw_config_sharers(&c), &channels, err));
     regions = spw_region_bytes_live() + channels;
     if (w->least_device || (last && w->last_least))
         c.run.device_memory = least_device(w, &c, model);

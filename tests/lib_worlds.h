@@ -9,8 +9,9 @@ enum { STEPS = 4, STEPS_MAX = 40, MICRO = 24, WORLD_MAX = 8, ELEMS_MAX = 1 << 20
 /* What a run leaves behind, in shared memory. */
 typedef struct outcome {
     double losses[STEPS_MAX], eval, norm;
-    uint64_t gather[WORLD_MAX], reduce[WORLD_MAX];         /* received in the steps and an evaluation */
-    uint64_t far_gather[WORLD_MAX], far_reduce[WORLD_MAX]; /* of that, from other hosts */
+    uint64_t gather[WORLD_MAX], reduce[WORLD_MAX]; /* received in the steps and an evaluation */
+    uint64_t trade[WORLD_MAX];
+    uint64_t far_gather[WORLD_MAX], far_reduce[WORLD_MAX], far_trade[WORLD_MAX]; /* of that, from other hosts */
     uint64_t h2d[WORLD_MAX],
         parts[WORLD_MAX]; /* that the store brought to the device; parts of units that it was asked for */
     double step_s, compute_s, collective_s, parts_s, busy_s; /* of the last steps of rank 0 */

@@ -205,7 +205,8 @@ test_random_plans(void **state)
         spw_status st;
         bool unclipped = false;
         static spw_act_place places[60];
-        plan_input in = {.config = &c, .layout = &l, .inference = pick(seed, round, n++, 10) == 0};
+        plan_input in = {
+            .config = &c, .layout = &l, .inference = pick(seed, round, n++, 10) == 0, .tapes_most = UINT32_MAX};
         plan_nvme_config(&c, SPW_STATE_SPLIT);
 #define PICK(n) pick(seed, round, 100 + at++, (n))
         c.zero.offload_param = (spw_tier)PICK(3);

@@ -20,6 +20,7 @@ typedef struct setting {
     uint32_t kept;
     bool weights, frozen_codes, grads, by_host; /* keys of ZeRO++ and MiCS */
     bool frozen, tight, no_prefetch, late;
+    uint32_t sharers; /* of a sequence */
     uint64_t pass, tile, vocab;
     spw_dtype comm;
     spw_family family;
@@ -53,6 +54,12 @@ static const setting settings[] = {
     {"MiCS of one", 4, 2, 3, .shard = 1, .family = SPW_FAMILY_GPT2},
     {"MiCS by host", 8, 2, 3, .shard = 4, .by_host = true, .tight = true, .family = SPW_FAMILY_GPT2},
     {"MiCS across hosts", 8, 2, 3, .shard = 4, .weights = true, .family = SPW_FAMILY_GPT2},
+    {"shared sequences", 2, 0, 3, .sharers = 2, .family = SPW_FAMILY_GPT2},
+    {"shared sequences, few heads of keys, hosts", 4, 2, 3, .sharers = 4, .tight = true, .family = SPW_FAMILY_LLAMA},
+    {"shared sequences, groups, passes", 4, 1, 2, .sharers = 2, .pass = 5, .family = SPW_FAMILY_LLAMA},
+    {"shared sequences, frozen", 4, 2, 3, .sharers = 2, .frozen = true, .family = SPW_FAMILY_GPT2},
+    {"shared sequences, experts in turns", 2, 0, 3, .sharers = 2, .tight = true, .pass = 2,
+     .family = SPW_FAMILY_MIXTRAL},
 };
 enum { COUNT = sizeof settings / sizeof settings[0] };
 
@@ -74,6 +81,7 @@ config_of(spw_config *c, const setting *s)
     c->run.micro_batches_per_pass = s->pass;
     c->run.delayed_update = s->late;
     c->run.tile_vocab = s->tile;
+    c->sequence_ranks = s->sharers;
 }
 
 /* After so many steps; tight: with as little on the device as there can be. */
@@ -109,6 +117,8 @@ compare_alone(const char *what, const spw_plan *alone, const spw_plan *theirs)
     compare(what, 0, "gradients, planned alone", alone->reduced.all, theirs->reduced.all);
     compare(what, 0, "weights of other hosts, planned alone", alone->gathered.far, theirs->gathered.far);
     compare(what, 0, "gradients of other hosts, planned alone", alone->reduced.far, theirs->reduced.far);
+    compare(what, 0, "traded, planned alone", alone->traded.all, theirs->traded.all);
+    compare(what, 0, "traded with other hosts, planned alone", alone->traded.far, theirs->traded.far);
     compare(what, 0, "memory, planned alone", alone->host_bytes, theirs->host_bytes);
     assert_int_equal(alone->ranks, theirs->ranks);
 }
@@ -145,6 +155,10 @@ test_bytes(void **state)
                     more->far_gather[r] - few->far_gather[r]);
             compare(s->name, r, "gradients of other hosts", MORE * p->reduced.far,
                     more->far_reduce[r] - few->far_reduce[r]);
+            compare(s->name, r, "traded", MORE * p->traded.all, more->trade[r] - few->trade[r]);
+            compare(s->name, r, "traded with other hosts", MORE * p->traded.far,
+                    more->far_trade[r] - few->far_trade[r]);
+            assert_true((p->traded.all > 0) == (s->sharers > 1));
             assert_true(p->reduced.all > 0 && (p->gathered.all > 0) == (s->stage > 0 && s->shard != 1));
             assert_true((p->reduced.far > 0) == (s->per_host > 0));
             check_first(s, few, r);

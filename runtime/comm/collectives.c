@@ -192,8 +192,6 @@ spw_all_to_all(spw_channel *ch, uint32_t unit, const void *send, void *recv, uin
     spw__call call = {.op = SPW_COLL_ALL_TO_ALL, .unit = unit, .bytes = part_bytes};
     const char *from = send;
     char *to = recv;
-    uint64_t id, offset;
-    SPW_TRY(place_of(ch, SPW_COLL_ALL_TO_ALL, recv, part_bytes, &id, &offset, err));
     SPW_TRY(place_of(ch, SPW_COLL_ALL_TO_ALL, send, part_bytes, &call.place_id, &call.place_offset, err));
     if (part_bytes > 0 && from < to + ch->size * part_bytes && to < from + ch->size * part_bytes)
         return SPW_RAISE(err, SPW_EINVAL, "all_to_all on channel %s: send and recv overlap", ch->name);
@@ -203,7 +201,7 @@ spw_all_to_all(spw_channel *ch, uint32_t unit, const void *send, void *recv, uin
         ch->in[i] = (spw__flow){.at = to + ch->far_member[i] * part_bytes, .left = part_bytes};
     }
     SPW_TRY(spw__op_pump(ch, false, err));
-    for (uint32_t k = 0; k < ch->size; k++) {
+    for (uint32_t k = 1; k < ch->size; k++) {
         uint32_t m = (ch->rank + k) % ch->size;
         if (ch->desk_idx[m] != NO_IDX)
             SPW_TRY(copy(ch, to + m * part_bytes, operand_of(ch, m) + ch->rank * part_bytes, part_bytes, err));

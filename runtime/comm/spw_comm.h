@@ -152,7 +152,10 @@ spw_status spw_reduce_scatter(spw_channel *channel, uint32_t unit, const void *b
 /* The same sum to all ranks, in place: buf (size, part_elems) fp32. Bits as of spw_reduce_scatter. */
 spw_status spw_all_reduce(spw_channel *channel, uint32_t unit, float *buf, uint64_t part_elems, spw_error *err);
 
-/* The part for rank r is part r of send; recv gets a part of each rank in turn. Both in memory of spw_comm_alloc. */
+/*
+ * The part for rank r is part r of send, in memory of spw_comm_alloc; recv, any memory, gets a part of each other rank at its place. Own parts
+ * are not touched, nor read. On return this rank may overwrite send.
+ */
 spw_status
 spw_all_to_all(spw_channel *channel, uint32_t unit, const void *send, void *recv, uint64_t part_bytes, spw_error *err);
 

@@ -19,7 +19,8 @@ rope(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, const int32_
         return spw__tape_fail(t);
     y->there = x->there;
     places = places != NULL ? places + t->first_row : t->places;
-    cos_sin = cos_sin == NULL || places != NULL ? cos_sin : cos_sin + t->first_row % T * R;
+    cos_sin =
+        cos_sin == NULL || places != NULL ? cos_sin : cos_sin + (spw__tape_first_position(t, T) + t->first_row % T) * R;
     at = spw__tape_at_col(t, y->data, col);
     if (spw__tape_computes(t) && !y->there)
         spw_gpu_rope(t->queue, at, x->cols, cos_sin, places, x->rows, T, heads, D, R, neighbors, back ? -1 : 1);
@@ -204,47 +205,67 @@ spw__keys_backward(spw_tape *t, const spw__op *o)
                           spw__tape_at_col(t, y->grad, N), y->cols, N + R, y->rows, o->heads, R);
 }
 
-spw_value *
-spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v, uint64_t v_col,
-                 spw_value *sinks, const spw_attention_shape *shape)
+/* first_sink: of the sinks, the one of the first head. */
+static spw_value *
+attention(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_value *sinks, uint64_t first_sink,
+          const spw_attention_shape *shape)
 {
-    uint64_t rows = shape->B * shape->T, Dv = shape->Dv > 0 ? shape->Dv : shape->D;
-    uint64_t v_head = shape->v_head > 0 ? shape->v_head : Dv, head = shape->qk_head > 0 ? shape->qk_head : shape->D;
+    const uint64_t rows = shape->B * shape->T;
     spw_value *y;
     float *lse;
     spw__op *o;
-    if (q == NULL || k == NULL || v == NULL || q->rows != rows || k->rows != rows || v->rows != rows ||
-        q_col + (shape->Hq - 1) * head + shape->D > q->cols || k_col + (shape->Hk - 1) * head + shape->D > k->cols ||
-        v_col + (shape->Hk - 1) * v_head + Dv > v->cols || Dv > shape->D || (sinks != NULL && sinks->cols != shape->Hq))
-        return spw__tape_fail(t);
     if (t->cache != NULL && (t->cache_taken || t->cache_width != shape->Hk * shape->D))
         return spw__tape_fail(t);
     t->cache_taken = true;
-    y = spw__tape_value(t, rows, shape->Hq * Dv, NULL);
+    y = spw__tape_value(t, rows, shape->Hq * shape->Dv, NULL);
     lse = spw__tape_take(t, rows * shape->Hq * sizeof(float));
     if (y == NULL || lse == NULL || (o = spw__tape_op(t, T_ATTENTION, y)) == NULL)
         return spw__tape_fail(t);
     o->shape = *shape;
-    o->shape.q_stride = q->cols;
-    o->shape.kv_stride = k->cols;
-    o->shape.v_stride = v->cols;
-    o->shape.sinks = sinks != NULL ? sinks->data : NULL;
+    o->shape.q_stride = in[0]->cols;
+    o->shape.kv_stride = in[1]->cols;
+    o->shape.v_stride = in[2]->cols;
+    o->shape.sinks = sinks != NULL ? spw__tape_at_col(t, sinks->data, first_sink) : NULL;
     if (spw__tape_computes(t) && t->cache != NULL)
-        spw_gpu_attention_cached(t->queue, y->data, spw__tape_at_col(t, q->data, q_col),
-                                 spw__tape_at_col(t, k->data, k_col), spw__tape_at_col(t, v->data, v_col), t->cache,
-                                 &o->shape);
+        spw_gpu_attention_cached(t->queue, y->data, spw__tape_at_col(t, in[0]->data, col[0]),
+                                 spw__tape_at_col(t, in[1]->data, col[1]), spw__tape_at_col(t, in[2]->data, col[2]),
+                                 t->cache, &o->shape);
     else if (spw__tape_computes(t))
-        spw_gpu_attention(t->queue, y->data, lse, spw__tape_at_col(t, q->data, q_col),
-                          spw__tape_at_col(t, k->data, k_col), spw__tape_at_col(t, v->data, v_col), &o->shape);
-    o->in[0] = q;
-    o->in[1] = k;
-    o->in[2] = v;
-    o->col[0] = q_col;
-    o->col[1] = k_col;
-    o->col[2] = v_col;
+        spw_gpu_attention(t->queue, y->data, lse, spw__tape_at_col(t, in[0]->data, col[0]),
+                          spw__tape_at_col(t, in[1]->data, col[1]), spw__tape_at_col(t, in[2]->data, col[2]),
+                          &o->shape);
+    memcpy(o->in, in, sizeof o->in);
+    memcpy(o->col, col, sizeof o->col);
     o->param[0] = sinks;
+    o->first = first_sink;
     o->saved[0] = lse;
     return y;
+}
+
+spw_value *
+spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v, uint64_t v_col,
+                 spw_value *sinks, const spw_attention_shape *shape)
+{
+    spw_attention_shape own = *shape, all;
+    spw_value *whole;
+    const uint64_t rows = shape->B * shape->T;
+    own.Dv = shape->Dv > 0 ? shape->Dv : shape->D;
+    own.v_head = shape->v_head > 0 ? shape->v_head : own.Dv;
+    own.qk_head = shape->qk_head > 0 ? shape->qk_head : shape->D;
+    if (q == NULL || k == NULL || v == NULL || q->rows != rows || k->rows != rows || v->rows != rows ||
+        q_col + (own.Hq - 1) * own.qk_head + own.D > q->cols || k_col + (own.Hk - 1) * own.qk_head + own.D > k->cols ||
+        v_col + (own.Hk - 1) * own.v_head + own.Dv > v->cols || own.Dv > own.D ||
+        (sinks != NULL && sinks->cols != own.Hq))
+        return spw__tape_fail(t);
+    if (t->share == NULL)
+        return attention(t, (spw_value *[]){q, k, v}, (uint64_t[]){q_col, k_col, v_col}, sinks, 0, &own);
+    all = own;
+    whole = spw__share_out(t, (spw_value *[]){q, k, v}, (uint64_t[]){q_col, k_col, v_col}, &all);
+    if (whole == NULL)
+        return NULL;
+    whole = attention(t, (spw_value *[]){whole, whole, whole},
+                      (uint64_t[]){0, all.Hq * all.D, (all.Hq + all.Hk) * all.D}, sinks, t->share->rank * all.Hq, &all);
+    return spw__share_home(t, whole, &own);
 }
 
 void
@@ -253,6 +274,7 @@ spw__attention_backward(spw_tape *t, const spw__op *o)
     const spw_value *y = o->out;
     act *d[3];
     t->passed |= SPW_PASSED_ATTENTION;
+    float *dsinks = spw__tape_sum(t, o->param[0]);
     for (int i = 0; i < 3; i++) {
         unsigned ignored = 0;
         SPW_ASSERT(!o->in[i]->grad_set || o->in[i] == o->in[0]);
@@ -260,8 +282,8 @@ spw__attention_backward(spw_tape *t, const spw__op *o)
     }
     if (!t->dry)
         spw_gpu_attention_backward(t->queue, spw__tape_at_col(t, d[0], o->col[0]), spw__tape_at_col(t, d[1], o->col[1]),
-                                   spw__tape_at_col(t, d[2], o->col[2]), spw__tape_sum(t, o->param[0]), y->grad,
-                                   y->data, o->saved[0], spw__tape_at_col(t, o->in[0]->data, o->col[0]),
+                                   spw__tape_at_col(t, d[2], o->col[2]), dsinks != NULL ? dsinks + o->first : NULL,
+                                   y->grad, y->data, o->saved[0], spw__tape_at_col(t, o->in[0]->data, o->col[0]),
                                    spw__tape_at_col(t, o->in[1]->data, o->col[1]),
                                    spw__tape_at_col(t, o->in[2]->data, o->col[2]), &o->shape);
 }

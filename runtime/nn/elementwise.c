@@ -245,6 +245,24 @@ spw_nn_soft_cap(spw_tape *t, spw_value *x, float cap)
     return x;
 }
 
+/* The mask of rows that are a rank's of shared sequences is that which these rows have where sequences are whole. */
+static void
+drop(const spw_tape *t, const spw__op *o, act *y, const act *x)
+{
+    const uint64_t rows = o->out->rows, cols = o->out->cols;
+    for (uint64_t done = 0, some; done < rows; done += some) {
+        uint64_t whole = o->first;
+        some = rows;
+        if (t->share != NULL) {
+            const uint64_t row = o->first + done, at = row % o->T;
+            whole = row / o->T * t->share->count * o->T + spw__tape_first_position(t, o->T) + at;
+            some = rows - done < o->T - at ? rows - done : o->T - at;
+        }
+        spw_gpu_dropout(t->queue, spw__tape_at_col(t, y, done * cols), (const char *)x + done * cols * t->act_bytes,
+                        some * cols, o->p, o->key, o->counter, whole * cols);
+    }
+}
+
 spw_value *
 spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site)
 {
@@ -259,9 +277,11 @@ spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint6
     o->p = p;
     o->key = batch->dropout_key + site * 0x9E3779B97F4A7C15ull;
     o->counter = batch->dropout_counter;
-    o->first = t->first_row * x->cols;
+    o->first = t->first_row;
+    o->T = batch->positions;
+    o->out = y;
     if (spw__tape_computes(t))
-        spw_gpu_dropout(t->queue, y->data, x->data, x->rows * x->cols, p, o->key, o->counter, o->first);
+        drop(t, o, y->data, x->data);
     return y;
 }
 
@@ -274,10 +294,10 @@ spw__dropout_backward(spw_tape *t, const spw__op *o)
     if (dx != NULL && (flags & SPW_OP_ACC_DX)) {
         act *part = spw__tape_take(t, y->rows * y->cols * t->act_bytes);
         if (!t->dry && part != NULL) {
-            spw_gpu_dropout(t->queue, part, y->grad, y->rows * y->cols, o->p, o->key, o->counter, o->first);
+            drop(t, o, part, y->grad);
             spw_gpu_add(t->queue, dx, dx, part, y->rows * y->cols);
         }
     } else if (!t->dry && dx != NULL) {
-        spw_gpu_dropout(t->queue, dx, y->grad, y->rows * y->cols, o->p, o->key, o->counter, o->first);
+        drop(t, o, dx, y->grad);
     }
 }

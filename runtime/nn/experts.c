@@ -120,7 +120,7 @@ spw_nn_route_scaled(spw_tape *t, spw_value *logits, uint64_t choices, const spw_
     y->routed = routed;
     o->in[0] = logits;
     o->param[0] = factors;
-    if (computes && t->on_route != NULL && t->on_route(t->on_route_ctx, routed, &t->route_error) != SPW_OK)
+    if (computes && t->on_route != NULL && t->on_route(t->on_route_ctx, routed, &t->failure) != SPW_OK)
         return spw__tape_fail(t);
     return y;
 }

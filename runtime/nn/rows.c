@@ -48,6 +48,7 @@ spw__tape_inner(spw_tape *t)
         p->loss_rows = t->loss_rows;
         p->is_tile = true;
     }
+    p->share = t->share;
     return p;
 }
 

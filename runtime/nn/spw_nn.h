@@ -60,6 +60,7 @@ typedef struct spw_batch {
     const int32_t *tokens, *targets, *places; /* places: position of each token; targets: -1 for no loss */
     const int32_t *begins, *ends;             /* of documents, for attention's shape; NULL: a sequence is one */
     const int32_t *chunk_begins, *chunk_ends; /* the same of chunks (spw_gpu_chunks); NULL: no chunk ends in the call */
+    /* (These four are of all positions of shared sequences, spw_tape_share(); what else is of rows, of this rank's.) */
     const int32_t *targeted; /* rows with a target, of which heads compute nothing else; NULL: all are computed */
     uint64_t targeted_count;
     float grad_scale;                 /* of the sum of losses */
@@ -84,6 +85,26 @@ void spw_tape_reset_keeping(spw_tape *tape, void *arena, uint64_t arena_bytes);
  * a batch has more rows; 0, as at first: all. Calls with a cache have no tiles.
  */
 void spw_tape_in_tiles(spw_tape *tape, uint64_t rows);
+/*
+ * spw_tape_share - from the next reset on, sequences are shared with other ranks: a call has T positions of each, rank r of count ranks those from r T on, and
+ * attention is computed of all count T of them, by each rank for its part of the heads. share NULL, as at first: sequences are whole.
+ *   send   memory of spw_tape_sent_most() bytes, which is written on the tape's queue; not looked at by a dry call
+ *   trade  what `send` has for rank r, from r times part_bytes on, is sent to it; what the others send comes to its place in `to`, device memory, in the queue's
+ *          order. Own parts are not touched. All ranks call it in the same order, with the same bytes; its error is that of spw_tape_check()
+ * Errors  SPW_EINVAL at spw_tape_check(): heads that count does not divide, keys' heads that neither divides, a cache. Of what looks at other rows besides
+ *         attention (linear attention, an indexer) the caller has made sure that there is none.
+ * Source  Jacobs et al. 2023 (2309.14509)
+ */
+typedef struct spw_share {
+    uint32_t rank, count; /* count 2 or more */
+    act *send;
+    spw_status (*trade)(void *ctx, act *to, uint64_t part_bytes, spw_error *err);
+    void *ctx;
+} spw_share;
+void spw_tape_share(spw_tape *tape, const spw_share *share);
+/* Bytes that came from others in this call, dry: would have; and the most that was to be sent at once so far. */
+uint64_t spw_tape_traded(const spw_tape *tape);
+uint64_t spw_tape_sent_most(const spw_tape *tape);
 /* Most that was used of the arena in this call. */
 uint64_t spw_tape_arena_used(const spw_tape *tape);
 /* Floating point operations of the products of linear layers that forward computed, experts' aside; dry: would have. */

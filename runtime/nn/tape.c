@@ -52,11 +52,11 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->apart = NULL;
     t->asleep = false;
     t->pending = NULL;
-    t->linear_flops = 0;
+    t->linear_flops = t->traded = 0;
     t->first_row = 0;
     t->into_next = t->rows_count = 0;
     t->into_there = false;
-    t->route_error = (spw_error){0};
+    t->failure = (spw_error){0};
 }
 
 void
@@ -118,6 +118,24 @@ spw_tape_reset_keeping(spw_tape *t, void *arena, uint64_t arena_bytes)
 {
     spw_tape_reset(t, arena, arena_bytes, false);
     t->keeping = true;
+}
+
+void
+spw_tape_share(spw_tape *t, const spw_share *share)
+{
+    t->share = share;
+}
+
+uint64_t
+spw_tape_traded(const spw_tape *t)
+{
+    return t->traded;
+}
+
+uint64_t
+spw_tape_sent_most(const spw_tape *t)
+{
+    return t->send_most;
 }
 
 void
@@ -195,10 +213,10 @@ spw_status
 spw_tape_check(spw_tape *t, spw_error *err)
 {
     spw__tape_catch_up(t);
-    if (t->route_error.status != SPW_OK && err != NULL)
-        *err = t->route_error;
-    if (t->route_error.status != SPW_OK)
-        return t->route_error.status;
+    if (t->failure.status != SPW_OK && err != NULL)
+        *err = t->failure;
+    if (t->failure.status != SPW_OK)
+        return t->failure.status;
     if (t->status == SPW_ENOMEM)
         return SPW_RAISE(err, SPW_ENOMEM, "the device's short-lived arena (%llu bytes) is too small for this block",
                          (unsigned long long)t->arena_bytes);
@@ -257,9 +275,9 @@ spw__tape_op(spw_tape *t, spw__op_kind kind, spw_value *out)
 {
     spw__op *o = &t->unrecorded;
     spw__tape_catch_up(t);
-    if (t->is_tile && (kind == T_EMBEDDING || kind == T_ATTENTION || kind == T_FRONT_ATTENTION || kind == T_COMPRESS ||
-                       kind == T_CONV || kind == T_DELTA || kind == T_LEAVE || kind == T_BRING || kind == T_ROUTE ||
-                       kind == T_DISPATCH || kind == T_HEAD)) {
+    if (t->is_tile && (kind == T_EMBEDDING || kind == T_ATTENTION || kind == T_SHARE_OUT || kind == T_FRONT_ATTENTION ||
+                       kind == T_COMPRESS || kind == T_CONV || kind == T_DELTA || kind == T_LEAVE || kind == T_BRING ||
+                       kind == T_ROUTE || kind == T_DISPATCH || kind == T_HEAD)) {
         spw__tape_fail(t); /* they look at other rows, or at what belongs to rows of the batch */
         return NULL;
     }
@@ -471,7 +489,7 @@ spw__tape_begin_sums(spw_tape *t, float *sums, uint64_t n, const act *there)
 bool
 spw__tape_turn(spw_tape *t, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn what)
 {
-    if (t->on_turn != NULL && t->on_turn(t->on_turn_ctx, routed, first, end, what, &t->route_error) != SPW_OK)
+    if (t->on_turn != NULL && t->on_turn(t->on_turn_ctx, routed, first, end, what, &t->failure) != SPW_OK)
         (void)spw__tape_fail(t);
     return t->status == SPW_OK;
 }
@@ -493,6 +511,8 @@ backward_op(spw_tape *t, spw__op *o)
     case T_BRING: spw__bring_backward(t, o); return;
     case T_KEYS: spw__keys_backward(t, o); return;
     case T_ATTENTION: spw__attention_backward(t, o); return;
+    case T_SHARE_OUT: spw__share_out_backward(t, o); return;
+    case T_SHARE_HOME: spw__share_home_backward(t, o); return;
     case T_FRONT_ATTENTION: spw__front_attention_backward(t, o); return;
     case T_COMPRESS: spw__compress_backward(t, o); return;
     case T_REPEAT: spw__repeat_backward(t, o); return;

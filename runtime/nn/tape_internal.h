@@ -19,6 +19,8 @@ typedef enum spw__op_kind {
     T_BRING,
     T_KEYS,
     T_ATTENTION,
+    T_SHARE_OUT,
+    T_SHARE_HOME,
     T_FRONT_ATTENTION,
     T_COMPRESS,
     T_REPEAT,
@@ -111,7 +113,9 @@ struct spw_tape {
     const int32_t *places;
     spw_route_fn on_route;
     void *on_route_ctx;
-    spw_error route_error;
+    spw_error failure;          /* of what the call asked others for */
+    const spw_share *share;     /* with other ranks; NULL: sequences are whole */
+    uint64_t traded, send_most; /* bytes that came from them in this call; of what is sent at once, ever */
     spw_turn_fn on_turn;
     void *on_turn_ctx;
     uint64_t turn_experts;
@@ -165,6 +169,13 @@ static inline act *
 spw__tape_at_row(const spw_tape *t, const spw_value *v, act *base, uint64_t row)
 {
     return base == NULL ? NULL : (char *)base + row * v->cols * t->act_bytes;
+}
+
+/* Where in its sequence a rank's first row is, of so many. */
+static inline uint64_t
+spw__tape_first_position(const spw_tape *t, uint64_t T)
+{
+    return t->share != NULL ? t->share->rank * T : 0;
 }
 
 /* Memory of the arena; NULL: there is too little. */
@@ -227,6 +238,14 @@ void spw__parts_backward(spw_tape *t, const spw__op *o);
 void spw__beside_backward(spw_tape *t, const spw__op *o);
 void spw__keys_backward(spw_tape *t, const spw__op *o);
 void spw__attention_backward(spw_tape *t, const spw__op *o);
+/*
+ * share.c: the same heads of all rows of the sequences, packed q, k and v, for which shape becomes that of the rank's attention; what that gives, home; shape
+ * is that of the rank's rows, with sizes of heads.
+ */
+spw_value *spw__share_out(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_attention_shape *shape);
+spw_value *spw__share_home(spw_tape *t, spw_value *x, const spw_attention_shape *shape);
+void spw__share_out_backward(spw_tape *t, const spw__op *o);
+void spw__share_home_backward(spw_tape *t, const spw__op *o);
 /* streams.c */
 void spw__repeat_backward(spw_tape *t, const spw__op *o);
 void spw__stream_maps_backward(spw_tape *t, const spw__op *o);

@@ -1,0 +1,208 @@
+/*
+ * Sequences that ranks share (sequence_parallel_size): losses and weights are those of one rank up to rounding, whatever the model's heads, documents and
+ * dropout; and the same to the last bit wherever state lies, however much is kept, in any order of time.
+ */
+#include "lib_tiny.h"
+#include "lib_worlds.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { SHARED_STEPS = 3, SHARED_MICRO = 4 };
+
+typedef struct setting {
+    const char *name;
+    spw_family family;
+    double dropout;
+    const char *documents;
+    uint64_t tile, pass;
+    bool frozen;
+    double
+        most; /* weights are off by at most, of the largest; 0: 2e-6. What gradients are off by, Adam makes up to ten times as large in a step */
+} setting;
+
+static const setting settings[] = {
+    {"gpt2", SPW_FAMILY_GPT2, .dropout = 0.1},
+    {"gpt2, documents", SPW_FAMILY_GPT2, .documents = "separate"},
+    {"llama, few heads of keys", SPW_FAMILY_LLAMA, .dropout = 0},
+    {"llama, documents, tiles", SPW_FAMILY_LLAMA, .documents = "separate", .tile = 5},
+    {"gemma 3, windows", SPW_FAMILY_GEMMA3, .dropout = 0},
+    {"gpt-oss, sinks and experts", SPW_FAMILY_GPT_OSS, .dropout = 0},
+    {"phi 3, packed", SPW_FAMILY_PHI3, .dropout = 0},
+    {"neox, woven", SPW_FAMILY_NEOX, .dropout = 0},
+    {"deepseek v3, latent", SPW_FAMILY_DEEPSEEK_V3, .dropout = 0},
+    {"mixtral", SPW_FAMILY_MIXTRAL, .dropout = 0},
+    {"gemma 4, heads of two sizes", SPW_FAMILY_GEMMA4, .most = 1e-5},
+    {"gpt2, frozen", SPW_FAMILY_GPT2, .frozen = true},
+    {"gpt2, passes, dropout", SPW_FAMILY_GPT2, .dropout = 0.2, .pass = 1},
+};
+enum { COUNT = sizeof settings / sizeof settings[0] };
+
+static world
+world_of(const setting *s, spw_config *c, uint32_t ranks, uint32_t sharers)
+{
+    ranks_config(c, SPW_STATE_FP32);
+    c->zero.stage = 3;
+    c->sequence_ranks = sharers;
+    c->run.router_balance = 0; /* it is of a rank's rows */
+    c->run.tile_tokens = s->tile;
+    c->run.micro_batches_per_pass = s->pass;
+    if (s->documents != NULL)
+        snprintf(c->data.documents, sizeof c->data.documents, "%s", s->documents);
+    return (world){.ranks = ranks,
+                   .steps = SHARED_STEPS,
+                   .micros = SHARED_MICRO,
+                   .config = c,
+                   .family = s->family,
+                   .dropout = s->dropout,
+                   .frozen = s->frozen,
+                   .out = outcome_new()};
+}
+
+static void
+test_near(void **state)
+{
+    static const uint32_t worlds[][2] = {{2, 2}, {4, 4}, {4, 2}};
+    (void)state;
+    for (int i = 0; i < COUNT; i += SANITIZED ? 3 : 1) {
+        spw_config c;
+        world one = world_of(&settings[i], &c, 1, 1);
+        world_run(&one);
+        for (size_t k = 0; k < sizeof worlds / sizeof worlds[0]; k++) {
+            char what[96];
+            world w = world_of(&settings[i], &c, worlds[k][0], worlds[k][1]);
+            snprintf(what, sizeof what, "%s, %u ranks, %u share", settings[i].name, worlds[k][0], worlds[k][1]);
+            world_run(&w);
+            outcome_within(one.out, w.out, settings[i].most > 0 ? settings[i].most : 2e-6, what);
+            assert_true(w.out->trade[0] > 0);
+            outcome_free(w.out);
+        }
+        outcome_free(one.out);
+    }
+}
+
+/* What ranks do differently from the first run. */
+typedef struct variant {
+    const char *name;
+    uint32_t stage;
+    spw_tier weights, records;
+    bool least, last_least;
+    uint64_t chaos;
+    uint32_t per_host;
+} variant;
+
+static const variant variants[] = {
+    {"all on the device", 3, SPW_TIER_DEVICE, SPW_TIER_DEVICE, .least = false},
+    {"stage 0", 0, SPW_TIER_DEVICE, SPW_TIER_DEVICE, .least = false},
+    {"stage 1, records on nvme", 1, SPW_TIER_DEVICE, SPW_TIER_NVME, .least = false},
+    {"stage 2", 2, SPW_TIER_DEVICE, SPW_TIER_HOST, .least = false},
+    {"all on nvme, least device memory", 3, SPW_TIER_NVME, SPW_TIER_NVME, .least = true},
+    {"least device memory on the last rank, late", 3, SPW_TIER_HOST, SPW_TIER_HOST, .last_least = true, .chaos = 7},
+    {"hosts, random delays", 3, SPW_TIER_HOST, SPW_TIER_NVME, .chaos = 3, .per_host = 1},
+    {"hosts of two, random delays", 3, SPW_TIER_NVME, SPW_TIER_NVME, .chaos = 5, .per_host = 2},
+};
+
+static void
+test_same(void **state)
+{
+    char dir[256];
+    static const setting of[] = {{"gpt2", SPW_FAMILY_GPT2, .dropout = 0.1},
+                                 {"llama", SPW_FAMILY_LLAMA, .documents = "separate"}};
+    (void)state;
+    tiny_dir_make(dir);
+    for (size_t i = 0; i < 2; i++) {
+        outcome *first = NULL;
+        for (size_t k = 0; k < sizeof variants / sizeof variants[0]; k++) {
+            const variant *v = &variants[k];
+            char what[128];
+            spw_config c;
+            world w = world_of(&of[i], &c, 4, i == 0 ? 2 : 4);
+            ranks_use_dir(&c, dir);
+            c.zero.stage = v->stage;
+            c.zero.offload_param = v->weights;
+            c.zero.offload_optimizer = v->records;
+            c.run.chaos_seed = v->chaos;
+            w.per_host = v->per_host;
+            w.least_device = v->least;
+            w.last_least = v->last_least;
+            world_run(&w);
+            snprintf(what, sizeof what, "%s, %s", of[i].name, v->name);
+            for (uint32_t r = 0; r < 4; r++) { /* or one waits for what another does not compute again */
+                assert_int_equal(w.out->plan[r].tape_count, w.out->plan[0].tape_count);
+                assert_true(v->per_host == 0 || w.out->far_trade[r] > 0 || (i == 0 && v->per_host == 2));
+            }
+            assert_true((w.out->plan[0].tape_count == 0) == (v->least || v->last_least));
+            if (first != NULL) {
+                outcome_same(first, w.out, what);
+                outcome_free(w.out);
+            } else {
+                first = w.out;
+            }
+        }
+        outcome_free(first);
+    }
+    tiny_dir_remove(dir);
+}
+
+/* A checkpoint knows nothing of it. */
+static void
+test_resume(void **state)
+{
+    const setting s = {"gpt2", SPW_FAMILY_GPT2, .dropout = 0};
+    spw_config c, c1;
+    char dir[256];
+    world whole = world_of(&s, &c, 4, 2), before = world_of(&s, &c1, 4, 2), after;
+    (void)state;
+    tiny_dir_make(dir);
+    whole.steps = 4;
+    world_run(&whole);
+    before.steps = 2;
+    before.save = dir;
+    world_run(&before);
+    for (uint32_t sharers = 1; sharers <= 4; sharers *= 2) {
+        after = world_of(&s, &c1, 4, sharers);
+        after.first_step = after.steps = 2;
+        after.load = dir;
+        world_run(&after);
+        memcpy(after.out->losses, before.out->losses, 2 * sizeof after.out->losses[0]);
+        if (sharers == 2)
+            outcome_same(whole.out, after.out, "resumed");
+        else
+            outcome_within(whole.out, after.out, 2e-6, "resumed by others");
+        outcome_free(after.out);
+    }
+    outcome_free(whole.out);
+    outcome_free(before.out);
+    tiny_dir_remove(dir);
+}
+
+static void
+test_refused(void **state)
+{
+    spw_config c;
+    (void)state;
+    ranks_config(&c, SPW_STATE_FP32);
+    c.zero.stage = 3;
+    c.sequence_ranks = 2;
+    c.data.seq_length = 23;
+    world_refused(&c, 0, 2, "sequence_parallel_size 2 does not divide data.seq_length 23");
+    c.data.seq_length = 24;
+    world_refused(&c, 0, 3, "sequence_parallel_size 2 does not divide 3 ranks");
+    c.sequence_ranks = 3;
+    world_refused(&c, 0, 3, "this model has 4, and 4 of keys");
+    c.sequence_ranks = 2;
+    snprintf(c.data.documents, sizeof c.data.documents, "whole");
+    snprintf(c.run.preference.loss, sizeof c.run.preference.loss, "simpo");
+    c.run.preference.beta = 1;
+    world_refused(&c, 0, 2, "spillway.preference");
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_near), cmocka_unit_test(test_same),
+                                       cmocka_unit_test(test_resume), cmocka_unit_test(test_refused)};
+    return cmocka_run_group_tests_name("sequences", tests, NULL, NULL);
+}
