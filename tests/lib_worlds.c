@@ -358,6 +358,7 @@ outcome_free(outcome *o)
 
 typedef struct refusal {
     const spw_config *config;
+    spw_family family;
     const char *says;
 } refusal;
 
@@ -372,7 +373,7 @@ refused(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
     spw_error why = {0};
     (void)rank;
     c.run.ranks = spw_comm_get_info(comm)->world;
-    tiny_model_config(&mc, SPW_FAMILY_GPT2);
+    tiny_model_config(&mc, f->family);
     SPW_TRY(spw_model_build(&model, &mc, err));
     if (spw_engine_create(&e, &(spw_engine_options){.config = &c, .model = model, .comm = comm}, &why) != SPW_ECONFIG ||
         strstr(why.message, f->says) == NULL)
@@ -382,9 +383,9 @@ refused(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
 }
 
 void
-world_refused(const spw_config *c, uint32_t per_host, uint32_t ranks, const char *says)
+world_refused(const spw_config *c, spw_family family, uint32_t per_host, uint32_t ranks, const char *says)
 {
-    refusal f = {c, says};
+    refusal f = {c, family, says};
     ranks_on_hosts(per_host, ranks, &(spw_comm_options){0}, refused, &f);
 }
 

@@ -56,7 +56,7 @@ void outcome_free(outcome *o);
 /* A configuration that cannot be trained fails the test. */
 void world_run(const world *w);
 /* No engine comes to be on any of the ranks, so many of which are on each host, and each says why. */
-void world_refused(const spw_config *c, uint32_t per_host, uint32_t ranks, const char *says);
+void world_refused(const spw_config *c, spw_family family, uint32_t per_host, uint32_t ranks, const char *says);
 /* Losses and weights are those of one rank up to rounding. */
 void outcome_near(const outcome *one, const outcome *other, const char *what);
 /* Weights differ by at most so much of the largest; near: by a millionth. */

@@ -87,6 +87,20 @@ nccl
 placed 3 "Muon, one record slot" late "${muon[@]}" "${all_nvme[@]}" --set spillway.record_slots=1
 train 4 "" "$dir/ranks4" "${muon[@]}" --set zero_optimization.mics_shard_size=2
 check "two groups of two with Muon have the losses of one" near "$dir/ranks1.muon" "$dir/ranks4" 1e-4
+# Sequences whose positions ranks share: 2 heads, and 4 of two groups.
+shared=(--set sequence_parallel_size=2)
+for ranks in 2 4; do
+    host
+    train $ranks "" "$dir/ranks$ranks" "${shared[@]}"
+    check "$ranks ranks, two of which share sequences, have the losses of one" near "$dir/ranks1" "$dir/ranks$ranks" 1e-5
+    train $ranks "" "$dir/log" "${shared[@]}" --set spillway.device=cpu
+    check "and those of the cpu device" near "$dir/log" "$dir/ranks$ranks" 1e-4
+    placed $ranks "shared sequences, everything on nvme, random delays" late "${shared[@]}" "${all_nvme[@]}" --set spillway.chaos_seed=3
+    nccl
+    placed $ranks "shared sequences" "" "${shared[@]}" --set spillway.collectives=nccl
+    placed $ranks "shared sequences, state on the device, random delays" late "${shared[@]}" "${on_device[@]}" --set spillway.chaos_seed=6
+    check "and nothing crosses between host and device" test "$(crossed "$dir/log")" = "0 0;"
+done
 # Weights that are kept by groups of two (ZeRO++'s hpZ): the same losses.
 tight=(--set zero_optimization.max_live_parameters=180000)
 kept=(--set zero_optimization.zero_hpz_partition_size=2)

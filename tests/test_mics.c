@@ -596,7 +596,7 @@ test_refused(void **state)
         groups_config(&c, all[k].shard);
         c.zero.hpz_partition_size = all[k].kept;
         c.zero.quantized_gradients = all[k].grads;
-        world_refused(&c, 4, 4, all[k].says);
+        world_refused(&c, SPW_FAMILY_GPT2, 4, 4, all[k].says);
     }
 }
 

@@ -143,6 +143,8 @@ draw_world(uint64_t run, spw_config *c, world *w)
     c->zero.quantized_frozen =
         (w->frozen || c->run.freeze.count > 0 || c->run.lora.rank > 0) && random_pick(run, 42, 2) == 0;
     c->zero.stage = needs_stage_3(c) ? 3 : 1;
+    if (w->ranks % 2 == 0 && strcmp(c->data.documents, "whole") != 0 && random_pick(run, 51, 3) == 0)
+        c->sequence_ranks = random_pick(run, 52, 2) == 0 ? w->ranks : 2;
     w->idle = random_pick(run, 43, 3) == 0;
     c->zero.offload_optimizer = c->run.delayed_update > 0 ? SPW_TIER_HOST : SPW_TIER_DEVICE;
     w->plugin = emulated && random_pick(run, 38, 8) == 0 ? getenv("SPW_CUDA_PLUGIN") : NULL;
@@ -235,15 +237,15 @@ static void
 run_world(uint64_t run, uint64_t placement, const world *w)
 {
     const spw_config *c = w->config;
-    random_says(
-        SECONDS_MAX,
-        "run %llu, placement %llu (%s%u ranks, family %d, %s, %s; stage %u, groups of %d, weights %d, records %d, "
-        "gradients %s, chunk %llu, slots %u and %u, chaos %llu, least %d)",
-        (unsigned long long)run, (unsigned long long)placement, w->plugin != NULL ? "emulated, " : "", w->ranks,
-        (int)w->family, spw_state_name(c->run.state_format), c->optimizer.type, c->zero.stage, c->zero.mics_shard_size,
-        (int)c->zero.offload_param, (int)c->zero.offload_optimizer, c->run.gradients,
-        (unsigned long long)c->run.chunk_elems, c->run.weight_slots, c->run.record_slots,
-        (unsigned long long)c->run.chaos_seed, w->least_device);
+    random_says(SECONDS_MAX,
+                "run %llu, placement %llu (%s%u ranks, %u share, family %d, %s, %s; stage %u, groups of %d, weights "
+                "%d, records %d, "
+                "gradients %s, chunk %llu, slots %u and %u, chaos %llu, least %d)",
+                (unsigned long long)run, (unsigned long long)placement, w->plugin != NULL ? "emulated, " : "", w->ranks,
+                c->sequence_ranks, (int)w->family, spw_state_name(c->run.state_format), c->optimizer.type,
+                c->zero.stage, c->zero.mics_shard_size, (int)c->zero.offload_param, (int)c->zero.offload_optimizer,
+                c->run.gradients, (unsigned long long)c->run.chunk_elems, c->run.weight_slots, c->run.record_slots,
+                (unsigned long long)c->run.chaos_seed, w->least_device);
     world_run(w);
 }
 

@@ -483,7 +483,7 @@ test_refused(void **state)
         spw_config c;
         keys_config(&c, all[k].keys);
         c.comm_dtype = all[k].comm_dtype;
-        world_refused(&c, all[k].per_host, all[k].ranks, all[k].says);
+        world_refused(&c, SPW_FAMILY_GPT2, all[k].per_host, all[k].ranks, all[k].says);
     }
 }
 
