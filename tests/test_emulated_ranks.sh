@@ -270,17 +270,18 @@ check "to all ranks" test "$(grep -cE "^spillway: rank [012]: .*NCCL, rank 1 of 
 
 # One of them dies while the others wait for it.
 third_step() { grep -q '"step":3,' "$dir/log4" 2>/dev/null; }
-for wire in host nccl; do
-    $wire
+for way in "host 3" "nccl 3" "nccl 4 ${shared[*]}"; do
+    set -- $way
+    $1
     rm -f "$dir/log4"
-    timeout -s KILL 300 "$spw" train "$dir/gpt2.json" -n 3 --quiet --set spillway.steps=100000 --set spillway.run_log="$dir/log4" >"$dir/out" 2>&1 &
+    timeout -s KILL 300 "$spw" train "$dir/gpt2.json" -n "$2" --quiet "${@:3}" --set spillway.steps=100000 --set spillway.run_log="$dir/log4" >"$dir/out" 2>&1 &
     main=$!
     comes third_step
     victim=$(pids "$dir/gpt2.json" 1 | head -n 1)
     begin=$(date +%s)
     kill -9 "$victim"
     wait $main
-    check "after a kill the run fails, $wire" test $? -ne 0
+    check "after a kill the run fails, $way" test $? -ne 0
     check "soon" test $(($(date +%s) - begin)) -le 60 # and not when train is killed
     check "and says who is missing" grep -qE 'rank [02]: .*rank 1.*(ended|gone|died)' "$dir/out"
 done

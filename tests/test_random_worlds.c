@@ -228,6 +228,8 @@ draw_last(uint64_t run, uint64_t at, const char *dir, const spw_config *c, spw_c
     last->run.chaos_seed = c->run.chaos_seed; /* with one, pieces on the way between ranks are the least */
     if (last->zero.stage < 3)
         last->zero.offload_param = SPW_TIER_DEVICE;
+    if (w->least_device && has_experts(w)) /* or its least is with all experts at once, and the others' is one by one */
+        last->run.activations = c->run.activations;
     keep_together(last, &unused);
     w->last = last;
     w->last_least = last->zero.stage == 3 && !(w->plugin != NULL && w->per_host > 0) && random_pick(at, 35, 2) == 0;

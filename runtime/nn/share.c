@@ -120,20 +120,27 @@ unpack_heads(const spw_tape *t, const movement *m, const act *from, uint64_t W)
     }
 }
 
-/* whole (B, all positions, width): all rows of this rank's heads. Of one sequence ranks' rows come to where they are to lie. */
+/*
+ * whole (B, all positions, width): all rows of this rank's heads. Of one sequence ranks' rows come to where they are to lie. in_place: whole is the memory
+ * of what is moved, which is one part: what is this rank's own waits elsewhere until nothing else is read there.
+ */
 static void
-move_out(spw_tape *t, const movement *m, act *whole)
+move_out(spw_tape *t, const movement *m, act *whole, bool in_place)
 {
     const uint64_t W = width(t, m), part = m->B * m->T * W;
     const uint32_t count = t->share->count, own = t->share->rank;
-    act *to = m->B == 1 ? whole : lend(t, count * part);
-    if (whole == NULL || to == NULL)
+    const bool one = m->B == 1;
+    act *waiting = one && !in_place ? whole : lend(t, one ? part : count * part), *to = one ? whole : waiting;
+    act *mine = one && in_place ? waiting : at_elem(t, to, own * part);
+    if (whole == NULL || waiting == NULL)
         return;
     for (uint32_t k = 0; k < count && !t->dry; k++)
-        pack_heads(t, m, at_elem(t, k == own ? to : t->share->send, k * part), k, W);
+        pack_heads(t, m, k == own ? mine : at_elem(t, t->share->send, k * part), k, W);
     trade(t, to, part);
-    for (uint32_t k = 0; k < count && !t->dry && to != whole; k++)
-        copy_rows(t, m, at_elem(t, to, k * part), whole, k, W, false);
+    for (uint32_t k = 0; k < count && !t->dry; k++) {
+        if (!one || (k == own && in_place))
+            copy_rows(t, m, k == own ? mine : at_elem(t, to, k * part), whole, k, W, false);
+    }
 }
 
 static void
@@ -201,7 +208,7 @@ spw__share_out(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_a
     memcpy(o->in, in, sizeof o->in);
     memcpy(o->col, col, sizeof o->col);
     if (!t->kept)
-        move_out(t, &m, y->data);
+        move_out(t, &m, y->data, false);
     shape->T *= count;
     shape->Hq = each(t, &m.part[0]);
     shape->Hk = each(t, &m.part[1]);
@@ -210,15 +217,19 @@ spw__share_out(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_a
     return y;
 }
 
+/* Nobody reads an input any more, for attention has read what was made of it: its gradient goes where it lies, if that is the call's memory. */
 void
 spw__share_out_backward(spw_tape *t, const spw__op *o)
 {
     act *d[3];
     movement m;
     for (int i = 0; i < 3; i++) {
+        spw_value *x = o->in[i];
         unsigned ignored = 0;
-        SPW_ASSERT(!o->in[i]->grad_set || o->in[i] == o->in[0]);
-        d[i] = spw__tape_grad(t, o->in[i], 1, &ignored);
+        SPW_ASSERT(!x->grad_set || x == o->in[0]);
+        if (x->needs_grad && x->grad == NULL && !x->borrowed)
+            x->grad = x->data;
+        d[i] = spw__tape_grad(t, x, 1, &ignored);
     }
     m = of_inputs(t, o, d);
     move_home(t, &m, o->out->grad);
@@ -243,12 +254,12 @@ spw__share_home(spw_tape *t, spw_value *x, const spw_attention_shape *shape)
     return y;
 }
 
+/* In place: as many elements come as go. */
 void
 spw__share_home_backward(spw_tape *t, const spw__op *o)
 {
-    unsigned ignored = 0;
     const movement m = of_output(o, o->out->grad);
-    act *d = spw__tape_grad(t, o->in[0], 1, &ignored);
-    if (d != NULL)
-        move_out(t, &m, d);
+    spw__tape_share_grad(o->in[0], o->out);
+    if (o->in[0]->needs_grad)
+        move_out(t, &m, o->out->grad, true);
 }

@@ -46,6 +46,7 @@ typedef struct spw_value {
     bool scaled, coded, turned_coded; /* the scale behind codes, these and those are computed */
     bool grad_of_gelu_in;             /* grad went through the gelu already */
     bool there;                       /* data were computed in an earlier call */
+    bool borrowed;                    /* data are in memory that outlives the call */
     uint64_t
         piece_rows; /* parameters: embedding and head find so many of its rows in data and w_grad at a time, and the last ones, each
                             in its turn (spw_tape_on_turn); 0: all of them */

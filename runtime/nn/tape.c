@@ -298,8 +298,10 @@ spw_value *
 spw_tape_input(spw_tape *t, act *data, uint64_t rows, uint64_t cols, bool needs_grad)
 {
     spw_value *v = spw__tape_value(t, rows, cols, data != NULL ? data : (void *)(uintptr_t)256);
-    if (v != NULL)
+    if (v != NULL) {
         v->needs_grad = needs_grad;
+        v->borrowed = true;
+    }
     return v;
 }
 
@@ -311,7 +313,7 @@ spw_tape_param(spw_tape *t, const act *data, float *w_grad, bool *w_begun, uint6
         v->w_grad = w_grad;
         v->w_begun = w_begun;
         v->trained = w_grad != NULL;
-        v->is_param = true;
+        v->is_param = v->borrowed = true;
     }
     return v;
 }
