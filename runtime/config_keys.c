@@ -271,7 +271,7 @@ const key_row spw__config_rows[] = {
 
     SECTION("activation_checkpointing", "activation checkpoints"),
     INERT_BOOL("activation_checkpointing.partition_activations", "false",
-               "there is no model parallelism to partition them over"),
+               "ranks have the same activations nowhere; sequence_parallel_size shares those of a sequence out"),
     BOOL("activation_checkpointing.cpu_checkpointing", NULL, run.cpu_checkpointing, "false",
          "checkpoints in host memory; spillway.activations says it in more detail"),
     INERT_BOOL("activation_checkpointing.contiguous_memory_optimization", "false",
