@@ -293,7 +293,7 @@ const key_row spw__config_rows[] = {
     {"communication_data_type", NULL, K_DTYPE, C_BUILT, AT(comm_dtype), 0, 0, 0, "\"fp32\"",
      "fp32, bf16 or fp16: what gradients are rounded to before ranks sum them, in fp32", NULL},
     {"seq_parallel_communication_data_type", NULL, K_DTYPE, C_INERT, SPW_CONFIG_NOWHERE, 0, 0, 0, NULL,
-     "fp32, bf16 or fp16: sequences are not cut", NULL},
+     "fp32, bf16 or fp16: gradients of all ranks are summed at once, see communication_data_type", NULL},
     INERT_BOOL("disable_allgather", "false", "gathering is how weights come"),
     INERT_BOOL("memory_breakdown", "false", "the plan shows it"),
     UNBUILT("sparse_gradients", "false", "sparse gradients"),

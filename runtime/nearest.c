@@ -2,9 +2,9 @@
  * The nearest configuration that fits, for one that does not. Steps are tried in a fixed order, each on top of those
  * before it, until the plan fits: budgets above what the machine has left to auto, all that is offloaded off the device (ratio 1), weights off the device, records off the
  * device, activations off the device, weights to nvme, records to nvme, activations to nvme, gradients to nvme, gradients in bf16, chunks halved down to 64 Ki elements, tiles
- * halved down to 512 tokens, embeddings and heads in pieces, halved down to 2048 rows, smaller micro-batches (more of them: the batch stays), one micro-batch per pass, and where disks are limited weights and then
+ * halved down to 512 tokens, embeddings and heads in pieces, halved down to 2048 rows, smaller micro-batches (more of them: the batch stays), sequences shared by twice as many ranks (the batch stays, too), one micro-batch per pass, and where disks are limited weights and then
  * records back to host. Then every step that turns out not to be needed is taken back, first to last. None of these
- * changes what is computed but bf16 gradients, by one rounding, and the order of sums over tiles, pieces and micro-batches. Where nothing
+ * changes what is computed but bf16 gradients, by one rounding, and the order of sums over tiles, pieces, micro-batches and ranks. Where nothing
  * fits and layers have experts, it is all tried once more, apart from these, with smaller batches. A lossy state
  * format is never among them; whether it would help is said separately. Only plans are made, on copies of the
  * configuration.
@@ -32,6 +32,7 @@ typedef enum change {
     SMALLER_TILES,
     SMALLER_PIECES,
     SMALLER_MICRO_BATCH,
+    SHARED_SEQUENCES,
     ONE_PER_PASS,
     PARAM_HOST,
     OPTIMIZER_HOST,
@@ -174,6 +175,15 @@ apply(spw_config *c, const spw_model *model, change what)
         c->accumulation *= factor;
         settle_sums(c, model);
         return true;
+    case SHARED_SEQUENCES: /* whether this model's can be is the engine's to say */
+        while (factor < c->run.ranks && c->run.ranks / spw_config_sharers(c) % factor != 0)
+            factor++;
+        if (c->micro_batch > 1 || spw_config_sharers(c) >= c->run.ranks)
+            return false;
+        c->sequence_ranks = (uint32_t)(spw_config_sharers(c) * factor);
+        c->accumulation *= factor;
+        settle_sums(c, model);
+        return true;
     case ONE_PER_PASS:
         if (c->accumulation == 1 || c->run.micro_batches_per_pass == 1)
             return false;
@@ -225,6 +235,7 @@ helps(change what, spw_lack lack)
     case SMALLER_TILES:
     case SMALLER_PIECES:
     case SMALLER_MICRO_BATCH: /* the device's memory may be the machine's */
+    case SHARED_SEQUENCES:
     case ONE_PER_PASS: return lack == SPW_LACK_DEVICE || lack == SPW_LACK_ROOM;
     case PARAM_HOST:
     case OPTIMIZER_HOST: return lack == SPW_LACK_DISK;
@@ -377,6 +388,8 @@ say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
         say(out, "spillway.tile_vocab=%llu", (unsigned long long)b->run.tile_vocab);
     if (a->train_batch_size != b->train_batch_size)
         say(out, "train_batch_size=%llu", (unsigned long long)b->train_batch_size);
+    if (spw_config_sharers(a) != spw_config_sharers(b))
+        say(out, "sequence_parallel_size=%u", b->sequence_ranks);
     if (a->micro_batch != b->micro_batch || a->accumulation != b->accumulation) {
         say(out, "train_micro_batch_size_per_gpu=%llu", (unsigned long long)b->micro_batch);
         say(out, "gradient_accumulation_steps=%llu", (unsigned long long)b->accumulation);

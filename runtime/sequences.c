@@ -182,11 +182,14 @@ trade_by_host(spw_sequences *s, act *to, uint64_t part, spw_error *err)
     return SPW_OK;
 }
 
+/* What makes it has come to its end before, however long it takes: nothing on the links' stream stands behind it, and only others are waited for. */
 static spw_status
 trade_by_link(spw_sequences *s, act *to, uint64_t part, spw_error *err)
 {
     spw_engine *e = s->e;
     spw_status st;
+    spw_gpu_queue_sync(e->compute);
+    SPW_TRY(spw_gpu_check(e->gpu, err));
     SPW_TRY(spw__ranks_take_turn(e->ranks, err));
     spw_waiting_begin(&s->waiting);
     st = spw_meet(s->channel, SPW_COLL_ALL_TO_ALL, 0, part, err);

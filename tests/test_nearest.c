@@ -301,6 +301,66 @@ test_nearest_batch(void **state)
     assert_int_equal(plan_experts(overrides, s.count + 3, &least), SPW_OK);
 }
 
+/* The least device memory of four ranks with one long sequence each, or shared by so many, in tiles as small as they become. */
+static uint64_t
+least_shared(const spw_model *model, spw_config *c, uint32_t sharers)
+{
+    static spw_plan p;
+    const char *overrides[12] = {
+        "spillway.ranks=4",     "train_micro_batch_size_per_gpu=1", "model.n_positions=8192",
+        "data.seq_length=8192", "gradient_accumulation_steps=4",    "spillway.grad_dtype=fp32"};
+    spw_error err = {0};
+    assert_int_equal(spw_config_parse(c, base, "base", overrides, 6, &err), SPW_OK);
+    c->run.activations = SPW_TIER_NVME;
+    c->zero.param_path.count = 1;
+    snprintf(c->zero.param_path.item[0], SPW_PATH_BYTES, ".");
+    c->sequence_ranks = sharers;
+    c->run.tile_tokens = 512;
+    c->run.micro_batches_per_pass = 1;
+    c->run.device_memory = 4096;
+    assert_int_equal(plan_of(c, model, &p, &err), SPW_ENOFIT);
+    assert_int_equal(p.lack, SPW_LACK_DEVICE);
+    return p.least_bytes;
+}
+
+/* One sequence is too long for a rank's device: ranks share it, and the batch stays. */
+static void
+test_nearest_shared(void **state)
+{
+    static spw_config c, again;
+    static spw_suggestion s;
+    spw_model *model = NULL;
+    spw_error err = {0};
+    uint64_t alone, shared;
+    bool named = false;
+    (void)state;
+    assert_int_equal(spw_config_parse(&c, base, "base",
+                                      (const char *const[]){"model.n_positions=8192", "data.seq_length=8192"}, 2, &err),
+                     SPW_OK);
+    assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+    shared = least_shared(model, &again, 4);
+    alone = least_shared(model, &c, 1);
+    print_message("least device memory %llu, shared by four %llu\n", (unsigned long long)alone,
+                  (unsigned long long)shared);
+    assert_true(3 * shared < 2 * alone);
+    c.run.device_memory = alone - 4096;
+    find_nearest(&c, model, &s);
+    assert_true(s.found);
+    for (uint32_t i = 0; i < s.count; i++)
+        named = named || strcmp(s.set[i], "sequence_parallel_size=2") == 0;
+    assert_true(named);
+    c.run.device_memory = shared + (1 << 20); /* for more micro-batches: the batch stays */
+    find_nearest(&c, model, &s);
+    assert_true(s.found);
+    named = false;
+    for (uint32_t i = 0; i < s.count; i++) {
+        named = named || strcmp(s.set[i], "sequence_parallel_size=4") == 0;
+        assert_null(strstr(s.set[i], "train_batch_size"));
+    }
+    assert_true(named);
+    spw_model_destroy(model);
+}
+
 /*
  * 30 000 parameters in 10 000 units, and nothing fits: hundreds of plans are made before that is known. What looks at all units for each parameter, or at
  * all parameters of a block for each expert, takes ten times as long as this may.
@@ -452,8 +512,9 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nearest),           cmocka_unit_test(test_nearest_stage),
         cmocka_unit_test(test_nearest_room),      cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_nearest_batch),     cmocka_unit_test(test_nearest_large),
-        cmocka_unit_test(test_nearest_full_disk), cmocka_unit_test(test_room_of_inference),
-        cmocka_unit_test(test_room_of_ranks),     cmocka_unit_test(test_nearest_all)};
+        cmocka_unit_test(test_nearest_batch),     cmocka_unit_test(test_nearest_shared),
+        cmocka_unit_test(test_nearest_large),     cmocka_unit_test(test_nearest_full_disk),
+        cmocka_unit_test(test_room_of_inference), cmocka_unit_test(test_room_of_ranks),
+        cmocka_unit_test(test_nearest_all)};
     return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
 }

@@ -31,7 +31,7 @@ near() {
         awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 1e-5 * $1) { print "# evaluation: " $1 ", here " $2; bad = 1 } } END { if (NR != 2) print "# " NR " evaluations"; exit bad || NR != 2 }'
 }
 as_planned() {
-    planned=$(sed -n '1s/.*"gather":[1-9][0-9]*,"reduce":\([1-9][0-9]*\)}.*/\1/p' "$dir/log")
+    planned=$(sed -n '1s/.*"gather":[1-9][0-9]*,"reduce":\([1-9][0-9]*\),"trade":0}.*/\1/p' "$dir/log")
     [ -n "$planned" ] && [ "$(grep -c '"reduce":'"$planned"'[,}]' "$dir/log")" -eq 7 ]
 }
 # What is frozen stays on the device from step to step, so that steps differ: their mean, to 2 %.
@@ -58,10 +58,30 @@ check "stage 2 with records on nvme, 3 ranks" train -n 3 --set zero_optimization
 check "has the losses of one" near
 check "swap files are gone" nothing_left
 
+# Ranks that share sequences: other sequences only from group to group.
+traded() {
+    planned=$(sed -n '1s/.*"reduce":[1-9][0-9]*,"trade":\([1-9][0-9]*\)}.*/\1/p' "$dir/log")
+    [ -n "$planned" ] && [ "$(grep -c '"trade":'"$planned"'[,}]' "$dir/log")" -eq 7 ]
+}
+for ranks in 2 4; do
+    check "$ranks ranks, two of which share sequences" train -n $ranks --set sequence_parallel_size=2
+    check "have the losses of one" near
+    check "and trade in each step what was planned" traded
+done
+check "and say so" run train "$dir/tiny.json" -n 2 --set sequence_parallel_size=2 --set spillway.steps=1
+check "with the positions of each" grep -q "shared   each sequence by 2 ranks, 8 positions and " "$dir/out"
+train -n 2 --set sequence_parallel_size=2 --set data.seq_length=15
+check "positions that ranks cannot share out are a mistake" test $? -eq 2
+check "which is said" says "sequence_parallel_size 2 does not divide data.seq_length 15"
+train --set sequence_parallel_size=2
+check "and so is one rank" test $? -eq 2
+check "with what starts more" says "sequence_parallel_size 2 does not divide 1 rank (train -n 2, plan --set spillway.ranks=2)"
+
 # A batch is a batch however many share it.
 check "3 steps on 4 ranks" train -n 4 --set spillway.checkpoint_dir="$dir/c" --set spillway.steps=3
-check "one more on 3" train -n 3 --set spillway.eval_interval=0 --set spillway.checkpoint_dir="$dir/c" --set spillway.steps=4 --resume "$dir/c"
-check "two more on one" train --set spillway.checkpoint_dir="$dir/c" --resume "$dir/c"
+check "one more on 2 that share sequences" train -n 2 --set sequence_parallel_size=2 --set spillway.eval_interval=0 --set spillway.checkpoint_dir="$dir/c" --set spillway.steps=4 --resume "$dir/c"
+check "one more on 3" train -n 3 --set spillway.eval_interval=0 --set spillway.checkpoint_dir="$dir/c" --set spillway.steps=5 --resume "$dir/c"
+check "one more on one" train --set spillway.checkpoint_dir="$dir/c" --resume "$dir/c"
 check "have the losses of one" near
 check "the checkpoint is whole" sh -c "$spw inspect $dir/c --digest >$dir/out 2>$dir/err"
 printf 'spwx' | dd of="$dir/c/step-6/optimizer-00001-of-00001.safetensors" bs=1 seek=20001 conv=notrunc 2>/dev/null # of one rank's part
