@@ -23,7 +23,7 @@ struct spw_sequences {
 
 /* ---------------------------------------------------------------- whether, and which rows */
 
-/* What looks at other rows besides attention. */
+/* What looks at other rows besides attention, linear or not. */
 static const char *
 looks_beyond(const spw_engine *e)
 {
@@ -32,35 +32,57 @@ looks_beyond(const spw_engine *e)
         return "blocks of one's own";
     if (m->keys_are_values)
         return "keys that stand for several rows";
-    if (m->linear_heads > 0)
-        return "linear attention, or convolutions";
     if (e->chooses)
         return "indexers that choose what attention reads (with data.seq_length up to index_topk they do not)";
     return e->prefers ? "pairs of answers (spillway.preference)" : NULL;
 }
 
-static bool
-shares_out(uint64_t heads, uint64_t ranks)
-{
-    return heads % ranks == 0 || ranks % heads == 0;
-}
+/* Heads, and heads of keys, or 0, 0. */
+typedef struct head_counts {
+    uint64_t all, keys;
+} head_counts;
 
 static bool
-heads_share_out(const spw_engine *e)
+share_out(head_counts h, uint64_t ranks)
+{
+    return h.all % ranks == 0 && (h.keys == 0 || h.keys % ranks == 0 || ranks % h.keys == 0);
+}
+
+/* Of a layer's attention, and of its linear attention; a convolution alone has channels. */
+static head_counts
+heads_of(const spw_model_config *m, uint64_t layer_idx, bool linear)
+{
+    if (linear ? !spw_model_has_linear(m, layer_idx)
+               : !spw_model_attends(m, layer_idx) || spw_model_is_linear(m, layer_idx))
+        return (head_counts){0, 0};
+    if (linear)
+        return m->linear_conv ? (head_counts){m->width, 0} : (head_counts){m->linear_heads, m->linear_key_heads};
+    return (head_counts){m->heads, m->family == SPW_FAMILY_GPT2 ? m->heads : spw_model_kv_heads(m, layer_idx)};
+}
+
+/* SPW_ECONFIG for those that cannot be shared out. */
+static spw_status
+check_heads(const spw_engine *e, spw_error *err)
 {
     const spw_model_config *m = &e->model->config;
-    bool all = m->heads % e->sequence_ranks == 0;
-    for (uint64_t l = 0; l < m->layers; l++) {
-        const uint64_t kv = m->family == SPW_FAMILY_GPT2 ? m->heads : spw_model_kv_heads(m, l);
-        all = all && (!spw_model_attends(m, l) || shares_out(kv, e->sequence_ranks));
+    for (uint64_t l = 0; l < 2 * m->layers; l++) {
+        const bool linear = l % 2 == 1;
+        const head_counts h = heads_of(m, l / 2, linear);
+        if (!share_out(h, e->sequence_ranks))
+            return SPW_RAISE(
+                err, SPW_ECONFIG,
+                "sequence_parallel_size %u: ranks share out attention's heads, and layer %llu has %llu%s%s, %llu "
+                "of keys: it is to divide the first, and to divide the second or be a multiple of it",
+                e->sequence_ranks, (unsigned long long)(l / 2), (unsigned long long)h.all,
+                linear ? " of linear attention" : "", linear && m->linear_conv ? " (channels)" : "",
+                (unsigned long long)h.keys);
     }
-    return all;
+    return SPW_OK;
 }
 
 spw_status
 spw__sequences_settle(spw_engine *e, spw_error *err)
 {
-    const spw_model_config *m = &e->model->config;
     const uint32_t ranks = spw_config_sharers(&e->config);
     const char *beyond;
     e->sequence_ranks = e->world > 1 ? ranks : 1;
@@ -76,13 +98,7 @@ spw__sequences_settle(spw_engine *e, spw_error *err)
     if (e->T % ranks != 0)
         return SPW_RAISE(err, SPW_ECONFIG, "sequence_parallel_size %u does not divide data.seq_length %llu", ranks,
                          (unsigned long long)e->T);
-    if (!heads_share_out(e))
-        return SPW_RAISE(
-            err, SPW_ECONFIG,
-            "sequence_parallel_size %u: ranks share out attention's heads, and this model has %llu, and %llu "
-            "of keys: it is to divide the first, and to divide the second or be a multiple of it",
-            ranks, (unsigned long long)m->heads,
-            (unsigned long long)(m->family == SPW_FAMILY_GPT2 ? m->heads : m->kv_heads));
+    SPW_TRY(check_heads(e, err));
     beyond = looks_beyond(e);
     return beyond == NULL
                ? SPW_OK

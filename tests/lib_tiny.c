@@ -238,6 +238,11 @@ tiny_model_config(spw_model_config *m, spw_family family)
         make_small(m);
         return;
     }
+    if (family == TINY_EVEN_CHANNELS) {
+        tiny_model_config(m, SPW_FAMILY_KIMI_LINEAR);
+        m->linear_heads = m->linear_key_heads = 4;
+        return;
+    }
     if (family == TINY_FEW_KEYS) {
         tiny_model_config(m, SPW_FAMILY_GLM_DSA);
         m->index_keys = 7;

@@ -32,6 +32,7 @@ void tiny_model_config(spw_model_config *m, spw_family family);
 #define TINY_GEMMA4_SMALL SPW_FAMILY_COUNT
 #define TINY_FEW_KEYS                                                                                                  \
     ((spw_family)(SPW_FAMILY_COUNT + 1)) /* GLM-5 whose indexers choose 7 keys, also for the layer between */
+#define TINY_EVEN_CHANNELS ((spw_family)(SPW_FAMILY_COUNT + 2)) /* Kimi Linear of four heads */
 const char *tiny_family_name(spw_family family);
 /* What folders tests/vectors/families has, in the order of their names. */
 const char *const *tiny_family_vectors(uint32_t *count);

@@ -205,9 +205,9 @@ spw__keys_backward(spw_tape *t, const spw__op *o)
                           spw__tape_at_col(t, y->grad, N), y->cols, N + R, y->rows, o->heads, R);
 }
 
-/* first_sink: of the sinks, the one of the first head. */
+/* Where all rows are. */
 static spw_value *
-attention(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_value *sinks, uint64_t first_sink,
+attention(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_value *sinks,
           const spw_attention_shape *shape)
 {
     const uint64_t rows = shape->B * shape->T;
@@ -225,7 +225,7 @@ attention(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_value 
     o->shape.q_stride = in[0]->cols;
     o->shape.kv_stride = in[1]->cols;
     o->shape.v_stride = in[2]->cols;
-    o->shape.sinks = sinks != NULL ? spw__tape_at_col(t, sinks->data, first_sink) : NULL;
+    o->shape.sinks = sinks != NULL ? sinks->data : NULL;
     if (spw__tape_computes(t) && t->cache != NULL)
         spw_gpu_attention_cached(t->queue, y->data, spw__tape_at_col(t, in[0]->data, col[0]),
                                  spw__tape_at_col(t, in[1]->data, col[1]), spw__tape_at_col(t, in[2]->data, col[2]),
@@ -237,35 +237,47 @@ attention(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_value 
     memcpy(o->in, in, sizeof o->in);
     memcpy(o->col, col, sizeof o->col);
     o->param[0] = sinks;
-    o->first = first_sink;
     o->saved[0] = lse;
     return y;
+}
+
+/* Where ranks share sequences: of this rank's heads, with all rows. */
+static spw_value *
+shared_attention(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_value *sinks,
+                 const spw_attention_shape *s)
+{
+    const spw__heads parts[3] = {{in[0], col[0], s->Hq, s->qk_head, s->D},
+                                 {in[1], col[1], s->Hk, s->qk_head, s->D},
+                                 {in[2], col[2], s->Hk, s->v_head, s->Dv}};
+    spw_attention_shape own = *s;
+    spw_value *x = spw__share_out(t, parts, 3, s->B, s->T), *y;
+    own.T *= t->share->count;
+    own.Hq = spw__share_heads(t, s->Hq);
+    own.Hk = spw__share_heads(t, s->Hk);
+    own.qk_head = s->D;
+    own.v_head = s->Dv;
+    if (x == NULL)
+        return NULL;
+    y = attention(t, (spw_value *[]){x, x, x}, (uint64_t[]){0, own.Hq * s->D, (own.Hq + own.Hk) * s->D},
+                  spw__share_part(t, sinks, 0, s->Hq, 1), &own);
+    return spw__share_home(t, y, s->Hq, s->Dv, s->B, s->T);
 }
 
 spw_value *
 spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v, uint64_t v_col,
                  spw_value *sinks, const spw_attention_shape *shape)
 {
-    spw_attention_shape own = *shape, all;
-    spw_value *whole;
-    const uint64_t rows = shape->B * shape->T;
-    own.Dv = shape->Dv > 0 ? shape->Dv : shape->D;
-    own.v_head = shape->v_head > 0 ? shape->v_head : own.Dv;
-    own.qk_head = shape->qk_head > 0 ? shape->qk_head : shape->D;
+    spw_value *const in[3] = {q, k, v};
+    const uint64_t rows = shape->B * shape->T, col[3] = {q_col, k_col, v_col};
+    spw_attention_shape s = *shape;
+    s.Dv = shape->Dv > 0 ? shape->Dv : shape->D;
+    s.v_head = shape->v_head > 0 ? shape->v_head : s.Dv;
+    s.qk_head = shape->qk_head > 0 ? shape->qk_head : shape->D;
     if (q == NULL || k == NULL || v == NULL || q->rows != rows || k->rows != rows || v->rows != rows ||
-        q_col + (own.Hq - 1) * own.qk_head + own.D > q->cols || k_col + (own.Hk - 1) * own.qk_head + own.D > k->cols ||
-        v_col + (own.Hk - 1) * own.v_head + own.Dv > v->cols || own.Dv > own.D ||
-        (sinks != NULL && sinks->cols != own.Hq))
+        q_col + (s.Hq - 1) * s.qk_head + s.D > q->cols || k_col + (s.Hk - 1) * s.qk_head + s.D > k->cols ||
+        v_col + (s.Hk - 1) * s.v_head + s.Dv > v->cols || s.Dv > s.D || (sinks != NULL && sinks->cols != s.Hq))
         return spw__tape_fail(t);
-    if (t->share == NULL)
-        return attention(t, (spw_value *[]){q, k, v}, (uint64_t[]){q_col, k_col, v_col}, sinks, 0, &own);
-    all = own;
-    whole = spw__share_out(t, (spw_value *[]){q, k, v}, (uint64_t[]){q_col, k_col, v_col}, &all);
-    if (whole == NULL)
-        return NULL;
-    whole = attention(t, (spw_value *[]){whole, whole, whole},
-                      (uint64_t[]){0, all.Hq * all.D, (all.Hq + all.Hk) * all.D}, sinks, t->share->rank * all.Hq, &all);
-    return spw__share_home(t, whole, &own);
+    return t->share == NULL ? attention(t, in, col, sinks, &s) : shared_attention(t, in, col, sinks, &s);
 }
 
 void
@@ -282,8 +294,8 @@ spw__attention_backward(spw_tape *t, const spw__op *o)
     }
     if (!t->dry)
         spw_gpu_attention_backward(t->queue, spw__tape_at_col(t, d[0], o->col[0]), spw__tape_at_col(t, d[1], o->col[1]),
-                                   spw__tape_at_col(t, d[2], o->col[2]), dsinks != NULL ? dsinks + o->first : NULL,
-                                   y->grad, y->data, o->saved[0], spw__tape_at_col(t, o->in[0]->data, o->col[0]),
+                                   spw__tape_at_col(t, d[2], o->col[2]), dsinks, y->grad, y->data, o->saved[0],
+                                   spw__tape_at_col(t, o->in[0]->data, o->col[0]),
                                    spw__tape_at_col(t, o->in[1]->data, o->col[1]),
                                    spw__tape_at_col(t, o->in[2]->data, o->col[2]), &o->shape);
 }

@@ -23,6 +23,7 @@ convolve(const spw_tape *t, const spw__op *o)
         spw_conv_shape shape = o->conv;
         uint64_t col;
         shape.C = channels(o, k, &col);
+        shape.bias = o->bias[k] != NULL ? o->bias[k]->data : NULL;
         act *y = spw__tape_at_col(t, o->out->data, col), *x = spw__tape_at_col(t, o->in[0]->data, col);
         if (t->delta_cache != NULL) {
             spw_delta_cache cache = *t->delta_cache;
@@ -34,19 +35,20 @@ convolve(const spw_tape *t, const spw__op *o)
     }
 }
 
-static spw_value *
-conv(spw_tape *t, spw_value *x, spw_value *const *w, uint32_t count, spw_value *bias, const spw_conv_shape *shape)
+spw_value *
+spw_nn_conv(spw_tape *t, spw_value *x, spw_value *const *w, spw_value *const *bias, uint32_t count,
+            const spw_conv_shape *shape)
 {
     uint64_t rows = 0;
     spw_value *y;
     spw__op *o;
     for (uint32_t k = 0; k < count; k++) {
-        if (w[k] == NULL || w[k]->cols != shape->K)
+        if (count > 3 || w[k] == NULL || w[k]->cols != shape->K || (bias[k] != NULL && bias[k]->cols != w[k]->rows))
             return spw__tape_fail(t);
         rows += w[k]->rows;
     }
     if (x == NULL || x->rows != shape->B * shape->T || x->cols != shape->C || rows != shape->C ||
-        shape->K > SPW_TAPS_MAX || (bias != NULL && bias->cols != shape->C))
+        shape->K > SPW_TAPS_MAX)
         return spw__tape_fail(t);
     y = spw__tape_value(t, x->rows, x->cols, NULL);
     if (y == NULL || (o = spw__tape_op(t, T_CONV, y)) == NULL)
@@ -54,26 +56,13 @@ conv(spw_tape *t, spw_value *x, spw_value *const *w, uint32_t count, spw_value *
     o->out = y;
     o->in[0] = x;
     o->part_count = count > 1 ? count : 0;
-    o->param[1] = bias;
     memcpy(o->param, w, count * sizeof *w);
+    memcpy(o->bias, bias, count * sizeof *bias);
     o->conv = *shape;
     o->conv.stride = shape->C;
-    o->conv.bias = bias != NULL ? bias->data : NULL;
     if (spw__tape_computes(t))
         convolve(t, o);
     return y;
-}
-
-spw_value *
-spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, spw_value *bias, const spw_conv_shape *shape)
-{
-    return conv(t, x, &w, 1, bias, shape);
-}
-
-spw_value *
-spw_nn_conv_apart(spw_tape *t, spw_value *x, spw_value *const w[3], const spw_conv_shape *shape)
-{
-    return conv(t, x, w, 3, NULL, shape);
 }
 
 void
@@ -84,10 +73,11 @@ spw__conv_backward(spw_tape *t, const spw__op *o)
     act *dx = spw__tape_grad(t, o->in[0], SPW_OP_ACC_DX, &flags);
     for (uint32_t k = 0; k < count; k++) {
         float *dw = spw__tape_sum(t, o->param[k]);
-        float *dbias = o->part_count == 0 ? spw__tape_sum(t, o->param[1]) : NULL;
+        float *dbias = spw__tape_sum(t, o->bias[k]);
         spw_conv_shape shape = o->conv;
         uint64_t col;
         shape.C = channels(o, k, &col);
+        shape.bias = o->bias[k] != NULL ? o->bias[k]->data : NULL;
         if (!t->dry && (dx != NULL || dw != NULL || dbias != NULL))
             spw_gpu_conv_backward(t->queue, dx != NULL ? spw__tape_at_col(t, dx, col) : NULL, dw, dbias,
                                   spw__tape_at_col(t, o->out->grad, col), spw__tape_at_col(t, o->in[0]->data, col),

@@ -6,6 +6,7 @@
  * Sources: Yang et al. 2024 (2412.06464), Dao and Gu 2024 (2405.21060).
  */
 #include "nn_internal.h"
+#include "tape_internal.h"
 #include <stdio.h>
 
 /* y = x w^T by what is next in the block's list. */
@@ -144,6 +145,80 @@ before_of(const spw_model_config *c)
                                 : before;
 }
 
+/* What is computed along the sequence: of what a row's parts made, of which b is NULL where the rule has none. */
+typedef struct along {
+    spw_value *x, *a, *b;
+    spw_value *taps[3], *bias[3], *log_a, *dt_bias, *skip; /* bias: NULL where there is none */
+    uint32_t taps_count;
+    spw_conv_shape conv;
+    spw_delta_shape shape;
+} along;
+
+static spw_value *
+compute_along(const spw_call *call, along *s)
+{
+    spw_value *x = spw_nn_conv(call->tape, s->x, s->taps, s->bias, s->taps_count, &s->conv);
+    return call->model->config.linear_conv
+               ? x
+               : spw_nn_delta(call->tape, x, s->a, s->b, s->log_a, s->dt_bias, s->skip, &s->shape);
+}
+
+/* Of the convolution's channels heads of queries, keys and values, in the order in which a row has them; a convolution alone is cut as it comes. */
+static uint32_t
+heads_of(const spw_call *call, const along *s, spw__heads parts[3])
+{
+    const spw_delta_shape *d = &s->shape;
+    const bool mamba = d->mamba;
+    const uint64_t count = call->tape->share->count, K = d->Hk * d->Dk, V = d->Hv * d->Dv;
+    if (call->model->config.linear_conv) {
+        parts[0] = (spw__heads){s->x, 0, count, s->conv.C / count, s->conv.C / count};
+        return 1;
+    }
+    parts[mamba ? 0 : 2] = (spw__heads){s->x, mamba ? 0 : 2 * K, d->Hv, d->Dv, d->Dv};
+    parts[1] = (spw__heads){s->x, mamba ? V : K, d->Hk, d->Dk, d->Dk};
+    parts[mamba ? 2 : 0] = (spw__heads){s->x, mamba ? V + K : 0, d->Hk, d->Dk, d->Dk};
+    return 3;
+}
+
+/* Where ranks share sequences: of this rank's heads, with all rows; its taps and numbers are those of these. */
+static spw_value *
+share_along(const spw_call *call, along *s)
+{
+    spw_tape *t = call->tape;
+    const spw_delta_shape all = s->shape;
+    const uint64_t decays = all.channels ? all.Dk : 1;
+    spw__heads parts[3];
+    const uint32_t count = heads_of(call, s, parts);
+    spw_value *taps[3], *bias[3] = {NULL}, *y;
+    uint64_t C = 0;
+    for (uint32_t k = 0; k < count; k++) {
+        const uint64_t before = s->taps_count == 1 ? parts[k].col : 0;
+        taps[k] = spw__share_part(t, s->taps[s->taps_count == 1 ? 0 : k], before, parts[k].heads, parts[k].D);
+        if (s->bias[0] != NULL)
+            bias[k] = spw__share_part(t, s->bias[0], before, parts[k].heads, parts[k].D);
+        C += spw__share_heads(t, parts[k].heads) * parts[k].D;
+    }
+    memcpy(s->taps, taps, sizeof taps);
+    memcpy(s->bias, bias, sizeof bias);
+    s->taps_count = count;
+    s->x = spw__share_out(t, parts, count, all.B, all.T);
+    if (s->a != NULL)
+        s->a = spw__share_out(t, &(spw__heads){s->a, 0, all.Hv, decays, decays}, 1, all.B, all.T);
+    if (s->b != NULL)
+        s->b = spw__share_out(t, &(spw__heads){s->b, 0, all.Hv, 1, 1}, 1, all.B, all.T);
+    s->log_a = spw__share_part(t, s->log_a, 0, all.Hv, 1);
+    s->dt_bias = spw__share_part(t, s->dt_bias, 0, all.Hv, decays);
+    s->skip = spw__share_part(t, s->skip, 0, all.Hv, 1);
+    s->shape.T = s->conv.T = all.T * t->share->count;
+    s->shape.Hk = spw__share_heads(t, all.Hk);
+    s->shape.Hv = spw__share_heads(t, all.Hv);
+    s->conv.C = C;
+    y = compute_along(call, s);
+    if (call->model->config.linear_conv)
+        return spw__share_home(t, y, parts[0].heads, parts[0].D, all.B, all.T);
+    return spw__share_home(t, y, all.Hv, all.Dv, all.B, all.T);
+}
+
 spw_value *
 spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_value **gate)
 {
@@ -168,25 +243,26 @@ spw__nn_linear_attention(const spw_call *call, uint32_t *at, spw_value *x, spw_v
                            .plain = c->linear_conv,
                            .begins = b->begins,
                            .ends = b->ends};
-    spw_value *v[4], *const *own, *bias;
+    along s = {.shape = shape, .conv = taps, .taps_count = c->linear_apart ? 3 : 1};
+    spw_value *v[4] = {NULL}, *const * own;
     if (c->linear_conv)
         spw_nn_rows(call, at, before_conv, (spw_value *[]){x}, 1, v, 2);
     else
         spw_nn_rows(call, at, before_of(c), (spw_value *[]){x}, 1, v, c->linear_mamba ? 3 : 4);
-    bias = c->linear_bias ? call->params[(*at)++] : NULL;
+    s.bias[0] = c->linear_bias ? call->params[(*at)++] : NULL;
     own = call->params + *at;
     *at += c->linear_conv ? 1 : c->linear_mamba ? 4 : c->linear_apart ? 5 : 3;
     *gate = v[1];
-    if (c->linear_apart) {
-        x = spw_nn_conv_apart(call->tape, v[0], own, &taps);
-        return spw_nn_delta(call->tape, x, v[3], v[2], own[3], own[4], NULL, &shape);
+    memcpy(s.taps, own, s.taps_count * sizeof *own);
+    s.x = v[0];
+    if (!c->linear_conv) {
+        s.a = c->linear_mamba ? v[2] : v[3];
+        s.b = c->linear_mamba ? NULL : v[2];
+        s.log_a = own[s.taps_count];
+        s.dt_bias = own[s.taps_count + 1];
+        s.skip = c->linear_mamba ? own[s.taps_count + 2] : NULL;
     }
-    x = spw_nn_conv(call->tape, v[0], own[0], bias, &taps);
-    if (c->linear_conv)
-        return x;
-    if (c->linear_mamba)
-        return spw_nn_delta(call->tape, x, v[2], NULL, own[1], own[2], own[3], &shape);
-    return spw_nn_delta(call->tape, x, v[3], v[2], own[1], own[2], NULL, &shape);
+    return call->tape->share != NULL ? share_along(call, &s) : compute_along(call, &s);
 }
 
 /* The norm is of each head, and by w where the block's others are by 1 + w. Mamba-2's is of what the gate has let through of a group. */

@@ -1,7 +1,7 @@
 /*
  * Attention of sequences that ranks share. Each rank has some positions of every sequence, and computes with their rows all that treats rows
- * by themselves. Attention needs all rows of a head, and nothing of other heads: so each gives the others the heads that they are to
- * compute of its rows, has all rows of its own heads, and gives back what attention made of them. Heads of keys and values that are
+ * by themselves. Attention needs all rows of a head, and nothing of other heads, linear attention and its convolution too: so each gives the others
+ * the heads that they are to compute of its rows, has all rows of its own heads, and gives back what attention made of them. Heads of keys that are
  * fewer than ranks go to several, and their gradients come back as several, which are added up in the order of the ranks.
  *
  * Two movements, each the other's way back: out, from a rank's rows with all heads to all rows with a rank's heads, and home.
@@ -9,6 +9,32 @@
  * Source  Jacobs et al. 2023 (2309.14509), DeepSpeed-Ulysses
  */
 #include "tape_internal.h"
+
+uint64_t
+spw__share_heads(const spw_tape *t, uint64_t heads)
+{
+    return heads > t->share->count ? heads / t->share->count : 1;
+}
+
+static uint64_t
+first_head(const spw_tape *t, uint64_t heads, uint64_t rank)
+{
+    return rank * heads / t->share->count;
+}
+
+uint64_t
+spw__share_first(const spw_tape *t, uint64_t heads)
+{
+    return first_head(t, heads, t->share->rank);
+}
+
+spw_value *
+spw__share_part(spw_tape *t, spw_value *w, uint64_t before, uint64_t heads, uint64_t each)
+{
+    const uint64_t own = spw__share_heads(t, heads) * each, cols = w != NULL && w->rows > 1 ? w->cols : 1;
+    const uint64_t first = (before + spw__share_first(t, heads) * each) * cols;
+    return w != NULL && w->rows > 1 ? spw__tape_part(t, w, first, own, cols) : spw__tape_part(t, w, first, 1, own);
+}
 
 /* A part of what moves: heads of a value, of which each rank computes some. */
 typedef struct columns {
@@ -23,26 +49,13 @@ typedef struct movement {
     uint64_t B, T; /* sequences, and positions of them that this rank has */
 } movement;
 
-/* Heads that a rank computes, and the first of them. */
-static uint64_t
-each(const spw_tape *t, const columns *c)
-{
-    return c->heads > t->share->count ? c->heads / t->share->count : 1;
-}
-
-static uint64_t
-first_of(const spw_tape *t, const columns *c, uint32_t rank)
-{
-    return rank * c->heads / t->share->count;
-}
-
 /* Elements of a row of what a rank computes. */
 static uint64_t
 width(const spw_tape *t, const movement *m)
 {
     uint64_t cols = 0;
     for (uint32_t k = 0; k < m->count; k++)
-        cols += each(t, &m->part[k]) * m->part[k].D;
+        cols += spw__share_heads(t, m->part[k].heads) * m->part[k].D;
     return cols;
 }
 
@@ -93,9 +106,9 @@ pack_heads(const spw_tape *t, const movement *m, act *to, uint32_t rank, uint64_
 {
     for (uint32_t k = 0; k < m->count; k++) {
         const columns *c = &m->part[k];
-        const uint64_t H = each(t, c);
-        spw_gpu_copy_heads(t->queue, to, W, c->D, at_elem(t, c->at, first_of(t, c, rank) * c->head), c->stride, c->head,
-                           m->B * m->T, H, c->D);
+        const uint64_t H = spw__share_heads(t, c->heads);
+        spw_gpu_copy_heads(t->queue, to, W, c->D, at_elem(t, c->at, first_head(t, c->heads, rank) * c->head), c->stride,
+                           c->head, m->B * m->T, H, c->D);
         to = at_elem(t, to, H * c->D);
     }
 }
@@ -107,9 +120,9 @@ unpack_heads(const spw_tape *t, const movement *m, const act *from, uint64_t W)
     const uint64_t rows = m->B * m->T, count = t->share->count;
     for (uint32_t k = 0; k < m->count; k++) {
         const columns *c = &m->part[k];
-        const uint64_t H = each(t, c), several = count > c->heads ? count / c->heads : 1;
+        const uint64_t H = spw__share_heads(t, c->heads), several = count > c->heads ? count / c->heads : 1;
         for (uint64_t rank = 0; rank < count && c->at != NULL; rank += several) {
-            act *to = at_elem(t, c->at, first_of(t, c, (uint32_t)rank) * c->head);
+            act *to = at_elem(t, c->at, first_head(t, c->heads, rank) * c->head);
             const act *part = (const char *)from + rank * rows * W * t->act_bytes;
             if (several > 1)
                 spw_gpu_sum_heads(t->queue, to, c->stride, part, W, rows * W, rows, several, c->D);
@@ -160,60 +173,67 @@ move_home(spw_tape *t, const movement *m, act *whole)
 
 /* ---------------------------------------------------------------- on the tape */
 
-static movement
-of_inputs(const spw_tape *t, const spw__op *o, act *const at[3])
+/* A part of an operation's inputs, in their data or their gradients. */
+static columns
+part_at(const spw_tape *t, const spw__heads *h, act *at)
 {
-    const spw_attention_shape *s = &o->shape;
-    movement m = {.count = 3, .B = s->B, .T = s->T};
-    for (int k = 0; k < 3; k++)
-        m.part[k] = (columns){.at = at[k] == NULL ? NULL : spw__tape_at_col(t, at[k], o->col[k]),
-                              .stride = o->in[k]->cols,
-                              .head = k == 2 ? s->v_head : s->qk_head,
-                              .D = k == 2 ? s->Dv : s->D,
-                              .heads = k == 0 ? s->Hq : s->Hk};
+    return (columns){.at = at == NULL ? NULL : spw__tape_at_col(t, at, h->col),
+                     .stride = h->x->cols,
+                     .head = h->head,
+                     .D = h->D,
+                     .heads = h->heads};
+}
+
+static movement
+of_inputs(const spw_tape *t, const spw__op *o)
+{
+    movement m = {.count = o->part_count, .B = o->D, .T = o->T};
+    for (uint32_t k = 0; k < m.count; k++)
+        m.part[k] = part_at(t, &o->shared[k], o->shared[k].x->data);
     return m;
 }
 
 static movement
 of_output(const spw__op *o, act *at)
 {
-    const spw_attention_shape *s = &o->shape;
-    return (movement){.part = {{.at = at, .stride = s->Hq * s->Dv, .head = s->Dv, .D = s->Dv, .heads = s->Hq}},
+    const spw__heads *h = &o->shared[0];
+    return (movement){.part = {{.at = at, .stride = h->heads * h->D, .head = h->D, .D = h->D, .heads = h->heads}},
                       .count = 1,
-                      .B = s->B,
-                      .T = s->T};
+                      .B = o->D,
+                      .T = o->T};
 }
 
 /* Heads are shared out evenly, or several ranks have the same one. */
 static bool
 divides(uint64_t heads, uint64_t ranks)
 {
-    return heads % ranks == 0 || ranks % heads == 0;
+    return heads > 0 && (heads % ranks == 0 || ranks % heads == 0);
 }
 
 spw_value *
-spw__share_out(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_attention_shape *shape)
+spw__share_out(spw_tape *t, const spw__heads *parts, uint32_t count, uint64_t B, uint64_t T)
 {
-    const uint64_t count = t->share->count;
-    spw__op found = {.shape = *shape, .in = {in[0], in[1], in[2]}, .col = {col[0], col[1], col[2]}}, *o;
-    const movement m = of_inputs(t, &found, (act *[]){in[0]->data, in[1]->data, in[2]->data});
-    const uint64_t W = width(t, &m);
+    spw__op found = {.part_count = count, .D = B, .T = T}, *o;
     spw_value *y;
-    if (shape->Hq % count != 0 || !divides(shape->Hk, count) || t->cache != NULL)
-        return spw__tape_fail(t);
-    y = spw__tape_value(t, shape->B * shape->T * count, W, NULL);
+    movement m;
+    for (uint32_t k = 0; k < count; k++) {
+        if (parts[k].x == NULL || parts[k].x->rows != B * T || !divides(parts[k].heads, t->share->count) ||
+            t->cache != NULL)
+            return spw__tape_fail(t);
+        found.shared[k] = parts[k];
+    }
+    m = of_inputs(t, &found);
+    y = spw__tape_value(t, B * T * t->share->count, width(t, &m), NULL);
     if (y == NULL || (o = spw__tape_op(t, T_SHARE_OUT, y)) == NULL)
         return spw__tape_fail(t);
-    o->shape = *shape;
-    memcpy(o->in, in, sizeof o->in);
-    memcpy(o->col, col, sizeof o->col);
+    for (uint32_t k = 0; k < count; k++)
+        o->in[k] = parts[k].x;
+    memcpy(o->shared, found.shared, sizeof o->shared);
+    o->part_count = count;
+    o->D = B;
+    o->T = T;
     if (!t->kept)
         move_out(t, &m, y->data, false);
-    shape->T *= count;
-    shape->Hq = each(t, &m.part[0]);
-    shape->Hk = each(t, &m.part[1]);
-    shape->qk_head = shape->D;
-    shape->v_head = shape->Dv;
     return y;
 }
 
@@ -221,33 +241,34 @@ spw__share_out(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_a
 void
 spw__share_out_backward(spw_tape *t, const spw__op *o)
 {
-    act *d[3];
-    movement m;
-    for (int i = 0; i < 3; i++) {
-        spw_value *x = o->in[i];
+    movement m = {.count = o->part_count, .B = o->D, .T = o->T};
+    for (uint32_t k = 0; k < m.count; k++) {
+        spw_value *x = o->in[k];
         unsigned ignored = 0;
         SPW_ASSERT(!x->grad_set || x == o->in[0]);
         if (x->needs_grad && x->grad == NULL && !x->borrowed)
             x->grad = x->data;
-        d[i] = spw__tape_grad(t, x, 1, &ignored);
+        m.part[k] = part_at(t, &o->shared[k], spw__tape_grad(t, x, 1, &ignored));
     }
-    m = of_inputs(t, o, d);
     move_home(t, &m, o->out->grad);
 }
 
 spw_value *
-spw__share_home(spw_tape *t, spw_value *x, const spw_attention_shape *shape)
+spw__share_home(spw_tape *t, spw_value *x, uint64_t heads, uint64_t D, uint64_t B, uint64_t T)
 {
     spw_value *y;
     spw__op *o;
     movement m;
-    if (x == NULL)
+    if (x == NULL || x->rows != B * T * t->share->count || x->cols != spw__share_heads(t, heads) * D ||
+        heads % t->share->count != 0)
         return spw__tape_fail(t);
-    y = spw__tape_value(t, shape->B * shape->T, shape->Hq * shape->Dv, NULL);
+    y = spw__tape_value(t, B * T, heads * D, NULL);
     if (y == NULL || (o = spw__tape_op(t, T_SHARE_HOME, y)) == NULL)
         return spw__tape_fail(t);
-    o->shape = *shape;
     o->in[0] = x;
+    o->shared[0] = (spw__heads){.heads = heads, .D = D};
+    o->D = B;
+    o->T = T;
     m = of_output(o, y->data);
     if (!t->kept)
         move_home(t, &m, x->data);

@@ -47,6 +47,8 @@ typedef struct spw_value {
     bool grad_of_gelu_in;             /* grad went through the gelu already */
     bool there;                       /* data were computed in an earlier call */
     bool borrowed;                    /* data are in memory that outlives the call */
+    struct spw_value *part_of; /* parameters: so many elements behind this one's first begins data; NULL: it is whole */
+    uint64_t part_first;
     uint64_t
         piece_rows; /* parameters: embedding and head find so many of its rows in data and w_grad at a time, and the last ones, each
                             in its turn (spw_tape_on_turn); 0: all of them */
@@ -278,12 +280,12 @@ spw_value *spw_nn_front_attention(spw_tape *t, spw_value *q, spw_value *front, s
                                   const spw_attention_shape *shape);
 spw_value *spw_nn_linear_groups(spw_tape *t, spw_value *x, spw_value *w, uint64_t groups);
 /*
- * Linear attention: the short convolution, w (C, K) and bias (1, C), or NULL, parameters, and the gated delta rule or Mamba-2's (spw_gpu_conv,
+ * Linear attention: the short convolution, by the taps of one to three parameters w (., K), each of the channels behind the one before, and of as many biases (1, .),
+ * which may be NULL; and the gated delta rule or Mamba-2's (spw_gpu_conv,
  * spw_gpu_delta); qkv, a and b have no other user, log_a, dt_bias and skip (1, Hv), with channels dt_bias (1, Hv Dk), are parameters; b is NULL of Mamba-2, skip of the other. What a sequence's later rows read is kept in the delta cache, if the call has one.
  */
-spw_value *spw_nn_conv(spw_tape *t, spw_value *x, spw_value *w, spw_value *bias, const spw_conv_shape *shape);
-/* The same without a bias by the taps of three parameters, each of the channels behind the one before. */
-spw_value *spw_nn_conv_apart(spw_tape *t, spw_value *x, spw_value *const w[3], const spw_conv_shape *shape);
+spw_value *spw_nn_conv(spw_tape *t, spw_value *x, spw_value *const *w, spw_value *const *bias, uint32_t count,
+                       const spw_conv_shape *shape);
 spw_value *spw_nn_delta(spw_tape *t, spw_value *qkv, spw_value *a, spw_value *b, spw_value *log_a, spw_value *dt_bias,
                         spw_value *skip, const spw_delta_shape *shape);
 spw_value *spw_nn_curve(spw_tape *t, spw_curve kind, spw_value *x);

@@ -318,6 +318,19 @@ spw_tape_param(spw_tape *t, const act *data, float *w_grad, bool *w_begun, uint6
     return v;
 }
 
+spw_value *
+spw__tape_part(spw_tape *t, spw_value *w, uint64_t first, uint64_t rows, uint64_t cols)
+{
+    spw_value *v = w == NULL ? NULL : spw__tape_value(t, rows, cols, spw__tape_at_col(t, w->data, first));
+    if (v == NULL)
+        return NULL;
+    v->trained = w->trained;
+    v->is_param = v->borrowed = true;
+    v->part_of = w;
+    v->part_first = first;
+    return v;
+}
+
 /* ---------------------------------------------------------------- whose gradients are wanted */
 
 static bool
@@ -347,6 +360,7 @@ wants_output(const spw__op *o)
         const uint64_t E = o->in[1]->routed->on_device.E;
         return of_inputs || any_trained(o->each, E) || any_trained(o->each_bias, E) || any_trained(&o->stack, 1);
     }
+    case T_CONV: return of_inputs || any_trained(o->param, 3) || any_trained(o->bias, 3);
     default: return of_inputs || needs(o->in[1]) || any_trained(o->param, sizeof o->param / sizeof o->param[0]);
     }
 }
@@ -426,6 +440,10 @@ spw__tape_begins(const spw_tape *t, spw_value *w)
 float *
 spw__tape_sum(spw_tape *t, spw_value *w)
 {
+    if (w != NULL && w->part_of != NULL) {
+        float *whole = spw__tape_sum(t, w->part_of);
+        return whole != NULL ? whole + w->part_first : NULL;
+    }
     if (spw__tape_begins(t, w))
         spw_gpu_zero(t->queue, w->w_grad, w->rows * w->cols * sizeof(float));
     return w == NULL ? NULL : w->w_grad;

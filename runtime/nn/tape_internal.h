@@ -57,10 +57,16 @@ typedef struct spw__rows {
     bool dropped;        /* nobody needs what it gives */
 } spw__rows;
 
+/* Columns of a value that are heads: of a row from col on, the next one `head` elements further, D elements each. */
+typedef struct spw__heads {
+    spw_value *x;
+    uint64_t col, heads, head, D;
+} spw__heads;
+
 typedef struct spw__op {
     spw__op_kind kind;
     spw_value *out, *in[3];
-    spw_value *param[3];
+    spw_value *param[3], *bias[3]; /* bias: of a convolution's parts */
     uint64_t parts[SPW_PARTS_MAX]; /* of each head, that are taken */
     uint32_t part_count;
     unsigned flags;
@@ -73,6 +79,7 @@ typedef struct spw__op {
     uint64_t T, heads, D, R, col[3];
     bool neighbors, back; /* rope: by the same angles back */
     spw_attention_shape shape;
+    spw__heads shared[3];
     spw_compress_shape compress;
     spw_streams streams;
     spw_side side;
@@ -197,6 +204,8 @@ void spw__tape_find_needs(spw_tape *t);
 act *spw__tape_grad(spw_tape *t, spw_value *v, unsigned flag, unsigned *flags);
 /* The same for an operation that adds to what lies anywhere. */
 act *spw__tape_grad_onto(spw_tape *t, spw_value *v, const act **onto);
+/* Some of a parameter's elements, as a matrix of their own; NULL: w is. */
+spw_value *spw__tape_part(spw_tape *t, spw_value *w, uint64_t first, uint64_t rows, uint64_t cols);
 /* True once, for the first gradient of a parameter: nothing is there yet to which it could be added. */
 bool spw__tape_begins(const spw_tape *t, spw_value *w);
 /* The gradient of a parameter for an operation that only adds; NULL: nobody wants it. */
@@ -239,11 +248,15 @@ void spw__beside_backward(spw_tape *t, const spw__op *o);
 void spw__keys_backward(spw_tape *t, const spw__op *o);
 void spw__attention_backward(spw_tape *t, const spw__op *o);
 /*
- * share.c: the same heads of all rows of the sequences, packed q, k and v, for which shape becomes that of the rank's attention; what that gives, home; shape
- * is that of the rank's rows, with sizes of heads.
+ * share.c. out: of B sequences of which this rank has T positions, all positions of what it computes of each part's heads, side by side (B count T, .). home: of
+ * x (B count T, .), which is this rank's of so many heads, all of them for its own positions (B T, heads D).
  */
-spw_value *spw__share_out(spw_tape *t, spw_value *const in[3], const uint64_t col[3], spw_attention_shape *shape);
-spw_value *spw__share_home(spw_tape *t, spw_value *x, const spw_attention_shape *shape);
+spw_value *spw__share_out(spw_tape *t, const spw__heads *parts, uint32_t count, uint64_t B, uint64_t T);
+spw_value *spw__share_home(spw_tape *t, spw_value *x, uint64_t heads, uint64_t D, uint64_t B, uint64_t T);
+/* How many of so many heads a rank computes, and the first of these; and of a parameter with `each` elements for each head those of these. */
+uint64_t spw__share_heads(const spw_tape *t, uint64_t heads);
+uint64_t spw__share_first(const spw_tape *t, uint64_t heads);
+spw_value *spw__share_part(spw_tape *t, spw_value *w, uint64_t before, uint64_t heads, uint64_t each);
 void spw__share_out_backward(spw_tape *t, const spw__op *o);
 void spw__share_home_backward(spw_tape *t, const spw__op *o);
 /* streams.c */
