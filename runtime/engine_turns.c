@@ -67,11 +67,14 @@ fewer_micros(const spw_engine_options *o, uint32_t micros)
     return micros == 1 || o->config->run.micro_batches_per_pass > 0 ? 0 : micros / 2;
 }
 
-/* The way in which what experts read is kept in all layers if that is asked for, or in none. */
+/*
+ * The way in which what experts read is kept in all layers if that is asked for, or in none. Where ranks share sequences none is: attention is then computed
+ * again, or not, by all of them, and each may ask for something else.
+ */
 static expert_way
 way_of(const spw_engine_options *o, uint32_t turns, uint32_t micros)
 {
-    const bool least = strcmp(o->config->run.recompute, "least") == 0;
+    const bool least = strcmp(o->config->run.recompute, "least") == 0 && spw_config_sharers(o->config) == 1;
     return (expert_way){turns, micros, least ? 0 : READ_NOT_KEPT};
 }
 

@@ -21,7 +21,8 @@ static bool
 has_experts(const world *w)
 {
     return w->family == SPW_FAMILY_MIXTRAL || w->family == SPW_FAMILY_QWEN3_MOE || w->family == SPW_FAMILY_GLM4_MOE ||
-           w->family == SPW_FAMILY_DEEPSEEK_V3 || w->family == SPW_FAMILY_ERNIE_MOE || w->family == SPW_FAMILY_LLAMA4;
+           w->family == SPW_FAMILY_DEEPSEEK_V3 || w->family == SPW_FAMILY_ERNIE_MOE || w->family == SPW_FAMILY_LLAMA4 ||
+           w->family == SPW_FAMILY_QWEN3_NEXT;
 }
 
 /* A part that is not trained, or adapters beside what is not. */
@@ -85,9 +86,10 @@ draw_travel(uint64_t at, spw_config *c)
 static void
 draw_world(uint64_t run, spw_config *c, world *w)
 {
-    static const spw_family families[] = {
-        SPW_FAMILY_GPT2,     SPW_FAMILY_LLAMA,       SPW_FAMILY_MIXTRAL,   SPW_FAMILY_GEMMA3,  SPW_FAMILY_QWEN3_MOE,
-        SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_ERNIE_MOE, SPW_FAMILY_COHERE2, SPW_FAMILY_LLAMA4};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,        SPW_FAMILY_LLAMA,      SPW_FAMILY_MIXTRAL,
+                                          SPW_FAMILY_GEMMA3,      SPW_FAMILY_QWEN3_MOE,  SPW_FAMILY_GLM4_MOE,
+                                          SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_ERNIE_MOE,  SPW_FAMILY_COHERE2,
+                                          SPW_FAMILY_LLAMA4,      SPW_FAMILY_QWEN3_NEXT, SPW_FAMILY_FALCON_H1};
     static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD", "Adagrad"};
     static const uint32_t ranks[] = {2, 3, 4};
     spw_state_format format = (spw_state_format)random_pick(run, 0, SPW_STATE_COUNT);

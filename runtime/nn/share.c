@@ -156,12 +156,13 @@ move_out(spw_tape *t, const movement *m, act *whole, bool in_place)
     }
 }
 
+/* to: memory of as much as whole is, where what comes may lie; NULL: in what the arena has. */
 static void
-move_home(spw_tape *t, const movement *m, act *whole)
+move_home(spw_tape *t, const movement *m, act *whole, act *to)
 {
     const uint64_t W = width(t, m), part = m->B * m->T * W;
     const uint32_t count = t->share->count, own = t->share->rank;
-    act *to = lend(t, count * part);
+    to = to != NULL ? to : lend(t, count * part);
     if (whole == NULL || to == NULL)
         return;
     for (uint32_t k = 0; k < count && !t->dry; k++)
@@ -237,7 +238,7 @@ spw__share_out(spw_tape *t, const spw__heads *parts, uint32_t count, uint64_t B,
     return y;
 }
 
-/* Nobody reads an input any more, for attention has read what was made of it: its gradient goes where it lies, if that is the call's memory. */
+/* Nobody reads what was given out any more, for attention went back before: what comes home lies there until it has its place. */
 void
 spw__share_out_backward(spw_tape *t, const spw__op *o)
 {
@@ -246,11 +247,9 @@ spw__share_out_backward(spw_tape *t, const spw__op *o)
         spw_value *x = o->in[k];
         unsigned ignored = 0;
         SPW_ASSERT(!x->grad_set || x == o->in[0]);
-        if (x->needs_grad && x->grad == NULL && !x->borrowed)
-            x->grad = x->data;
         m.part[k] = part_at(t, &o->shared[k], spw__tape_grad(t, x, 1, &ignored));
     }
-    move_home(t, &m, o->out->grad);
+    move_home(t, &m, o->out->grad, o->out->data);
 }
 
 spw_value *
@@ -271,7 +270,7 @@ spw__share_home(spw_tape *t, spw_value *x, uint64_t heads, uint64_t D, uint64_t 
     o->T = T;
     m = of_output(o, y->data);
     if (!t->kept)
-        move_home(t, &m, x->data);
+        move_home(t, &m, x->data, NULL);
     return y;
 }
 

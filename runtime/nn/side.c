@@ -44,7 +44,6 @@ spw_nn_bring(spw_tape *t, const spw_side *side, uint64_t rows, uint64_t col, uin
         spw_gpu_copy_heads(t->queue, y->data, cols, 0, from, side->cols, 0, rows, 1, cols);
     o->side = *side;
     o->col[0] = col;
-    y->borrowed = whole;
     if (whole && !side->begun)
         y->grad = side->grad; /* nothing is there yet: it is made where it belongs */
     return y;

@@ -46,7 +46,6 @@ typedef struct spw_value {
     bool scaled, coded, turned_coded; /* the scale behind codes, these and those are computed */
     bool grad_of_gelu_in;             /* grad went through the gelu already */
     bool there;                       /* data were computed in an earlier call */
-    bool borrowed;                    /* data are in memory that outlives the call */
     struct spw_value *part_of; /* parameters: so many elements behind this one's first begins data; NULL: it is whole */
     uint64_t part_first;
     uint64_t

@@ -298,10 +298,8 @@ spw_value *
 spw_tape_input(spw_tape *t, act *data, uint64_t rows, uint64_t cols, bool needs_grad)
 {
     spw_value *v = spw__tape_value(t, rows, cols, data != NULL ? data : (void *)(uintptr_t)256);
-    if (v != NULL) {
+    if (v != NULL)
         v->needs_grad = needs_grad;
-        v->borrowed = true;
-    }
     return v;
 }
 
@@ -313,7 +311,7 @@ spw_tape_param(spw_tape *t, const act *data, float *w_grad, bool *w_begun, uint6
         v->w_grad = w_grad;
         v->w_begun = w_begun;
         v->trained = w_grad != NULL;
-        v->is_param = v->borrowed = true;
+        v->is_param = true;
     }
     return v;
 }
@@ -325,7 +323,7 @@ spw__tape_part(spw_tape *t, spw_value *w, uint64_t first, uint64_t rows, uint64_
     if (v == NULL)
         return NULL;
     v->trained = w->trained;
-    v->is_param = v->borrowed = true;
+    v->is_param = true;
     v->part_of = w;
     v->part_first = first;
     return v;
