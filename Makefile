@@ -115,7 +115,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 .DEFAULT_GOAL := all
 .SECONDARY:
 GPU_KIT := build/gpu-kit
-.PHONY: gpu-kit gpu-test gpu-bench all deps test-deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-checkpoint bench-network bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz mutants races format lint install clean help tests tsan-tests
+.PHONY: gpu-kit gpu-test gpu-bench all deps test-deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-checkpoint bench-network bench-save bench-sequences bench-step bench-sweep bench-zeropp asan tsan fuzz mutants races format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT) CUDA=$(CUDA)
@@ -309,6 +309,10 @@ bench-network: all
 bench-zeropp: all
 	@bash tests/bench_zeropp.sh $(or $(RATE),1gbit) $(or $(STEPS),12)
 
+# Two ranks that share sequences beside two that have their own; about two minutes.
+bench-sequences: all
+	@bash tests/bench_sequences.sh $(or $(ROUNDS),5) $(TOKENS)
+
 # The same configuration in DeepSpeed, on this processor; PYTHON has torch, transformers and deepspeed. About half an hour.
 bench-deepspeed: all
 	@$(or $(PYTHON),python3) tests/bench_deepspeed.py --rounds $(or $(ROUNDS),3) $(if $(DIR),--dir $(DIR))
@@ -405,6 +409,7 @@ help:
 	@echo "make bench-comm  ranks of this host beside a plain copy and MPI (MIB=256, ROUNDS=9)"
 	@echo "make bench-deepspeed  step, memory, bytes and losses beside DeepSpeed's (PYTHON=python with torch, transformers, deepspeed)"
 	@echo "make bench-network  steps between two hosts as predicted (RANKS=2, STEPS=12, RATES='500mbit 2gbit 8gbit')"
+	@echo "make bench-sequences  ranks that share sequences beside ranks that have their own (ROUNDS=5, TOKENS=1024)"
 	@echo "make bench-zeropp  ZeRO++ on two hosts with a slow link between them (RATE=1gbit, STEPS=12)"
 	@echo "make gpu-test build/gpu-kit: the tests of the cuda device for a machine with a GPU; runs them if this is one"
 	@echo "make gpu-bench  products, attention, copies and training on the GPU, from the same kit"

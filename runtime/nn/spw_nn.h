@@ -94,7 +94,7 @@ void spw_tape_in_tiles(spw_tape *tape, uint64_t rows);
  *   trade  what `send` has for rank r, from r times part_bytes on, is sent to it; what the others send comes to its place in `to`, device memory, in the queue's
  *          order. Own parts are not touched. All ranks call it in the same order, with the same bytes; its error is that of spw_tape_check()
  * Errors  SPW_EINVAL at spw_tape_check(): heads that count does not divide, keys' heads that neither divides, a cache. Of what looks at other rows besides
- *         attention (linear attention, an indexer) the caller has made sure that there is none.
+ *         attention, linear or not (an indexer), the caller has made sure that there is none.
  * Source  Jacobs et al. 2023 (2309.14509)
  */
 typedef struct spw_share {
