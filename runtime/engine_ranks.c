@@ -132,10 +132,7 @@ static spw_status
 end_with_others(spw_ranks *r, const lane *l, spw_status st, spw_error *err)
 {
     SPW_TRY(st);
-    pthread_mutex_lock(&r->lock);
-    r->turn++;
-    pthread_cond_broadcast(&r->work);
-    pthread_mutex_unlock(&r->lock);
+    spw__ranks_end_turn(r);
     return spw__wire_wait(r->wire, l == &r->gather, err);
 }
 
@@ -440,9 +437,8 @@ spw__ranks_take_turn(spw_ranks *r, spw_error *err)
     spw_status st = SPW_OK;
     pthread_mutex_lock(&r->lock);
     while (r->turn != turn && r->failure.status == SPW_OK && st == SPW_OK) {
-        struct timespec t;
-        uint64_t until = spw_now_ns() + 1000000;
-        t = (struct timespec){.tv_sec = (time_t)(until / 1000000000), .tv_nsec = (long)(until % 1000000000)};
+        const uint64_t until = spw_now_ns() + 1000000;
+        const struct timespec t = {.tv_sec = (time_t)(until / 1000000000), .tv_nsec = (long)(until % 1000000000)};
         (void)pthread_cond_clockwait(&r->work, &r->lock, CLOCK_MONOTONIC, &t);
         pthread_mutex_unlock(&r->lock);
         st = look_around(r, err);
